@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tokentrace.cli import main
 from tokentrace.engines import http
-from tokentrace.engines.backoff import Backoff
+from tokentrace.engines.errors import Backoff
 from tokentrace.pocket import POCKET
 
 

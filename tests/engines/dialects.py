@@ -150,7 +150,8 @@ def vllm_server(*, mode: str = "processed", native: bool = True, logits: Any = F
     def generate(body: Any) -> Any:
         drawn, logprobs, shown = sample(body, body["sampling_params"]["logprobs"])
         rows = [{"token_id": one, "logprob": logprobs[one]} for one in shown]
-        answer = recording("vllm_generate")["response"]
+        answer = recording("vllm_generate")["response"] | {"prompt_token_ids": body["token_ids"]}
+        answer["usage"]["prompt_tokens"] = len(body["token_ids"])
         answer["choices"][0] |= {
             "token_ids": [drawn],
             "weight_versions": [{"version": "default", "start": 0, "end": 1}],
@@ -163,7 +164,8 @@ def vllm_server(*, mode: str = "processed", native: bool = True, logits: Any = F
         answer = recording("vllm_completions_ids")["response"]
         tops = [{f"token_id:{one}": logprobs[one] for one in shown}]
         logprobs = {"tokens": [f"token_id:{drawn}"], "token_logprobs": [logprobs[drawn]], "top_logprobs": tops}
-        answer["choices"][0] |= {"token_ids": [drawn], "logprobs": logprobs}
+        answer["usage"]["prompt_tokens"] = len(body["prompt"])
+        answer["choices"][0] |= {"token_ids": [drawn], "logprobs": logprobs, "prompt_token_ids": body["prompt"]}
         return answer
 
     disabled = (RECORDINGS / "vllm_generate_disabled_403.txt").read_bytes()
@@ -183,7 +185,8 @@ def sglang_server(*, mode: str = "scaled", experts: int = 0, **model: Any) -> Fa
         answer = recording("sglang_generate_prompt_lp")["response"]
         params = body["sampling_params"]
         _, logprobs, ranked = served_model.told(params["temperature"], max(params["top_k"], 0))
-        answer["meta_info"]["output_top_logprobs"] = [[[logprobs[ranked[0]], ranked[0], None]]]
+        top = [[[logprobs[ranked[0]], ranked[0], None]]]
+        answer["meta_info"] |= {"output_top_logprobs": top, "prompt_tokens": len(body["input_ids"])}
         if experts and body.get("return_routed_experts"):
             answer["meta_info"]["routed_experts"] = base64.b64encode(bytes(4 * experts)).decode()
         return answer

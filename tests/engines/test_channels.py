@@ -15,7 +15,8 @@ import pytest
 from tests.engines.dialects import LLAMACPP, RAW, SGLANG, TINY, VLLM, Dialect, asked
 from tests.engines.support import Reply, recording
 from tokentrace.engines.channels import best_ids, experts_of, flat_experts, npy_experts
-from tokentrace.engines.protocol import Completion, EngineAnswerError, SamplingParams, collected
+from tokentrace.engines.errors import EngineAnswerError
+from tokentrace.engines.protocol import Completion, SamplingParams, collected
 from tokentrace.engines.sglang import SGLangEngine
 
 REPORTED = [

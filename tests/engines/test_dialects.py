@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from tests.engines.dialects import DIALECTS, LLAMACPP, RAW, SGLANG, TINY, VLLM, VLLM_COMPLETIONS, Dialect, asked, spans
 from tests.engines.support import Fake, Reply, answer_bytes, cut, json_reply, recording
 from tokentrace.engines.errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
-from tokentrace.engines.protocol import Completion, FinishReason, collected
-from tokentrace.engines.sampling import SamplingParams
+from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, collected
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 

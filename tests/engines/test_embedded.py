@@ -15,8 +15,7 @@ import pytest
 from tokentrace import create_renderer
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.errors import EngineError, EngineRefusal
-from tokentrace.engines.protocol import Completion, Delta, FinishReason, joined
-from tokentrace.engines.sampling import SamplingParams
+from tokentrace.engines.protocol import Completion, Delta, FinishReason, SamplingParams, joined
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import PocketModel, load_pocket, read_safetensors
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan

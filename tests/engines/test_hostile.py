@@ -23,8 +23,7 @@ from tokentrace.engines import http
 from tokentrace.engines.errors import EngineAnswerError, EngineError
 from tokentrace.engines.http import Connection, HTTPSettings
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import Capabilities, Completion, collected
-from tokentrace.engines.sampling import SamplingParams
+from tokentrace.engines.protocol import Capabilities, Completion, SamplingParams, collected
 from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.vllm import GENERATE, VLLMEngine
 

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording
 from tokentrace.engines.errors import EngineError, EngineRefusal, EngineUnavailable
-from tokentrace.engines.http import Connection
-from tokentrace.engines.protocol import Capabilities, collected
+from tokentrace.engines.http import Connection, EventReader
+from tokentrace.engines.protocol import Capabilities, SamplingParams, collected
 from tokentrace.engines.routing import Router
-from tokentrace.engines.sampling import SamplingParams
 from tokentrace.engines.sglang import GENERATE, SGLangEngine
-from tokentrace.engines.sse import EventReader
 
 WHOLE = recording("sglang_generate")
 STREAM = recording("sglang_generate_stream")

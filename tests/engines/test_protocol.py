@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.support import same
-from tokentrace.engines.answers import check_logprobs
+from tokentrace.engines.answers import StopFinder, check_logprobs
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.errors import EngineError, EngineRefusal, LogprobKindError
 from tokentrace.engines.protocol import (
@@ -24,13 +24,12 @@ from tokentrace.engines.protocol import (
     Engine,
     FinishReason,
     GenerateRequest,
+    SamplingParams,
     collected,
     joined,
 )
 from tokentrace.engines.routing import Router
-from tokentrace.engines.sampling import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.engines.stopping import StopFinder
 from tokentrace.trajectory.turns import LogprobKind
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.engines.faults import Fault, FaultyEngine, Gate
 from tokentrace.engines.errors import EngineError, EngineUnavailable
-from tokentrace.engines.protocol import Engine, FinishReason, collected
+from tokentrace.engines.protocol import Engine, FinishReason, SamplingParams, collected
 from tokentrace.engines.routing import GROUP_LEAD, CircuitState, Router, circuits_of
-from tokentrace.engines.sampling import SamplingParams
 from tokentrace.trajectory.turns import VersionSpan
 
 SAMPLING = SamplingParams(4)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engines.support import same
 from tokentrace.engines import CallbackEngine, Completion, EngineAnswerError, EngineRefusal, EngineReply
-from tokentrace.engines.protocol import Capabilities, Engine, FinishReason, GenerateRequest, collected
-from tokentrace.engines.sampling import SamplingParams
+from tokentrace.engines.protocol import Capabilities, Engine, FinishReason, GenerateRequest, SamplingParams, collected
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ from tests.conversations import system, user
 from tests.gateway.answers import LOOK
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.dialect import Dialect
+from tokentrace.gateway.http import Body, parse_body
 from tokentrace.gateway.messages import MESSAGES, read_count
-from tokentrace.gateway.problems import RequestError
-from tokentrace.gateway.requests import AnswerOptions, Request
+from tokentrace.gateway.requests import AnswerOptions, Request, RequestError
 from tokentrace.gateway.responses import RESPONSES, bare_id
 from tokentrace.gateway.tokens import TOKENS
 
@@ -365,3 +367,57 @@ def test_what_cannot_be_served_is_refused_by_name(name: str, field: str, body: d
     error = ASK[name][0].error(refused.value)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(f"{field}: ")
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+HISTORIES: dict[str, list[dict[str, Any]]] = {
+    "chat": [
+        system("S"),
+        user("a"),
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "r"},
+        {"role": "assistant", "content": "b"},
+        user("c"),
+    ],
+    "messages": [
+        user("a"),
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "r"}]},
+        {"role": "system", "content": ""},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": [{"type": "text", "text": "c"}], "output_config": {"effort": "low"}},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "again"}]},
+    ],
+    "responses": [
+        {"type": "message", "role": "user", "content": "a"},
+        {"type": "reasoning", "id": "rs_7x_0", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "id": "fc_7x_1", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "r"},
+        {"type": "function_call", "id": "fc_7x_2", "call_id": "c2", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c2", "output": "r"},
+        {"type": "message", "role": "assistant", "content": "b"},
+        {"type": "message", "role": "user", "content": "c"},
+        {"type": "function_call_output", "call_id": "c1", "output": "again"},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_history_is_read_the_same_after_an_earlier_request(name: str) -> None:
+    dialect, ask = ASK[name]
+    items, reused = HISTORIES[name], 0
+    more = {"instructions": "I"} if name == "responses" else {"system": "S"} if name == "messages" else {}
+
+    def read(history: list[Any], earlier: tuple[Body, Request] | None = None) -> tuple[Body, Request]:
+        raw = json.dumps({**ask, **more, dialect.history: history}).encode()
+        body = parse_body(raw, dialect.history, earlier)
+        return body, dialect.read(body.value, {}, body.past)
+
+    for changed, count in itertools.product(range(len(items) + 1), range(1, len(items) + 1)):
+        history = [*items[:changed], *({**item, "id": "fc_8y_1"} for item in items[changed:count])]
+        _, whole = read(history)
+        for earlier in range(1, len(items) + 1):
+            body, again = read(history, read(items[:earlier]))
+            assert (again, list(again.starts)) == (whole, list(whole.starts))
+            reused += body.past.items
+    assert reused

@@ -21,9 +21,10 @@ from tests.live.live import CONTEXT, ROOT, Recorder, expected_logprobs, llama_se
 from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
+from tokentrace.engines.errors import EngineAnswerError
 from tokentrace.engines.http import Connection
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import EngineAnswerError, FinishReason, LogprobKind, SamplingParams
+from tokentrace.engines.protocol import FinishReason, LogprobKind, SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.batch import run_rollouts

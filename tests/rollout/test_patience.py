@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tokentrace import create_renderer
-from tokentrace.engines.protocol import Completion, EngineRefusal, EngineUnavailable, SamplingParams
+from tokentrace.engines.errors import EngineRefusal, EngineUnavailable
+from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import pytest
 
 from tests.rollout.support import ANSWER, CALL, TASK, agent, look, run
+from tokentrace import Trajectory
 from tokentrace.conversation.functions import function_schema
 from tokentrace.parsing import CallStatus, ParsedToolCall
 from tokentrace.parsing.response import TokenRange
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction
 from tokentrace.rollout.loop import End
-from tokentrace.rollout.record import TurnMetrics, checked_metrics
+from tokentrace.rollout.record import Budget, Rollout, Task, TurnMetrics, checked_metrics
 from tokentrace.rollout.store import RolloutStore
 from tokentrace.rollout.toolbox import Toolbox
 from tokentrace.rollout.tools import BaseTool, ToolResult, as_tools
@@ -33,10 +34,15 @@ def a_turn() -> TurnMetrics:
     return TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
 
 
+def toolbox(tools: list[Any], timeout: float = 60.0, **settings: Any) -> Toolbox:
+    task = Task([], tool_settings=settings)
+    return Toolbox(Rollout(task, Trajectory(), as_tools(tools), [], instance="t1"), Budget(tool_timeout=timeout))
+
+
 def run_calls(tools: list[Any], calls: list[ParsedToolCall], **options: Any) -> tuple[list[ToolResult], TurnMetrics]:
     async def go() -> tuple[list[ToolResult], TurnMetrics]:
         turn = a_turn()
-        async with Toolbox(as_tools(tools), "one", **options) as box:
+        async with toolbox(tools, **options) as box:
             return await box.run(calls, turn), turn
 
     return asyncio.run(go())
@@ -125,7 +131,7 @@ def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
     calls = [call("table", {"a": 1}), call("table", {"a": 2})]
 
     async def go() -> float | None:
-        async with Toolbox([tool], "t1", settings={"table": {"key": "value"}}) as box:
+        async with toolbox([tool], table={"key": "value"}) as box:
             turn = a_turn()
             results = await box.run(calls, turn)
             await box.run(calls[:1], turn)

@@ -11,11 +11,12 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import InputError, brief
 from .forms import MEDIA_PARTS, TEXT_PARTS
+from .messages import Messages
 from .place import Place, is_list
 from .values import check_depth
 
@@ -73,10 +74,14 @@ def from_responses(
     items: Any,
     instructions: str | None = None,
     *,
+    before: Messages = (),
     open_calls: bool = False,
     references: dict[int, list[str]] | None = None,
+    starts: list[int] | None = None,
 ) -> list[Mapping[str, Any]]:
     """The input of a request, a string or a list of items, after its `instructions`, as messages.
+
+    Messages `before` the items come after the instructions. `starts` gets how many messages come before each item.
 
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
       ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
@@ -91,13 +96,17 @@ def from_responses(
     """
     messages: list[Mapping[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
+        return [*messages, *before, {"role": "user", "content": items}]
     if not is_list(items):
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    reader = _Reader(messages, open_calls, references)
+    messages += before
+    call_ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+    reader = _Reader(messages, open_calls, references, call_ids)
     for at, item in enumerate(items):
+        if starts is not None:
+            starts.append(len(reader.messages))
         reader.read(Place(at), Place(at).mapping(item))
     return reader.messages
 
@@ -109,7 +118,7 @@ class _Reader:
     messages: list[Mapping[str, Any]]
     open_calls: bool
     references: dict[int, list[str]] | None
-    call_ids: set[str] = field(default_factory=set)
+    call_ids: set[str]
     turn: dict[str, Any] | None = None
     turn_index: int = 0
     response: str | None = None

@@ -141,8 +141,12 @@ def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
 # -- Anthropic
 
 
-def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]:
+def from_anthropic(
+    messages: Any, system: Any = None, *, names: dict[str, str] | None = None
+) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and their `system` prompt, in OpenAI's shape.
+
+    `names` has the names of earlier calls by id, and gets those of these messages.
 
     - Consecutive text blocks are one text: citations split a text like that.
     - Thinking is ``reasoning_content``; redacted thinking is encrypted, and dropped. The order of reasoning, text and
@@ -156,7 +160,7 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]
     Raises InputError for roles and blocks that Anthropic does not have or allow there, and for OpenAI's fields.
     """
     converted: list[Mapping[str, Any]] = []
-    names: dict[str, str] = {}
+    names = {} if names is None else names
     for place, message in _placed(messages):
         for field in _FOREIGN:
             if message.get(field) is not None:

@@ -17,9 +17,9 @@ from .protocol import Engine as Engine
 from .protocol import FinishReason as FinishReason
 from .protocol import GenerateRequest as GenerateRequest
 from .protocol import LogprobKind as LogprobKind
+from .protocol import SamplingParams as SamplingParams
 from .protocol import collected as collected
 from .routing import Router as Router
-from .sampling import SamplingParams as SamplingParams
 from .scripted import CallbackEngine as CallbackEngine
 from .scripted import Sampled as Sampled
 from .scripted import ScriptedEngine as ScriptedEngine

@@ -6,10 +6,9 @@ the field, as in ``$.choices[0].logprobs.content[3].token_id``.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,12 +19,22 @@ from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import POSITIVE_NOISE, as_ids
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, best_ids, experts_of
-from .errors import EngineAnswerError, EngineError, EngineRefusal, LogprobKindError
-from .protocol import Capabilities, Channels, Delta, FinishReason, GenerateRequest, Logprobs, check_channels
-from .sampling import SamplingParams
+from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, Ranked, best_ids, experts_of
+from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
+from .protocol import (
+    Capabilities,
+    Channels,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    Logprobs,
+    SamplingParams,
+    check_channels,
+)
 
 Answer = TypeVar("Answer")
+TokenBytes: TypeAlias = Callable[[int], bytes]
+"""The bytes of an id, control tokens included: ``renderer.tokenizer.vocabulary.token_bytes``."""
 
 # -- requests
 
@@ -94,25 +103,31 @@ def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> Log
     return LogprobKind.UNKNOWN if sampling.penalties else LogprobKind.RAW
 
 
-def json_prompt(request: GenerateRequest) -> bytes:
-    """Return the prompt as JSON text. Raises EngineError if its wire text has another number of ids."""
-    wire, count = request.wire, len(request.prompt_ids)
-    if wire is None:
-        return repr(np.asarray(request.prompt_ids).tolist()).replace(" ", "").encode("ascii")  # faster than json.dumps
-    text = b"".join(wire() if callable(wire) else wire)
-    commas = np.count_nonzero(np.frombuffer(text, np.uint8) == ord(","))  # ten times as fast as bytes.count
-    if not (text.startswith(b"[") and text.endswith(b"]")) or commas + 1 != count:
-        raise EngineError(f"wire does not hold the prompt's {count} ids: it must equal prompt_ids")
-    return text
+class StopFinder:
+    """Finds stop texts in a completion, an id at a time. Compares bytes: an id may be a part of a character.
+
+    >>> finder = StopFinder(["é!", "b"], lambda one: [b"a", b"\\xc3", b"\\xa9!"][one])
+    >>> [finder.feed(one) for one in (0, 1, 2)]
+    [None, None, 'é!']
+    """
+
+    def __init__(self, texts: Sequence[str], token_bytes: TokenBytes) -> None:
+        self._texts = [(text, text.encode("utf-8")) for text in texts]
+        self._token_bytes = token_bytes
+        self._overlap = max((len(raw) for _, raw in self._texts), default=1) - 1
+        self._tail = b""
+
+    def feed(self, token: int) -> str | None:
+        """Return the text that this id completes; of several, the one that ends first."""
+        if not self._texts:
+            return None
+        seen = self._tail + self._token_bytes(token)
+        ends = [(at + len(raw), text) for text, raw in self._texts if (at := seen.find(raw)) >= 0]
+        self._tail = seen[max(0, len(seen) - self._overlap) :]
+        return min(ends, key=lambda end: end[0])[1] if ends else None
 
 
-def json_body(field: str, prompt: bytes, fields: Mapping[str, Any]) -> bytes:
-    """Return a JSON object: the prompt as `field`, then the others."""
-    tail = json.dumps(fields, separators=(",", ":")).encode("utf-8")
-    return b'{"%s":%s,%s' % (field.encode("ascii"), prompt, tail[1:])
-
-
-# -- answers
+# -- values in answers
 
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Logprob = Annotated[float, Meta(ge=-3e38, le=POSITIVE_NOISE)]
@@ -126,10 +141,6 @@ class VersionRow(Struct):
     start: int
     end: int
 
-    @staticmethod
-    def spans(rows: Sequence[VersionRow] | None) -> list[VersionSpan]:
-        return [VersionSpan(row.version, row.start, row.end) for row in rows or ()]
-
 
 def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) -> Answer:
     """Decode JSON into a struct. Raises EngineAnswerError; `hide` removes secrets."""
@@ -142,18 +153,17 @@ def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) ->
         raise EngineAnswerError(f"the answer is not JSON: {text[:300]!r}") from error
 
 
-def answered_ids(values: Any, what: str, vocab_size: int | None) -> Ids:
+def answered_ids(values: Any, vocab_size: int | None) -> Ids:
     """Return ids as int32. Raises EngineAnswerError."""
     try:
-        return as_ids(values, what, vocab_size)
+        return as_ids(values, "ids", vocab_size)
     except TrajectoryError as error:
         raise EngineAnswerError(f"the engine returned an invalid id: {error}") from error
 
 
 def answered_logprobs(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
     """Return one logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
-    if len(values) != len(ids):
-        raise EngineAnswerError(f"{what}: {len(values)} logprobs for {len(ids)} ids; every sampled id needs its own")
+    check_channels({what: values}, len(ids))
     try:
         with np.errstate(over="ignore"):
             logprobs = np.array(values, np.float64).astype(np.float32)
@@ -181,6 +191,9 @@ def same_ids(reported: Sequence[Any], ids: Sequence[int], what: str) -> None:
             raise EngineAnswerError(f"{what}[{at}] is of id {brief(one)}, but id {sampled} was sampled there")
 
 
+# -- completions
+
+
 @dataclass(frozen=True, slots=True)
 class EngineReply:
     """A completion, or a part of one, as an engine reports it: unchecked."""
@@ -190,10 +203,10 @@ class EngineReply:
     """One per id. None is an error."""
     finish_reason: str | None = None
     """``"stop"``, ``"length"`` or ``"abort"``; None if more follows."""
-    versions: Sequence[VersionSpan] = ()
+    versions: Sequence[VersionSpan | VersionRow] = ()
     cached_tokens: int | None = None
     stop: int | str | None = None
-    top: Sequence[Sequence[tuple[int, float | None]]] = ()
+    top: Sequence[Ranked] = ()
     channels: Channels = field(default_factory=dict)
     experts: Experts | None = None
     """The routed experts of the whole completion, in its last part."""
@@ -202,35 +215,34 @@ class EngineReply:
 
 
 class AnswerReader:
-    """Builds one completion from a whole answer, or from the events of a stream."""
+    """Builds one completion from the replies of an engine, whole or in parts. `read` finds them in its answers."""
 
-    answer: ClassVar[Any] = Any
-
-    def __init__(self, request: GenerateRequest, capabilities: Capabilities) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        capabilities: Capabilities,
+        read: Callable[[Any, AnswerReader], EngineReply | None] = lambda answer, _: answer,
+        sent: bytes | None = None,
+    ) -> None:
+        self._read = read
+        self.unconfirmed = sent
+        """The JSON text of the prompt, until the engine echoed it; None if that is not checked."""
         self.count = 0
         self.last_id: int | None = None
         self.cached_tokens: int | None = None
         self.prompt: Final[Ids] = np.asarray(request.prompt_ids, np.int32)
         self.sampling: Final = request.sampling
         self.capabilities: Final = capabilities
-        self._last: Delta | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self._last is not None
-
-    def read(self, answer: Any) -> EngineReply | None:
-        """Return what an answer or an event has of the completion."""
-        raise NotImplementedError
+        self.last: Delta | None = None
 
     def feed(self, answer: Any) -> Delta | None:
         """Return the piece in an answer; None if it has no ids, or the last ones."""
-        reply = self.read(answer)
+        reply = self._read(answer, self)
         return None if reply is None else self.add(reply)
 
     def add(self, reply: EngineReply) -> Delta | None:
-        """Check a reply. Returns its piece if others follow."""
-        ids = answered_ids(reply.ids, "ids", self.capabilities.vocab_size)
+        """Check a reply. Returns its piece if others follow, and None for the last one: `close` returns that."""
+        ids = answered_ids(reply.ids, self.capabilities.vocab_size)
         if reply.logprobs is None and len(ids):
             raise EngineAnswerError(f"{self.capabilities.engine} returned no logprobs: ids without them cannot be used")
         channels, count = dict(reply.channels), self.sampling.top_logprobs
@@ -244,7 +256,7 @@ class AnswerReader:
         self.cached_tokens = self.cached_tokens if reply.cached_tokens is None else reply.cached_tokens
         delta = Delta(ids, answered_logprobs(reply.logprobs or (), ids, reply.where), channels=channels)
         if reply.finish_reason is not None:
-            self._last = self._end(delta, reply)
+            self.last = self._end(delta, reply)
             return None
         if reply.experts is not None:
             raise EngineAnswerError("the engine sent routed experts before the end of the stream")
@@ -262,17 +274,19 @@ class AnswerReader:
             raise EngineAnswerError(f"it ended with {brief(text)}, which is not one of the stop texts")
         if reply.experts is not None:
             channels[ROUTED_EXPERTS] = experts_of(reply.experts, len(self.prompt), self.count)
-        end = 0
-        for span in reply.versions if self.count else ():
+        versions = list[VersionSpan]()
+        for row in reply.versions if self.count else ():
+            span = VersionSpan(row.version, row.start, row.end) if isinstance(row, VersionRow) else row
+            end = versions[-1].stop if versions else 0
             if span.start != end or span.stop <= end:
                 raise EngineAnswerError(f"weight_versions: {span.start} to {span.stop} does not continue at {end}")
-            end = span.stop
-        if end not in (0, self.count):
-            raise EngineAnswerError(f"weight_versions cover {end} of {self.count} sampled ids")
+            versions.append(span)
+        if versions and versions[-1].stop != self.count:
+            raise EngineAnswerError(f"weight_versions cover {versions[-1].stop} of {self.count} sampled ids")
         return replace(
             delta,
             finish_reason=FinishReason(reason),
-            versions=tuple(reply.versions) if self.count else (),
+            versions=tuple(versions),
             logprobs_kind=completion_kind(self.sampling, self.capabilities),
             channels=channels,
             stopped_by=text,
@@ -280,9 +294,9 @@ class AnswerReader:
 
     def close(self) -> Delta:
         """Return the last piece. Raises EngineAnswerError if there is none."""
-        if self._last is None:
+        if self.last is None:
             raise EngineAnswerError(f"{self.capabilities.engine} returned no finish reason")
-        return replace(self._last, cached_tokens=self.cached_tokens)
+        return replace(self.last, cached_tokens=self.cached_tokens)
 
     def check_prompt_count(self, count: int | None) -> None:
         """Raise EngineAnswerError unless the engine read as many ids as were sent."""

@@ -1,14 +1,11 @@
-"""What engines report of each sampled id besides its logprob: the likeliest ids, and routed experts. Pure.
-
-The last sampled id is never read, so each id gets the experts of the position before it.
-"""
+"""What engines report of each sampled id besides its logprob: the likeliest ids, and routed experts. Pure."""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +15,9 @@ from ..tokens.ids import INT32_MAX
 from ..trajectory.inputs import POSITIVE_NOISE
 from .errors import EngineAnswerError
 
+Experts: TypeAlias = npt.NDArray[Any]
+Ranked: TypeAlias = Sequence[tuple[int, float | None]]
+"""The likeliest ids at a place, with their logprobs."""
 TOP_LOGPROBS: Final = "top_logprobs"
 """The channel of the likeliest ids at each token, as ``(id, logprob)``, best first."""
 ROUTED_EXPERTS: Final = "routed_experts"
@@ -27,26 +27,22 @@ _IMPOSSIBLE: Final = -9999.0
 _WIRE_TYPES: Final = {"int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
 _BAD_ARRAY: Final = "routed_experts must be base64 of whole numbers"
 
-Experts = npt.NDArray[Any]
-
 
 def best_ids(
-    rows: Sequence[Iterable[tuple[int, float | None]]], count: int, vocab_size: int | None, what: str
+    rows: Iterable[Ranked], count: int, vocab_size: int | None, what: str
 ) -> list[tuple[tuple[int, float], ...]]:
     """Return the `count` likeliest ids at each place, best first. Raises EngineAnswerError."""
     places = []
-    for at, row in enumerate(map(list, rows)):
+    for at, row in enumerate(rows):
         where = f"{what}: the likeliest ids at {at}"
-        if len(dict(row)) < len(row):
-            raise EngineAnswerError(f"{where}: an id is there twice")
         for one, logprob in row:
             if not 0 <= one < (INT32_MAX if vocab_size is None else vocab_size):
                 raise EngineAnswerError(f"{where}: {one} is not an id of the vocabulary")
             if logprob is not None and not logprob <= POSITIVE_NOISE:
                 raise EngineAnswerError(f"{where}: the logprob of id {one} is {brief(logprob)}; it must be at most 0")
         possible = [(one, logprob) for one, logprob in row if logprob is not None and logprob > _IMPOSSIBLE]
-        if not possible:
-            raise EngineAnswerError(f"{where}: there is none")
+        if not possible or len(dict(row)) < len(row):
+            raise EngineAnswerError(f"{where}: there is none, or an id is there twice")
         places.append(tuple(sorted(possible, key=lambda pair: -pair[1])[:count]))
     return places
 
@@ -78,17 +74,20 @@ def flat_experts(text: str, kind: str | None, width: int | None) -> Experts:
     return np.frombuffer(data, dtype).reshape(-1, width or count)
 
 
-def experts_of(experts: Experts, prompt: int, sampled: int) -> list[Any]:
-    """Return the experts of each sampled id. Raises EngineAnswerError for another number of positions."""
-    if sampled and len(experts) not in (sampled, prompt + sampled - 1):
-        raise EngineAnswerError(
-            f"routed_experts has {len(experts)} positions, where {prompt} ids of prompt were read and {sampled} sampled"
-        )
-    return list(experts[-sampled:].tolist()) if sampled else []
-
-
 def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
         raise EngineAnswerError(f"{_BAD_ARRAY}: {error}") from error
+
+
+def experts_of(experts: Experts, prompt: int, sampled: int) -> list[Any]:
+    """Return the experts of each sampled id: those of the position before it, since the last id is never read.
+
+    Raises EngineAnswerError for another number of positions.
+    """
+    if sampled and len(experts) not in (sampled, prompt + sampled - 1):
+        raise EngineAnswerError(
+            f"routed_experts has {len(experts)} positions, where {prompt} ids of prompt were read and {sampled} sampled"
+        )
+    return list(experts[-sampled:].tolist()) if sampled else []

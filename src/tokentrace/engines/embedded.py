@@ -15,26 +15,39 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import InputError
 from ..pocket import POCKET
-from ..pocket.model import Cache, PocketModel, load_pocket
+from ..pocket.model import Cache, Floats, PocketModel, load_pocket
 from ..pocket.weights import weights_from
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
-from ..tokens.vocabulary import Vocabulary
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .answers import checked_request, completion_kind
+from .answers import StopFinder, TokenBytes, checked_request, completion_kind
 from .channels import TOP_LOGPROBS
-from .drawing import likeliest, penalized, sample
 from .errors import EngineError
-from .protocol import Capabilities, Delta, Engine, FinishReason, GenerateRequest, Logprobs, add_version, checked_version
-from .sampling import OPTIONAL
-from .stopping import StopFinder
+from .protocol import (
+    OPTIONAL,
+    Capabilities,
+    Delta,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    Logprobs,
+    SamplingParams,
+    add_version,
+    checked_version,
+)
 
 CACHED_TOKENS: Final = 200_000
 """How many tokens of idle sessions stay cached."""
+
+
+@functools.cache
+def _token_bytes() -> TokenBytes:
+    return load_tokenizer(POCKET).vocabulary.token_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -55,10 +68,6 @@ class _Sequence:
     def stream(self) -> Ids:
         return np.concatenate((self.prompt, np.asarray(self.ids, np.int32)))
 
-    def unread(self) -> Ids:
-        """Return the ids that the model has not read: the end of the prompt, or the last sampled one."""
-        return self.stream()[self.cache.length :]
-
 
 class EmbeddedEngine(Engine):
     """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
@@ -68,13 +77,7 @@ class EmbeddedEngine(Engine):
 
     version: str | int
 
-    def __init__(
-        self,
-        model: PocketModel | None = None,
-        *,
-        seed: int | None = None,
-        version: str | int = 0,
-    ) -> None:
+    def __init__(self, model: PocketModel | None = None, *, seed: int | None = None, version: str | int = 0) -> None:
         self._model = model or load_pocket()
         super().__init__(
             Capabilities(
@@ -156,34 +159,29 @@ class EmbeddedEngine(Engine):
         self, weights: str | Path | Mapping[str, Any] | PocketModel, *, version: str | int
     ) -> None:
         """Load a folder, a state dict (copied) or a model; the next step samples with it."""
-        self._enter_loop()
-        version = checked_version(version)
+        version, now = checked_version(version), self._model
         try:
-            model = weights if isinstance(weights, PocketModel) else await asyncio.to_thread(self._read, weights)
+            if not isinstance(weights, PocketModel):
+                weights = now.with_weights(await asyncio.to_thread(weights_from, weights))
         except (InputError, OSError, ValueError, TypeError) as error:
             raise EngineError(f"the weights of {version!r} cannot be used: {error}") from error
-        if (model.vocabulary_size, model.longest) != (self._model.vocabulary_size, self._model.longest):
+        if (weights.vocabulary_size, weights.longest) != (now.vocabulary_size, now.longest):
             raise EngineError(f"the weights of {version!r} cannot be used: they are of another model")
-        async with self._stepping:
-            self._model, self.version = model, version
-            self._clear_caches()
-
-    def _read(self, weights: str | Path | Mapping[str, Any]) -> PocketModel:
-        return self._model.with_weights(weights_from(weights))
+        await self.reset_prefix_cache(weights, version)
 
     async def set_version(self, version: str | int) -> None:
         self.version = checked_version(version)
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, model: PocketModel | None = None, version: str | int | None = None) -> None:
+        """Empty the cache between two steps, and change to other weights if there are any."""
         self._enter_loop()
         async with self._stepping:
-            self._clear_caches()
-
-    def _clear_caches(self) -> None:
-        self._sessions.clear()
-        for sequence in self._active:
-            sequence.cache.truncate(0)
-            sequence.cached = 0
+            if model is not None and version is not None:
+                self._model, self.version = model, version
+            self._sessions.clear()
+            for sequence in self._active:
+                sequence.cache.truncate(0)
+                sequence.cached = 0
 
     async def close(self) -> None:
         self._enter_loop()
@@ -192,7 +190,7 @@ class EmbeddedEngine(Engine):
             self._worker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._worker
-        self._fail(self._active, EngineError("the engine was closed"))
+        self._fail(self._active, "the engine was closed")
         self._sessions.clear()
 
     # -- the work
@@ -205,11 +203,21 @@ class EmbeddedEngine(Engine):
         if earlier is not None and earlier.is_running():
             raise EngineError("the embedded engine is in use by another running event loop: make one engine for each")
         if earlier is not None and not earlier.is_closed():  # it may run again, with requests that wait
-            self._fail(self._active, EngineError("the embedded engine has moved to another event loop"))
+            self._fail(self._active, "the embedded engine has moved to another event loop")
             if self._worker is not None:
                 self._worker.cancel()
         self._loop, self._active, self._worker = now, [], None
         self._wake, self._stepping = asyncio.Event(), asyncio.Lock()
+
+    def _start(self, request: GenerateRequest) -> _Sequence:
+        prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
+        seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
+        stops = StopFinder(sampling.stop, _token_bytes() if sampling.stop else bytes)
+        entry = self._sessions.pop(request.session, None) if request.session is not None else None
+        ids, cache = entry or (prompt[:0], self._model.new_cache(len(prompt) + sampling.max_tokens))
+        cached = common_prefix(ids, prompt[:-1])  # the last id is always read
+        cache.truncate(cached)
+        return _Sequence(request, prompt, np.random.default_rng(seed), cache, cached, stops)
 
     async def _work(self) -> None:
         """Sample one token of all requests, again and again."""
@@ -221,32 +229,19 @@ class EmbeddedEngine(Engine):
                 await self._wake.wait()
                 continue
             async with self._stepping:
-                await self._advance(list(self._active))
+                batch, version = list(self._active), self.version
+                try:
+                    deltas = await asyncio.to_thread(_step, self._model, batch)
+                except Exception as error:
+                    self._fail(batch, f"the embedded model failed: {error}")
+                    continue
+                for sequence, delta in zip(batch, deltas, strict=True):
+                    self._emit(sequence, delta, version)
             await asyncio.sleep(0)
 
-    async def _advance(self, batch: Sequence[_Sequence]) -> None:
-        model, version = self._model, self.version
-        try:
-            deltas = await asyncio.to_thread(_step, model, batch)
-        except Exception as error:
-            self._fail(batch, EngineError(f"the embedded model failed: {error}"))
-            return
-        for sequence, delta in zip(batch, deltas, strict=True):
-            self._emit(sequence, delta, version)
-
-    def _start(self, request: GenerateRequest) -> _Sequence:
-        prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
-        seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
-        stops = StopFinder(sampling.stop, _pocket_bytes)
-        entry = self._sessions.pop(request.session, None) if request.session is not None else None
-        ids, cache = entry or (prompt[:0], self._model.new_cache(len(prompt) + sampling.max_tokens))
-        cached = common_prefix(ids, prompt[:-1])  # the last id is always read
-        cache.truncate(cached)
-        return _Sequence(request, prompt, np.random.default_rng(seed), cache, cached, stops)
-
-    def _fail(self, sequences: Sequence[_Sequence], error: EngineError) -> None:
+    def _fail(self, sequences: Sequence[_Sequence], problem: str) -> None:
         for sequence in sequences:
-            sequence.pieces.put_nowait(error)
+            sequence.pieces.put_nowait(EngineError(problem))
         self._active = [sequence for sequence in self._active if sequence not in sequences]
 
     def _emit(self, sequence: _Sequence, delta: Delta, version: str | int) -> None:
@@ -278,21 +273,57 @@ class EmbeddedEngine(Engine):
 
 def _step(model: PocketModel, batch: Sequence[_Sequence]) -> list[Delta]:
     """Read what is new of each request, and sample a token of each."""
-    rows = model.extend([one.cache for one in batch], [one.unread() for one in batch])
-    deltas = []
-    for sequence, logits in zip(batch, rows, strict=True):
-        sampling = sequence.request.sampling
-        logits = penalized(logits, sampling, sequence.prompt, sequence.ids)
-        channels = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs else {}
-        token, logprob = sample(logits, sampling, sequence.random)
-        deltas.append(Delta(np.array([token], np.int32), np.array([logprob], np.float32), channels=channels))
-    return deltas
+    unread = [one.stream()[one.cache.length :] for one in batch]
+    rows = model.extend([one.cache for one in batch], unread)
+    return [_sample(logits, sequence) for sequence, logits in zip(batch, rows, strict=True)]
 
 
-@functools.cache
-def _pocket_vocabulary() -> Vocabulary:
-    return load_tokenizer(POCKET).vocabulary
+def _sample(logits: Floats, sequence: _Sequence) -> Delta:
+    sampling = sequence.request.sampling
+    weights = _distribution(_penalized(logits, sequence), sampling)
+    if sampling.temperature:
+        index = int(np.searchsorted(np.cumsum(weights), sequence.random.random(), side="right"))
+        index = min(index, len(weights) - 1)
+        while not weights[index]:  # the sum may end a hair below 1
+            index -= 1
+    else:
+        index = int(weights.argmax())
+    channels = {}
+    if sampling.top_logprobs:
+        best = np.argsort(-weights, kind="stable")[: sampling.top_logprobs]
+        channels[TOP_LOGPROBS] = [tuple((int(one), float(np.log(weights[one]))) for one in best if weights[one])]
+    return Delta(np.array([index], np.int32), np.log(weights[[index]]).astype(np.float32), channels=channels)
 
 
-def _pocket_bytes(token: int) -> bytes:
-    return _pocket_vocabulary().token_bytes(token)
+def _penalized(logits: Floats, sequence: _Sequence) -> Floats:
+    """Apply penalties: repetition counts prompt and completion, presence and frequency only the completion."""
+    sampling = sequence.request.sampling
+    if not sampling.penalties:
+        return logits
+    changed = logits.copy()
+    counts = np.bincount(np.asarray(sequence.ids, np.intp), minlength=len(logits))
+    present = counts > 0
+    present[sequence.prompt] = True
+    factor = np.float32(sampling.repetition_penalty)
+    changed[present] = np.where(changed[present] > 0, changed[present] / factor, changed[present] * factor)
+    changed -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
+    changed -= np.float32(sampling.presence_penalty) * (counts > 0).astype(np.float32)
+    return changed
+
+
+def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
+    """Apply temperature, min-p, top-k and top-p, in vLLM's order; nothing if it is greedy."""
+    scaled = logits.astype(np.float64) / (sampling.temperature or 1.0)
+    scaled -= scaled.max()
+    if sampling.temperature and sampling.min_p:
+        scaled[scaled < np.log(sampling.min_p)] = -np.inf
+    if sampling.temperature and 0 < sampling.top_k < len(scaled):
+        scaled[scaled < np.partition(scaled, -sampling.top_k)[-sampling.top_k]] = -np.inf
+    weights = np.exp(scaled)
+    weights /= weights.sum()
+    if sampling.temperature and sampling.top_p < 1:
+        order = np.argsort(-weights, kind="stable")
+        reached = np.cumsum(weights[order])
+        weights[order[int(np.searchsorted(reached, sampling.top_p)) + 1 :]] = 0
+        weights /= weights.sum()
+    return weights

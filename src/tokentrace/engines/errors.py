@@ -1,6 +1,8 @@
-"""What can go wrong with an engine."""
+"""What can go wrong with an engine, and how long to wait then."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from ..errors import TokentraceError
 
@@ -27,3 +29,18 @@ class LogprobKindError(EngineRefusal):
 
 class EngineAnswerError(EngineError):
     """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds to wait after each failure: `first`, then twice as long each time, up to `longest`.
+
+    >>> [Backoff(0.5, 3.0).after(failures) for failures in (1, 2, 3, 4)]
+    [0.5, 1.0, 2.0, 3.0]
+    """
+
+    first: float
+    longest: float
+
+    def after(self, failures: int) -> float:
+        return min(self.first * 2.0 ** min(failures - 1, 60), self.longest)

@@ -20,7 +20,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from functools import reduce
 from itertools import count
 from time import time
 from typing import TYPE_CHECKING, Any, Final
@@ -29,10 +28,8 @@ from urllib.parse import unquote, urlsplit
 from ..errors import brief
 from ..settings import limit, whole
 from .answers import AnswerReader, decode
-from .backoff import Backoff
-from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
+from .errors import Backoff, EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .protocol import Delta
-from .sse import EventReader
 
 if TYPE_CHECKING:
     import httpx2
@@ -84,6 +81,39 @@ class HTTPSettings:
                 raise EngineError(f"headers: {brief(name)} cannot be the name of a header")
             if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
                 raise EngineError(f"headers: the value of {name} must be printable ASCII text")
+
+
+class EventReader:
+    r"""Returns the data of server-sent events as soon as each is whole, from bytes in any pieces.
+
+    Ignores comments and fields other than ``data``. Raises EngineAnswerError for an event that is too long.
+
+    >>> reader = EventReader()
+    >>> reader.feed(b"data: 1\n\nda"), reader.feed(b"ta: 2\r\n"), reader.feed(b"\r\n")
+    ([b'1'], [], [b'2'])
+    """
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the events that end in this piece."""
+        *lines, self._line = (self._line + piece).split(b"\n")
+        events = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+                self._size += len(line) + 1
+            elif not line:
+                if self._data:
+                    events.append(b"\n".join(self._data))
+                self._data, self._size = [], 0
+        if self._size + len(self._line) > _EVENT_BYTES:
+            raise EngineAnswerError(f"an event of the stream has more than {_EVENT_BYTES} bytes")
+        return events
 
 
 class _Lost(Exception):  # noqa: N818
@@ -143,10 +173,9 @@ class Connection:
 
     async def find(self, path: str, kind: Any = Any) -> Any | None:
         """As `get`; None if the server does not know or allow the path."""
-        try:
+        with suppress(EngineRefusal):
             return await self.get(path, kind)
-        except EngineRefusal:
-            return None
+        return None
 
     async def post(self, path: str, body: bytes | None = None, kind: Any = None) -> Any:
         """Return the answer to a JSON body, decoded as `kind`; None ignores it."""
@@ -162,24 +191,26 @@ class Connection:
             problem = str(error) or f"no answer in {_HEALTH_SECONDS:g} s"
             raise EngineUnavailable(f"{self.base_url}{path}: {problem}") from error
 
-    async def stream(self, path: str, body: bytes, new_reader: Callable[[], AnswerReader]) -> AsyncGenerator[Delta]:
-        """Yield the pieces of a streamed answer. Closing the iterator closes the connection."""
+    async def stream(
+        self, path: str, body: bytes, kind: Any, new_reader: Callable[[], AnswerReader]
+    ) -> AsyncGenerator[Delta]:
+        """Yield the pieces of a streamed answer, whose events are of `kind`. Closing the iterator ends the request."""
         where = f"{self.base_url}{path}"
         for tries in count(1):
             reader = new_reader()
             try:
-                async with aclosing(self._events(path, body, reader.answer)) as events:
+                async with aclosing(self._events(path, body, kind)) as events:
                     async for event in events:
                         delta = reader.feed(event)
                         if delta is not None:
                             yield delta
             except _Lost as lost:
-                if not reader.finished and reader.count:
+                if reader.last is None and reader.count:
                     raise EngineError(f"{where}: {lost}, after {reader.count} tokens; {_NO_RESEND}") from lost
-                if not reader.finished:
+                if reader.last is None:
                     await self._pause(path, tries, lost)
                     continue
-            if not reader.finished:
+            if reader.last is None:
                 raise EngineAnswerError(f"{where}: the stream ended after {reader.count} tokens without a reason")
             yield reader.close()
             return
@@ -198,20 +229,18 @@ class Connection:
                     return None if kind is None else decode(answer, kind, self._hide)
             except _Lost as lost:
                 if lost.accepted:
-                    raise EngineError(
-                        f"{self.base_url}{path}: {lost}, when a part of the answer had arrived; {_NO_RESEND}"
-                    ) from lost
+                    part = "when a part of the answer had arrived"
+                    raise EngineError(f"{self.base_url}{path}: {lost}, {part}; {_NO_RESEND}") from lost
                 await self._pause(path, tries, lost)
         raise AssertionError("the last try raises")
 
     async def _events(self, path: str, body: bytes, kind: Any) -> AsyncGenerator[Any]:
-        reader = EventReader(_EVENT_BYTES)
+        reader = EventReader()
         started = False
         async with self._opened("POST", path, body) as (response, deadline):
-            if not response.is_success:
+            if not response.is_success or _compression(response):
                 async with asyncio.timeout_at(deadline):
                     await self._body(response)
-            _check_compression(response)
             arriving = response.aiter_bytes()
             while True:
                 async with asyncio.timeout_at(deadline):  # around each wait, never around a yield
@@ -220,20 +249,16 @@ class Connection:
                     break
                 started = True
                 for data in reader.feed(chunk):
-                    if data.strip() == b"[DONE]":
-                        await self._drain(arriving)
+                    if data.strip() == b"[DONE]":  # read to the end, so that the connection can be used again
+                        with suppress(TimeoutError, self._httpx.TransportError):
+                            async with asyncio.timeout(_LINGER):
+                                while await anext(arriving, None) is not None:
+                                    pass
                         return
                     self._check_event(data)
                     yield decode(data, kind, self._hide)
             if not started:
                 raise _Lost("the stream ended before its first byte")
-
-    async def _drain(self, arriving: AsyncIterator[bytes]) -> None:
-        """Read a body to its end, so that the connection can be used again."""
-        with suppress(TimeoutError, self._httpx.TransportError):
-            async with asyncio.timeout(_LINGER):
-                while await anext(arriving, None) is not None:
-                    pass
 
     @asynccontextmanager
     async def _opened(
@@ -281,11 +306,15 @@ class Connection:
 
     async def _body(self, response: httpx2.Response) -> bytes:
         """Return a whole answer. Raises EngineRefusal or _Lost for a bad status."""
-        success, status = response.is_success, response.status_code
+        success, status, compression = response.is_success, response.status_code, _compression(response)
+        if success and compression:
+            raise EngineAnswerError(
+                f"the answer is compressed with {compression} and cannot be read: turn compression off, in the server "
+                "or in the proxy in front of it"
+            )
         most = self.settings.longest_answer if success else _ERROR_BYTES
         body = bytearray()
-        if success or _compression(response) is None:
-            _check_compression(response)
+        if not compression:
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if most is not None and len(body) > most:
@@ -296,11 +325,13 @@ class Connection:
             return bytes(body)
         problem = f"the server answered {status}: {self._error_text(bytes(body))}"
         if status == 429 or status >= 500:
-            raise _Lost(problem, wait=_retry_after(response.headers.get("retry-after")))
+            raise _Lost(problem, wait=_retry_after(response.headers.get("retry-after", "0")))
         raise EngineRefusal(problem, status=status)
 
     def _hide(self, text: str) -> str:
-        return reduce(lambda hidden, secret: hidden.replace(secret, "[hidden]"), self._secrets, text)
+        for secret in self._secrets:
+            text = text.replace(secret, "[hidden]")
+        return text
 
     def _message(self, error: Exception) -> str:
         return self._hide(str(error) or type(error).__name__)
@@ -319,28 +350,30 @@ class Connection:
     def _error_text(self, answer: bytes) -> str:
         """Return a server's own message about an error."""
         text = self._hide(answer.decode("utf-8", "replace"))
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(text)
-        except (ValueError, RecursionError):
-            return _short(text)
-        for name in ("error", "message", "detail"):
-            if isinstance(value, dict) and value.get(name):
-                value = value[name]
-        return _short(value if isinstance(value, str) else text)
+            for name in ("error", "message", "detail"):
+                if isinstance(value, dict) and value.get(name):
+                    value = value[name]
+            text = value if isinstance(value, str) else text
+        text = " ".join(text.split())
+        return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
 
 
-def _compression(response: httpx2.Response) -> str | None:
-    """Return how an answer is compressed; None if it is not."""
+def _compression(response: httpx2.Response) -> str:
+    """Return how an answer is compressed; empty if it is not."""
     encoding = response.headers.get("content-encoding", "").strip().lower()
-    return _short(encoding) if encoding not in ("", "identity") else None
+    return encoding[:_QUOTED] if encoding != "identity" else ""
 
 
-def _check_compression(response: httpx2.Response) -> None:
-    if (compression := _compression(response)) is not None:
-        raise EngineAnswerError(
-            f"the answer is compressed with {compression} and cannot be read: turn compression off, in the server or "
-            "in the proxy in front of it"
-        )
+def _retry_after(value: str) -> float:
+    """Return the seconds of a ``Retry-After``, a number or a date; 0 if it is neither."""
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+    except (ValueError, OverflowError, OSError):
+        return 0.0
 
 
 def public_address(address: str) -> str:
@@ -375,18 +408,3 @@ def _secrets(headers: Mapping[str, str], user: str | None) -> tuple[str, ...]:
     for text in (user, unquote(user)) if user else ():
         secrets += [text.rstrip(":"), text.partition(":")[2]]
     return tuple(sorted({one for one in secrets if len(one) >= _SECRET_LENGTH}, key=len, reverse=True))
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
-
-
-def _retry_after(value: str | None) -> float:
-    """Return the seconds of a ``Retry-After``, a number or a date; 0 if there is none."""
-    if value is None or value.strip().isdecimal():
-        return float(value or 0)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-    except (ValueError, OverflowError, OSError):
-        return 0.0

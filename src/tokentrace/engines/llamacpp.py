@@ -13,12 +13,12 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from ..settings import choose
+from ..trajectory.turns import LogprobKind
 from .adapter import HTTPEngine, Models, connecting
 from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, same_ids
 from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings
-from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, LogprobKind
-from .sampling import SamplingParams
+from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, SamplingParams
 
 COMPLETION: Final = "/completion"
 _TOP_LOGPROBS: Final = 20
@@ -78,6 +78,7 @@ class LlamaCppEngine(HTTPEngine):
 
     path = COMPLETION
     prompt_field = "prompt"
+    answer = _Answer
 
     @classmethod
     async def connect(
@@ -142,45 +143,36 @@ class LlamaCppEngine(HTTPEngine):
             fields["json_schema"] = sampling.structure.get("schema", {"type": "object"})
         return fields if sampling.seed is None else fields | {"seed": sampling.seed}
 
-    def _reader(self, request: GenerateRequest, prompt: bytes) -> AnswerReader:
-        return _LlamaCppReader(request, self.capabilities)
+    def _read(self, answer: _Answer, reader: AnswerReader) -> EngineReply:
+        reader.check_prompt_count(answer.tokens_evaluated)
+        ids, reason = answer.tokens, _REASONS.get(answer.stop_type, answer.stop_type)
+        if answer.truncated and len(reader.prompt) + len(ids) < (self.capabilities.max_length or 0):
+            raise EngineAnswerError("llama.cpp shifted its context: it sampled from a prompt that was cut")
+        stops = [at for at, one in enumerate(ids) if one in reader.sampling.stop_token_ids]
+        if stops:
+            ids, reason = ids[: stops[0] + 1], FinishReason.STOP
+        tokens, where = answer.completion_probabilities[: len(ids)], "completion_probabilities"
+        reported = [token.id for token in tokens]
+        if reported != ids:
+            if not set(reported) <= set(answer.tokens):
+                same_ids(reported, ids, where)
+            missing = next(at for at, one in enumerate(ids) if reported[at : at + 1] != [one])
+            raise EngineAnswerError(
+                f"llama.cpp returned no logprob for id {ids[missing]} at {missing}: it has none for tokens that are "
+                "incomplete UTF-8; sample again, or use vLLM, SGLang or the embedded engine"
+            )
+        processed = _is_processed(reader.sampling, self.capabilities)
+        tops = [token.top_probs if processed else token.top_logprobs for token in tokens]
+        return EngineReply(
+            ids,
+            [token.value(processed) for token in tokens],
+            reason,
+            cached_tokens=answer.timings.cache_n if answer.timings else None,
+            top=[[(one.id, one.value(processed)) for one in top] for top in tops],
+            where=where,
+        )
 
 
 def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:
     """True if logprobs after sampling are requested. At temperature 0 they would all be 0."""
     return capabilities.logprobs is LogprobKind.PROCESSED and sampling.temperature > 0
-
-
-class _LlamaCppReader(AnswerReader):
-    answer = _Answer
-
-    def read(self, answer: _Answer) -> EngineReply:
-        self.check_prompt_count(answer.tokens_evaluated)
-        ids, reason = answer.tokens, _REASONS.get(answer.stop_type, answer.stop_type)
-        if answer.truncated and len(self.prompt) + len(ids) < (self.capabilities.max_length or 0):
-            raise EngineAnswerError("llama.cpp shifted its context: it sampled from a prompt that was cut")
-        stops = [at for at, one in enumerate(ids) if one in self.sampling.stop_token_ids]
-        if stops:
-            ids, reason = ids[: stops[0] + 1], FinishReason.STOP
-        tokens = answer.completion_probabilities[: len(ids)]
-        self._check_tokens(tokens, ids, answer.tokens)
-        cached = None if answer.timings is None else answer.timings.cache_n
-        processed = _is_processed(self.sampling, self.capabilities)
-        tops = [token.top_probs if processed else token.top_logprobs for token in tokens]
-        rows = [[(one.id, one.value(processed)) for one in top] for top in tops]
-        logprobs = [token.value(processed) for token in tokens]
-        where = "completion_probabilities"
-        return EngineReply(ids, logprobs, reason, cached_tokens=cached, top=rows, where=where)
-
-    def _check_tokens(self, tokens: list[_Token], ids: list[int], sampled: list[int]) -> None:
-        """Raise EngineAnswerError unless each id has its logprob."""
-        reported = [token.id for token in tokens]
-        missing = next((at for at, one in enumerate(ids) if at >= len(tokens) or reported[at] != one), None)
-        if missing is None:
-            return
-        if not set(reported) <= set(sampled):
-            same_ids(reported, ids, "completion_probabilities")
-        raise EngineAnswerError(
-            f"llama.cpp returned no logprob for id {ids[missing]} at {missing}: it has none for tokens that are "
-            "incomplete UTF-8; sample again, or use vLLM, SGLang or the embedded engine"
-        )

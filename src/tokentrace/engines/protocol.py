@@ -5,27 +5,25 @@ Missing ids or logprobs are an error and never filled in.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import brief
-from ..settings import whole
+from ..settings import instance, items, number, whole
 from ..tokens.tokenizer import Ids
+from ..trajectory.turns import PENALTIES, VersionSpan
 from ..trajectory.turns import LogprobKind as LogprobKind  # noqa: PLC0414
-from ..trajectory.turns import VersionSpan
 from .errors import EngineAnswerError as EngineAnswerError  # noqa: PLC0414
 from .errors import EngineError as EngineError  # noqa: PLC0414
 from .errors import EngineRefusal as EngineRefusal  # noqa: PLC0414
 from .errors import EngineUnavailable as EngineUnavailable  # noqa: PLC0414
-from .errors import LogprobKindError as LogprobKindError  # noqa: PLC0414
-from .sampling import OPTIONAL as OPTIONAL  # noqa: PLC0414
-from .sampling import SamplingParams as SamplingParams  # noqa: PLC0414
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
@@ -33,6 +31,124 @@ Weights: TypeAlias = str | Path | Mapping[str, Any]
 """A folder of safetensors, or arrays by name (a state dict)."""
 Channels: TypeAlias = Mapping[str, Sequence[Any]]
 """Other reports by name, one entry per token."""
+
+# -- sampling parameters
+
+_MOST: Final = 2**31 - 1
+_COLDEST: Final = 0.01
+"""The lowest temperature besides 0. vLLM raises lower ones to this."""
+_MOST_STOPS: Final = 32
+"""SGLang accepts no more."""
+_NUMBERS: Final = {
+    "temperature": (0.0, 1e6),
+    "top_p": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (1e-9, 2.0),
+}
+_COUNTS: Final = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
+_UNUSED: Final[dict[str, Any]] = {"min_p": 0.0, **PENALTIES, "stop": ()}
+_LEFT_OUT: Final[dict[str, Any]] = {**_UNUSED, "top_logprobs": 0, "structure": None}
+OPTIONAL: Final = tuple(_UNUSED)
+"""Settings that not every engine has: see `Capabilities.sampling`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy. Raises EngineError for invalid values."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    allow_raw_logprobs: bool = False
+    """Accept logprobs of another distribution than the sampled one, instead of LogprobKindError."""
+    top_logprobs: int = 0
+    """How many of the likeliest ids to report at each place."""
+    structure: Mapping[str, Any] | None = None
+    """Holds the completion to JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema", "schema": {…}}``."""
+    min_p: float = 0.0
+    """Leaves out tokens less likely than this share of the likeliest one's probability."""
+    presence_penalty: float = 0.0
+    """Lowers the logit of each sampled token once."""
+    frequency_penalty: float = 0.0
+    """Lowers the logit of each sampled token for each occurrence."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens of prompt and completion."""
+    stop: tuple[str, ...] = ()
+    """Texts: the completion ends with the id that completes one."""
+
+    def __post_init__(self) -> None:
+        values = dict[str, Any]()
+        for name, bounds in _NUMBERS.items():
+            values[name] = number(name, getattr(self, name), *bounds, EngineError)
+        for name, least in _COUNTS.items():
+            values[name] = whole(name, getattr(self, name), least=least, most=_MOST, error=EngineError)
+        stops = items("stop_token_ids", self.stop_token_ids, EngineError)
+        values["stop_token_ids"] = tuple(
+            whole("each of stop_token_ids", one, least=0, most=_MOST, error=EngineError) for one in stops
+        )
+        values["stop"] = _stop(self.stop)
+        instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError)
+        if self.structure is not None:
+            values["structure"] = _structure(self.structure)
+        if self.seed is not None:
+            values["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
+        if 0 < values["temperature"] < _COLDEST:
+            raise EngineError(f"temperature must be 0 (greedy) or at least {_COLDEST}: engines raise lower ones")
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def optional(self) -> list[str]:
+        """The settings in use that not every engine has."""
+        return [name for name, unused in _UNUSED.items() if getattr(self, name) != unused]
+
+    @property
+    def penalties(self) -> dict[str, float]:
+        """The penalties in use, by name."""
+        return {name: getattr(self, name) for name in self.optional if name in PENALTIES}
+
+    def described(self) -> dict[str, Any]:
+        """Return the parameters as JSON, as a trajectory records them, without optional ones that are not in use."""
+        values = {name: getattr(self, name) for name in SamplingParams.__slots__}
+        unused = {name for name, value in _LEFT_OUT.items() if values[name] == value}
+        lists = {name: list(values[name]) for name in ("stop_token_ids", "stop")}
+        return {name: value for name, value in (values | lists).items() if name not in unused}
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
+        raise EngineError(f"stop must be texts, none of them empty, not {brief(stop)}")
+    if len(texts) > _MOST_STOPS:
+        raise EngineError(f"stop can have at most {_MOST_STOPS} texts, not {len(texts)}")
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise EngineError(f"stop has a text that is not Unicode: {error}") from error
+    return tuple(texts)
+
+
+def _structure(structure: Any) -> dict[str, Any]:
+    """Return a copy of a structure that an engine can follow."""
+    try:
+        copy = json.loads(json.dumps(structure, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EngineError(f"structure must be JSON: {error}") from error
+    is_schema = isinstance(copy, dict) and copy == {"type": "json_schema", "schema": copy.get("schema")}
+    if copy != {"type": "json_object"} and not (is_schema and isinstance(copy["schema"], dict)):
+        raise EngineError(
+            'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
+            f"{brief(structure)}"
+        )
+    return dict(copy)
+
+
+# -- requests and completions
 
 
 class FinishReason(StrEnum):
@@ -43,6 +159,15 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     """It was ended from outside; its ids are what was sampled until then."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """The optional arguments of `Engine.generate`: see `GenerateRequest`."""
+
+    request_id: str | None
+    session: str | None
+    wire: WireText | None
+    group: str | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,10 +216,10 @@ class Completion(Delta):
                 raise EngineAnswerError(f"the {name} of a completion must be a row of numbers, not {brief(array)}")
         if self.ids.shape != self.logprobs.shape:
             raise EngineAnswerError(f"{len(self.ids)} ids were returned with {len(self.logprobs)} logprobs")
+        check_channels(self.channels, len(self.ids))
         if not np.isfinite(self.logprobs).all():
             at = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
             raise EngineAnswerError(f"the logprob of id {int(self.ids[at])} at {at} is {float(self.logprobs[at])}")
-        check_channels(self.channels, len(self.ids))
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
@@ -107,6 +232,13 @@ def joined(pieces: Sequence[Delta]) -> Completion:
     last = pieces[-1] if pieces else None
     if last is None or last.finish_reason is None:
         raise EngineAnswerError("the stream ended without a finish reason")
+    earlier = [piece for piece in pieces[:-1] if len(piece.ids)]
+    full = [*earlier, last] if len(last.ids) else earlier
+    channels = dict(last.channels)
+    for name in dict.fromkeys(name for piece in earlier for name in piece.channels):
+        if not all(name in piece.channels for piece in full):
+            raise EngineAnswerError(f"only some pieces of the completion have {name}")
+        channels[name] = [entry for piece in full for entry in piece.channels[name]]
     return Completion(
         np.concatenate([piece.ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),
@@ -114,20 +246,9 @@ def joined(pieces: Sequence[Delta]) -> Completion:
         last.versions,
         last.cached_tokens,
         last.logprobs_kind,
-        _joined_channels(pieces),
+        channels,
         last.stopped_by,
     )
-
-
-def _joined_channels(pieces: Sequence[Delta]) -> Channels:
-    earlier = [piece for piece in pieces[:-1] if len(piece.ids)]
-    channels = dict(pieces[-1].channels)
-    for name in dict.fromkeys(name for piece in earlier for name in piece.channels):
-        some = [*earlier, *(pieces[-1:] if len(pieces[-1].ids) else [])]
-        if not all(name in piece.channels for piece in some):
-            raise EngineAnswerError(f"only some pieces of the completion have {name}")
-        channels[name] = [entry for piece in some for entry in piece.channels[name]]
-    return channels
 
 
 def check_channels(channels: Channels, length: int) -> None:
@@ -150,6 +271,9 @@ def checked_version(version: Any) -> str | int:
     if isinstance(version, str):
         return version
     return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
+
+
+# -- engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,30 +318,16 @@ class Engine:
         return f"{type(self).__name__}({self.capabilities.model or ''})"
 
     async def generate(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: WireText | None = None,
-        group: str | None = None,
+        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> Completion:
-        """Sample a completion. `GenerateRequest` describes the arguments."""
-        return await self._generate(GenerateRequest(prompt_ids, sampling, request_id, session, wire, group))
+        """Sample a completion. `GenerateRequest` describes the options."""
+        return await self._generate(GenerateRequest(prompt_ids, sampling, **options))
 
     def stream(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: WireText | None = None,
-        group: str | None = None,
+        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Delta]:
         """As `generate`, in pieces. Closing the iterator ends the request."""
-        return self._stream(GenerateRequest(prompt_ids, sampling, request_id, session, wire, group))
+        return self._stream(GenerateRequest(prompt_ids, sampling, **options))
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         return await collected(self._stream(request))

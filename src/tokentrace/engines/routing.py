@@ -11,8 +11,7 @@ from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
 
-from .backoff import Backoff
-from .errors import EngineError, EngineUnavailable
+from .errors import Backoff, EngineError, EngineUnavailable
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights
 
 _SHARED: Final = ("streams", "aborts", "pauses", "versions", "structures", "seeds", "weights")
@@ -64,6 +63,11 @@ class _Endpoint:
     """How often it failed since it last answered."""
     open_until: float = 0.0
 
+    def circuit(self, now: float) -> Circuit:
+        cooldown = max(0.0, self.open_until - now)
+        state = CircuitState.OPEN if cooldown else CircuitState.HALF_OPEN if self.failures else CircuitState.CLOSED
+        return Circuit(self.name, state, self.running, self.failed, cooldown)
+
 
 class Router(Engine):
     """Engines that serve the same model, as one.
@@ -87,19 +91,14 @@ class Router(Engine):
         self._clock: Final = clock
         self._groups: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
         self._homes: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
-        self._update_version()
+        self.version = _common({one.version for one in engines})
 
     def __repr__(self) -> str:
         return f"Router({', '.join(map(str, self.circuits))})"
 
     @property
     def circuits(self) -> list[Circuit]:
-        circuits = []
-        for one in self._endpoints:
-            cooldown = max(0.0, one.open_until - self._clock())
-            state = CircuitState.OPEN if cooldown else CircuitState.HALF_OPEN if one.failures else CircuitState.CLOSED
-            circuits.append(Circuit(one.name, state, one.running, one.failed, cooldown))
-        return circuits
+        return [one.circuit(self._clock()) for one in self._endpoints]
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         failures: list[EngineUnavailable] = []
@@ -161,9 +160,6 @@ class Router(Engine):
         problems = [f"{one.name}: {error}" for one, error in pairs if error and not isinstance(error, ignore)]
         if problems:
             raise EngineError(f"{method} failed at {len(problems)} of {len(done)}: {'; '.join(problems)}")
-        self._update_version()
-
-    def _update_version(self) -> None:
         self.version = _common({one.engine.version for one in self._endpoints})
 
     def _candidates(self, request: GenerateRequest) -> Iterator[_Endpoint]:
@@ -185,12 +181,11 @@ class Router(Engine):
     def _least_busy(self, awake: Sequence[_Endpoint], group: str | None) -> _Endpoint:
         """Return the idlest endpoint, or that of the group while it is not too far ahead."""
         chosen = min(awake, key=lambda one: (one.running, one.sessions, one.number))
-        if group is None:
-            return chosen
-        current = self._groups.get(group)
-        if current in awake and current is not None and current.running < chosen.running + GROUP_LEAD:
-            chosen = current
-        _remember(self._groups, group, chosen)
+        if group is not None:
+            current = self._groups.get(group)
+            if current in awake and current is not None and current.running < chosen.running + GROUP_LEAD:
+                chosen = current
+            _remember(self._groups, group, chosen)
         return chosen
 
     @contextmanager
@@ -208,29 +203,23 @@ class Router(Engine):
                 endpoint.open_until = 0.0
 
         if request.session is not None:
-            home = self._homes.get(request.session)
-            if home is not None:
-                home.sessions -= 1
             endpoint.sessions += 1
-            if (dropped := _remember(self._homes, request.session, endpoint)) is not None:
-                dropped.sessions -= 1
+            for left in (self._homes.get(request.session), _remember(self._homes, request.session, endpoint)):
+                if left is not None:
+                    left.sessions -= 1
         endpoint.running += 1
         try:
             yield answered
         except EngineUnavailable as error:
             if started:
                 raise
-            self._fail(endpoint)
+            if endpoint.open_until <= self._clock():  # when it dies, all its requests fail: that is one failure
+                endpoint.failures += 1
+                endpoint.failed += 1
+                endpoint.open_until = self._clock() + _COOLDOWN.after(endpoint.failures)
             failures.append(error)
         finally:
             endpoint.running -= 1
-
-    def _fail(self, endpoint: _Endpoint) -> None:
-        if endpoint.open_until > self._clock():  # when it dies, all its requests fail: that is one failure
-            return
-        endpoint.failures += 1
-        endpoint.failed += 1
-        endpoint.open_until = self._clock() + _COOLDOWN.after(endpoint.failures)
 
 
 def _remember(homes: OrderedDict[str, _Endpoint], name: str, endpoint: _Endpoint) -> _Endpoint | None:
@@ -245,11 +234,10 @@ def _agreed(engines: Sequence[Capabilities]) -> Capabilities:
     if not engines:
         raise EngineError("a router needs at least one engine")
     sizes = {one.vocab_size for one in engines if one.vocab_size is not None}
-    if len(sizes) > 1:
-        raise EngineError(f"the engines have vocabularies of {sorted(sizes)} ids")
     kinds = {one.logprobs for one in engines}
-    if len(kinds) > 1:
-        raise EngineError(f"the engines return logprobs of different kinds: {', '.join(sorted(kinds))}")
+    if len(sizes) > 1 or len(kinds) > 1:
+        problem = f"vocabularies of {sorted(sizes)} ids, logprobs that are {', '.join(sorted(kinds))}"
+        raise EngineError(f"the engines differ: {problem}")
     return Capabilities(
         engine="+".join(sorted({one.engine for one in engines})),
         version=_common({one.version for one in engines}),

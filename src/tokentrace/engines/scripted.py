@@ -13,14 +13,24 @@ import numpy as np
 from ..settings import items
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import VersionSpan
-from . import protocol
-from .answers import AnswerReader, EngineReply, answered_ids, checked_request
+from ..trajectory.turns import LogprobKind, VersionSpan
+from .answers import AnswerReader, EngineReply, StopFinder, TokenBytes, answered_ids, checked_request
 from .channels import TOP_LOGPROBS
 from .errors import EngineAnswerError
-from .protocol import Capabilities, Channels, Delta, Engine, GenerateRequest, LogprobKind, Logprobs, Weights
-from .sampling import OPTIONAL, SamplingParams
-from .stopping import StopFinder, TokenBytes
+from .protocol import (
+    OPTIONAL,
+    Capabilities,
+    Channels,
+    Delta,
+    Engine,
+    GenerateRequest,
+    Logprobs,
+    SamplingParams,
+    Weights,
+    add_version,
+    check_channels,
+    checked_version,
+)
 
 _TOP_LOGPROBS: Final = 20
 
@@ -101,11 +111,8 @@ class ScriptedEngine(Engine):
         )
         self.requests: Final[list[GenerateRequest]] = []
         self.version = version
-        self._token_bytes: Final = token_bytes
-        self._script: Final = script
-        self._size: Final = piece
-        self._latency: Final = latency
-        self._record: Final = record
+        self._token_bytes, self._script, self._size = token_bytes, script, piece
+        self._latency, self._record = latency, record
         self._resumed: Final = asyncio.Event()
         self._resumed.set()
         self._running: Final[set[str]] = set()
@@ -126,7 +133,7 @@ class ScriptedEngine(Engine):
     async def set_version(self, version: str | int) -> None:
         if not self.capabilities.weights:
             await super().set_version(version)
-        self.version = protocol.checked_version(version)
+        self.version = checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
         """Do nothing: there is no cache."""
@@ -151,7 +158,7 @@ class ScriptedEngine(Engine):
                     reader.add(EngineReply([], [], "abort", spans))
                     break
                 if self.version is not None and end:
-                    protocol.add_version(spans, self.version, end)
+                    add_version(spans, self.version, end)
                 part = _slice(reply, start, end)
                 if end == count:
                     part = replace(part, finish_reason=reply.finish_reason, stop=reply.stop, versions=spans)
@@ -168,33 +175,27 @@ class ScriptedEngine(Engine):
         result = self._script(prompt, sampling)
         sampled = result if isinstance(result, Sampled) else None
         values = items("the script's ids", result if sampled is None else sampled.ids, EngineAnswerError)
-        ids = answered_ids(values, "ids", None).tolist()
-        logprobs, channels = [-1.0] * len(ids), dict[str, Sequence[Any]]()
+        ids = answered_ids(values, None).tolist()
+        logprobs, channels, count = [-1.0] * len(ids), dict[str, Sequence[Any]](), sampling.top_logprobs
         if sampled is not None:
             logprobs = items("the script's logprobs", sampled.logprobs, EngineAnswerError)
             channels = dict(sampled.channels)
-        if len(logprobs) != len(ids):
-            raise EngineAnswerError(f"the script returned {len(ids)} ids with {len(logprobs)} logprobs")
-        protocol.check_channels(channels, len(ids))
-        if sampling.top_logprobs:
-            channels.setdefault(TOP_LOGPROBS, self._invented(ids, logprobs, sampling.top_logprobs))
+        check_channels({**channels, "logprobs": logprobs}, len(ids))
+        if count and TOP_LOGPROBS not in channels:
+            size = self.capabilities.vocab_size or INT32_MAX
+            channels[TOP_LOGPROBS] = [
+                tuple(((one + rank) % size, float(logprob) - rank) for rank in range(min(count, size)))
+                for one, logprob in zip(ids, logprobs, strict=True)
+            ]
         reply = EngineReply(ids, logprobs, channels=channels)
         finder = StopFinder(sampling.stop, self._token_bytes or bytes)
         for at, one in enumerate(ids[: sampling.max_tokens], 1):
             text = finder.feed(one)
-            if one in sampling.stop_token_ids:
-                return replace(_slice(reply, 0, at), finish_reason="stop")
-            if text is not None:
-                return replace(_slice(reply, 0, at), finish_reason="stop", stop=text)
+            if text is not None or one in sampling.stop_token_ids:
+                stop = None if one in sampling.stop_token_ids else text
+                return replace(_slice(reply, 0, at), finish_reason="stop", stop=stop)
         reason = "stop" if 0 < len(ids) < sampling.max_tokens else "length"
         return replace(_slice(reply, 0, sampling.max_tokens), finish_reason=reason)
-
-    def _invented(self, ids: list[int], logprobs: list[float], count: int) -> list[tuple[tuple[int, float], ...]]:
-        size = self.capabilities.vocab_size or INT32_MAX
-        return [
-            tuple(((one + rank) % size, float(logprob) - rank) for rank in range(min(count, size)))
-            for one, logprob in zip(ids, logprobs, strict=True)
-        ]
 
 
 def _slice(reply: EngineReply, start: int, end: int) -> EngineReply:

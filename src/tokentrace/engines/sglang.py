@@ -8,7 +8,7 @@ after their length.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
 from msgspec import Struct
@@ -16,13 +16,13 @@ from msgspec import Struct
 from ..errors import brief
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
-from .adapter import HTTPEngine, ModelCard, Models, connecting, folder_of, probed_kind, sampling_fields
+from ..trajectory.turns import LogprobKind
+from .adapter import HTTPEngine, ModelCard, Models, connecting, probed_kind, sampling_fields
 from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, same_ids, scored_ids
 from .channels import Experts, flat_experts
 from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .http import Connection, HTTPSettings
-from .protocol import Capabilities, GenerateRequest, LogprobKind, Logprobs, Weights, checked_version
-from .sampling import OPTIONAL, SamplingParams
+from .protocol import OPTIONAL, Capabilities, GenerateRequest, Logprobs, SamplingParams, Weights, checked_version
 
 GENERATE: Final = "/generate"
 _TOP_LOGPROBS: Final = 20
@@ -50,10 +50,6 @@ class _Meta(Struct):
     weight_versions: list[VersionRow] | None = None
     routed_experts: str | None = None
     routed_experts_dtype: str | None = None
-
-    def rows(self, count: int) -> list[list[tuple[int, float | None]]]:
-        rows = (self.output_top_logprobs or [])[-count:] if count else []
-        return [[(one, logprob) for logprob, one, _ in row or []] for row in rows]
 
     def experts(self, width: int | None) -> Experts:
         """Return the routed experts. Raises EngineAnswerError if there are none."""
@@ -87,6 +83,7 @@ class SGLangEngine(HTTPEngine):
 
     path = GENERATE
     prompt_field = "input_ids"
+    answer = _Answer
     version_fields: ClassVar[dict[str, Any]] = {"abort_all_requests": False}
     no_weights = "this SGLang does not report its weights (weight_version): use a newer one"
 
@@ -95,8 +92,8 @@ class SGLangEngine(HTTPEngine):
     ) -> None:
         super().__init__(connection, capabilities)
         self._pause_mode: Final = pause_mode
-        self._experts = 0
-        """Experts per position, of all layers; 0 if they are not requested."""
+        self._experts: int | None = 0
+        """Experts per position, of all layers; 0 if they are not requested, None if their number is unknown."""
 
     @classmethod
     async def connect(
@@ -128,7 +125,7 @@ class SGLangEngine(HTTPEngine):
             card = models.data[0] if models.data else ModelCard()
             lengths = (card.max_model_len, server.context_length, server.max_total_num_tokens)
             engine = cls(connection, Capabilities("sglang"), pause_mode=pause_mode)
-            sampled: _Answer = await engine._sample(0, SamplingParams(1))
+            reply = await engine._probe(0, SamplingParams(1))
             engine.capabilities = Capabilities(
                 engine="sglang",
                 version=server.version,
@@ -139,21 +136,18 @@ class SGLangEngine(HTTPEngine):
                 streams=True,
                 aborts=True,
                 pauses=True,
-                versions=sampled.meta_info.weight_versions is not None,
+                versions=bool(reply.versions),
                 top_logprobs=_TOP_LOGPROBS,
                 structures=True,
                 sampling=frozenset(OPTIONAL),
                 weights=model.weight_version is not None,
             )
             engine.version = model.weight_version
-            if routed_experts:  # of the only position that is read where one id follows one
-                sampled = await engine._sample(0, SamplingParams(1), return_routed_experts=True)
-                engine._experts = sampled.meta_info.experts(None).size
+            if routed_experts:
+                engine._experts = None
+                experts = (await engine._probe(0, SamplingParams(1))).experts
+                engine._experts = 0 if experts is None else experts.size
             return engine
-
-    def _likeliest(self, answer: _Answer) -> Iterable[tuple[int, float | None]]:
-        rows = answer.meta_info.rows(1)
-        return rows[0] if rows else []
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
@@ -178,8 +172,7 @@ class SGLangEngine(HTTPEngine):
 
         SGLang finishes requests under way first. If they wait ``"in_place"``, it refuses to empty the cache.
         """
-        name, folder = str(checked_version(version)), folder_of(weights, "SGLang")
-        self._refuse_weights()
+        name, folder = str(checked_version(version)), self._check_weights(weights)
         order = {"model_path": folder, "weight_version": name, "flush_cache": True}
         await self._order("/update_weights_from_disk", order, Any)
         self.version = name
@@ -202,12 +195,42 @@ class SGLangEngine(HTTPEngine):
         }
         if sampling.top_logprobs:
             fields["top_logprobs_num"] = sampling.top_logprobs
-        if self._experts:  # from the last id of the prompt on, which the first sampled id follows
+        if self._experts != 0:  # from the last id of the prompt on, which the first sampled id follows
             fields |= {"return_routed_experts": True, "routed_experts_start_len": len(request.prompt_ids) - 1}
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
-    def _reader(self, request: GenerateRequest, prompt: bytes) -> AnswerReader:
-        return _SGLangReader(request, self.capabilities, experts=self._experts)
+    def _read(self, answer: _Answer, reader: AnswerReader) -> EngineReply:
+        """Read an event, which repeats everything so far or holds what is new."""
+        meta, reason, ids = answer.meta_info, answer.meta_info.finish_reason, answer.output_ids or []
+        aborted = reason is not None and reason.type == "abort"
+        if reason is not None and aborted and reason.status_code is not None:
+            _raise_dropped(reason, reason.status_code, reader.count)
+        if aborted and meta.completion_tokens is None:  # aborted while it waited
+            total = max(reader.count, len(ids))
+        else:
+            reader.check_prompt_count(meta.prompt_tokens)
+            total = -1 if meta.completion_tokens is None else meta.completion_tokens
+        new, before = total - reader.count, reader.count
+        if new < 0 or len(ids) not in (total, new):
+            raise EngineAnswerError(f"{len(ids)} ids came after {before}, where SGLang has sampled {total}")
+        if len(ids) > new and before and ids[before - 1] != reader.last_id:
+            raise EngineAnswerError(f"id {before - 1} was {reader.last_id}, and is now {ids[before - 1]}")
+        ids, where = ids[len(ids) - new :], "output_token_logprobs"
+        triples = (meta.output_token_logprobs or [])[-new:] if new else []
+        rows = (meta.output_top_logprobs or [])[-new:] if new else []
+        same_ids([one for _, one, _ in triples], ids, where)
+        matched = None if reason is None else reason.matched
+        return EngineReply(
+            ids,
+            [logprob for logprob, _, _ in triples],
+            None if reason is None else reason.type,
+            meta.weight_versions or (),  # `weight_version` is the server's when it answers
+            meta.cached_tokens,
+            stop=matched if isinstance(matched, int | str) else None,
+            top=[[(one, logprob) for logprob, one, _ in row or []] for row in rows],
+            experts=meta.experts(self._experts) if self._experts != 0 and total and reason is not None else None,
+            where=where,
+        )
 
 
 def _rid(request_id: str) -> str:
@@ -215,60 +238,10 @@ def _rid(request_id: str) -> str:
     return f"{len(request_id)}-{request_id}"
 
 
-class _SGLangReader(AnswerReader):
-    """Reads events that repeat everything so far, or hold what is new."""
-
-    answer = _Answer
-
-    def __init__(self, request: GenerateRequest, capabilities: Capabilities, *, experts: int = 0) -> None:
-        super().__init__(request, capabilities)
-        self._experts: Final = experts
-
-    def read(self, answer: _Answer) -> EngineReply:
-        meta, reason, ids = answer.meta_info, answer.meta_info.finish_reason, answer.output_ids or []
-        aborted = reason is not None and reason.type == "abort"
-        if reason is not None and aborted:
-            self._check_abort(reason)
-        if aborted and meta.completion_tokens is None:  # aborted while it waited
-            total = max(self.count, len(ids))
-        else:
-            self.check_prompt_count(meta.prompt_tokens)
-            total = -1 if meta.completion_tokens is None else meta.completion_tokens
-        new = self._new_ids(ids, total)
-        where = "output_token_logprobs"
-        triples = (meta.output_token_logprobs or [])[-len(new) :] if new else []
-        same_ids([one for _, one, _ in triples], new, where)
-        matched = None if reason is None else reason.matched
-        return EngineReply(
-            new,
-            [logprob for logprob, _, _ in triples],
-            None if reason is None else reason.type,
-            VersionRow.spans(meta.weight_versions),  # `weight_version` is the server's when it answers
-            meta.cached_tokens,
-            stop=matched if isinstance(matched, int | str) else None,
-            top=meta.rows(len(new)) if self.sampling.top_logprobs else (),
-            experts=meta.experts(self._experts) if self._experts and total and reason is not None else None,
-            where=where,
-        )
-
-    def _new_ids(self, ids: list[int], total: int) -> list[int]:
-        """Return the ids of an event that no earlier one had."""
-        new = total - self.count
-        if new < 0 or len(ids) not in (total, new):
-            raise EngineAnswerError(f"{len(ids)} ids came after {self.count}, where SGLang has sampled {total}")
-        if len(ids) > new and self.count and ids[self.count - 1] != self.last_id:
-            raise EngineAnswerError(f"id {self.count - 1} was {self.last_id}, and is now {ids[self.count - 1]}")
-        return ids[len(ids) - new :]
-
-    def _check_abort(self, reason: _Finish) -> None:
-        """Raise if an abort has a status: then the scheduler dropped the request."""
-        status = reason.status_code
-        if status is None:
-            return
-        message = reason.message[:300] if isinstance(reason.message, str) else brief(reason.message)
-        problem = f"SGLang dropped the request ({status}): {message}"
-        if status < 500 and status != 429:
-            raise EngineRefusal(problem, status=status)
-        if self.count:
-            raise EngineError(f"{problem}, after {self.count} tokens")
-        raise EngineUnavailable(problem)
+def _raise_dropped(reason: _Finish, status: int, count: int) -> None:
+    """Raise for a request that the scheduler dropped after `count` tokens: its abort has a status."""
+    message = reason.message[:300] if isinstance(reason.message, str) else brief(reason.message)
+    problem = f"SGLang dropped the request ({status}): {message}"
+    if status < 500 and status != 429:
+        raise EngineRefusal(problem, status=status)
+    raise EngineError(f"{problem}, after {count} tokens") if count else EngineUnavailable(problem)

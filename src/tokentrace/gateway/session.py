@@ -455,7 +455,7 @@ class SessionRecord:
             turn.number,
             first,
             tuple(write_records(trajectory, first)),
-            msgspec.to_builtins(turn),
+            turn,
             pack_channels(completion.channels),
             sampled=len(completion.ids),
             prompted=len(placed.ids),

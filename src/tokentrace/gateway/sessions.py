@@ -18,12 +18,12 @@ from ..errors import brief
 from ..store.store import SessionInfo, State, Store, StoreError
 from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, Matcher, load_matcher
-from .problems import RequestError, convert
-from .requests import SAMPLING, check_sampling
+from .requests import SAMPLING, RequestError, check_sampling, convert
 from .session import SessionRecord
 
 if TYPE_CHECKING:
     from .http import Body
+    from .requests import Request
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""
@@ -68,8 +68,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """True if memory may differ from the store: nobody may use it any more."""
-    last_body: Body | None = None
-    """The messages of the last chat, with their JSON: most of them come again."""
+    last: dict[str, tuple[Body, Request]] = field(default_factory=dict)
+    """The last request of each dialect: most of its history comes again."""
 
 
 class Sessions:

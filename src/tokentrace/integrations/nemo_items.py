@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..conversation.responses import item_id
 from ..errors import SampleError, TrajectoryError, brief
-from ..gateway.responses import call_item, message_item, reasoning_item
+from ..gateway.dialect import Item
+from ..gateway.responses import output_item
+from ..parsing.response import PartKind
 from ..trajectory.trajectory import Trajectory
 from .rows import only_sample
 
@@ -76,14 +77,14 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]
     reasoning, calls, turn = message.get("reasoning_content"), message.get("tool_calls") or (), f"t{number}"
-    items = [reasoning_item(item_id("rs", turn, 0), reasoning)] if reasoning else []
+    items = [Item(0, PartKind.REASONING, reasoning)] if reasoning else []
     if content or not calls:
-        items.append(message_item(item_id("msg", turn, len(items)), content or ""))
+        items.append(Item(len(items), PartKind.CONTENT, content or ""))
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        items.append(call_item(item_id("fc", turn, len(items)), call["id"], name, text))
-    return items
+        items.append(Item(len(items), PartKind.TOOL_CALL, text, name, call["id"]))
+    return [output_item(turn, item) for item in items]
 
 
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:

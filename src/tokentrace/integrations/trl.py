@@ -20,7 +20,7 @@ from ..rollout.batch import rollout_seed
 from ..rollout.calling import together
 from ..rollout.patience import Patience
 from ..rollout.record import Task
-from ..samples.collation import collate
+from ..samples.batches import collate
 from ..samples.sample import Sample
 from .background import BackgroundLoop
 from .rows import (

@@ -19,7 +19,7 @@ from ..template.chat_template import ChatTemplate, PythonFormat, Template
 from ..tokens.encoding import ControlPolicy
 from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Tokenizer
-from .closing import Truncation
+from .bridged import Truncation
 from .lost import LostPolicy
 from .past import Past
 from .renderer import Renderer

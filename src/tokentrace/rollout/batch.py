@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -88,10 +89,10 @@ class Summary:
         return (self.sampled - self.resumed_sampled) / self.seconds if self.seconds else math.nan
 
     def described(self) -> dict[str, Any]:
-        names = [name for name in self.__dataclass_fields__ if name not in ("ends", "rewards", "resumed_sampled")]
-        values = {name: getattr(self, name) for name in (*names, "reward", "samples_per_rollout", "tokens_per_second")}
-        unknown = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
-        return values | unknown | {"ends": dict(self.ends)}
+        values = dataclasses.asdict(self) | {"ends": dict(self.ends)}
+        values |= {name: getattr(self, name) for name in ("reward", "samples_per_rollout", "tokens_per_second")}
+        hidden = ("rewards", "resumed_sampled")
+        return {name: None if value != value else value for name, value in values.items() if name not in hidden}  # noqa: PLR0124 NaN
 
 
 _SUMS: Final = (
@@ -164,14 +165,11 @@ def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
     """Yield each task `count` times, as a group: the same prompt under other names."""
     count = whole("the size of a group", count, least=1, error=InputError)
-    return (member for number, task in enumerate(tasks) for member in _group(task, number, count))
-
-
-def _group(task: Task, number: int, count: int) -> Iterator[Task]:
-    name = _named(task, number).name
-    for at in range(count):
-        metadata = {**task.metadata, "group": name, "member": at}
-        yield dataclasses.replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
+    for number, task in enumerate(tasks):
+        name = _named(task, number).name
+        for at in range(count):
+            metadata = {**task.metadata, "group": name, "member": at}
+            yield dataclasses.replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
@@ -180,9 +178,9 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
     for number, task in enumerate(tasks):
         task = _named(task, number)
         if task.name in places:
-            both = f"tasks {places[task.name]} and {number} (counted from 0) are both called {brief(task.name)}"
             raise InputError(
-                f"{both}: give each a name of its own, or none; grouped(tasks, n) makes n rollouts of each task"
+                f"tasks {places[task.name]} and {number} (counted from 0) are both called {brief(task.name)}: name "
+                "each differently, or none; grouped(tasks, n) makes n rollouts of each task"
             )
         places[task.name] = number
         yield task
@@ -215,17 +213,50 @@ async def run_rollouts(
     continued runs anew, and a note says why.
     """
     instance("agent", agent, Agent, InputError)
-    if not isinstance(tasks, Iterable):
-        raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
-    if store is not None:
-        instance("store", store, RolloutStore, InputError)
-    patience = Patience() if patience is None else instance("patience", patience, Patience, InputError)
-    concurrency = whole("concurrency", concurrency, least=1, error=InputError)
-    seed = checked_seed(seed)
+    waiting = Patience() if patience is None else patience
     if continue_aborted:
         if store is None:
             raise InputError("continue_aborted needs a store with the rollouts to continue")
         store.run_again([End.ABORT])
+
+    async def run(number: int, task: Task, seed: int | None) -> Rollout:
+        if store is None:
+            return await agent.run(task, seed=seed, patience=waiting)
+        under_way, notes = list[Rollout](), list[str]()
+        start = functools.partial(agent.run, task, grown=under_way.append, seed=seed, patience=waiting)
+        earlier = await asyncio.to_thread(store.recorded, task) if continue_aborted else None
+        try:
+            if earlier is not None:
+                try:
+                    return await start(resumed=earlier)
+                except ContinuationError as error:
+                    notes.append(f"run anew: {error}")
+            await asyncio.to_thread(store.start, task.name)
+            rollout = await start()
+            rollout.notes += notes
+            return rollout
+        except (EngineDown, asyncio.CancelledError):
+            if under_way and under_way[-1].turns:
+                store.keep(under_way[-1])
+            raise
+
+    return await run_all(run, tasks, concurrency=concurrency, store=store, done=done, seed=seed)
+
+
+async def run_all(
+    run: Callable[[int, Task, int | None], Awaitable[Rollout]],
+    tasks: Iterable[Task],
+    *,
+    concurrency: int,
+    store: RolloutStore | None,
+    done: Callable[[Rollout], None] | None,
+    seed: int | None,
+) -> Summary:
+    """Run tasks with a function of their number, the task and its seed; store and count what it returns."""
+    concurrency = whole("concurrency", concurrency, least=1, error=InputError)
+    seed = None if seed is None else whole("seed", seed, least=0, most=2**62, error=InputError)
+    if not isinstance(tasks, Iterable):
+        raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()
     waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))
@@ -235,12 +266,15 @@ async def run_rollouts(
         for number, task in waiting:
             if store is not None and store.is_finished(task.name):
                 continue  # its number still counts for the seeds of those after it
-            task_seed = rollout_seed(seed, number)
             running.add(task.name)
-            if store is None:
-                rollout = await agent.run(task, seed=task_seed, patience=patience)
-            else:
-                rollout = await _run_and_store(agent, task, task_seed, patience, store, continue_aborted)
+            rollout = await run(number, task, rollout_seed(seed, number))
+            if store is not None:
+                writing = asyncio.create_task(asyncio.to_thread(store.finish, rollout))
+                try:
+                    await asyncio.shield(writing)
+                except asyncio.CancelledError:
+                    await writing
+                    raise
             running.remove(task.name)
             summary.add(rollout.metrics())
             summary.seconds = time.monotonic() - began
@@ -253,45 +287,6 @@ async def run_rollouts(
         raise InputError(f"{len(running)} rollouts did not end, a tool, user or reward cancelled their tasks: {names}")
     summary.seconds = time.monotonic() - began
     return summary
-
-
-async def _run_and_store(
-    agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore, continues: bool
-) -> Rollout:
-    """Run a task and store it; what there is of it if it is cancelled or the engine is down."""
-    earlier = await asyncio.to_thread(store.recorded, task) if continues else None
-    under_way: list[Rollout] = []
-    notes: list[str] = []
-    try:
-        if earlier is not None:
-            try:
-                rollout = await agent.run(task, resumed=earlier, grown=under_way.append, seed=seed, patience=patience)
-            except ContinuationError as error:
-                earlier, notes = None, [f"run anew: {error}"]
-        if earlier is None:
-            await asyncio.to_thread(store.start, task.name)
-            rollout = await agent.run(task, grown=under_way.append, seed=seed, patience=patience)
-            rollout.notes += notes
-    except (EngineDown, asyncio.CancelledError):
-        if under_way and under_way[-1].turns:
-            store.keep(under_way[-1])
-        raise
-    await write_finished(store, rollout)
-    return rollout
-
-
-async def write_finished(store: RolloutStore, rollout: Rollout) -> None:
-    """Store a rollout in a thread, even if this task is cancelled meanwhile."""
-    writing = asyncio.create_task(asyncio.to_thread(store.finish, rollout))
-    try:
-        await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await writing
-        raise
-
-
-def checked_seed(seed: Any) -> int | None:
-    return None if seed is None else whole("seed", seed, least=0, most=2**62, error=InputError)
 
 
 def rollout_seed(seed: int | None, number: int) -> int | None:

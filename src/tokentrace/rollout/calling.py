@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -65,38 +64,28 @@ def describe_error(error: BaseException) -> str:
 
 
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function: await a coroutine function, run a plain one in a thread of its own."""
+    """Call a function: await a coroutine function, run a plain one in a thread of its own, where it may hang."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         return await function(*args, **kwargs)
-    answer = await in_thread(functools.partial(function, *args, **kwargs))
-    return await answer if isinstance(answer, Awaitable) else answer
-
-
-async def in_thread(call: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own: if it hangs, it blocks nothing else."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
-
-    def deliver(answer: Any, error: Exception | None) -> None:
-        if not future.done():
-            future.set_result((answer, error))
 
     def work() -> None:
         answer, error = None, None
         try:
-            answer = call()
+            answer = function(*args, **kwargs)
         except Exception as raised:
             error = raised
         except BaseException as raised:  # SystemExit
             error = RuntimeError(describe_error(raised))
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(deliver, answer, error)
+            loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result((answer, error)))
 
     threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tokentrace-tool", daemon=True).start()
     answer, error = await future
     if error is not None:
         raise error
-    return answer
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

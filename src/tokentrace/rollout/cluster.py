@@ -9,26 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import inspect
 import json
 import math
 import platform
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..data.cluster import connected, import_ray
 from ..data.job import first_line
 from ..errors import InputError, TokentraceError, brief
-from ..settings import instance, whole
+from ..settings import whole
 from ..trajectory.trajectory import Trajectory
 from ..version import __version__
-from .batch import Summary, checked_seed, named, rollout_seed, write_finished
-from .calling import describe_error, together
+from .batch import Summary, named, run_all
+from .calling import describe_error
 from .ends import End
 from .loop import Agent, Rollout, Task
 from .patience import EngineDown, Outage, Patience
@@ -43,7 +41,7 @@ _SHARED: Final = "the configuration and all that it names must be on storage tha
 _NO_NODE: Final = "all of its nodes have died or were removed; add one, or start Ray again and repeat the command"
 _DEATHS: Final = 3
 """Ray starts a dead worker again, and runs again what it had under way. A rollout that was under way in so many deaths
-runs alone at the end, to know which one kills workers; if it does so again, it has failed."""
+runs in a worker of its own, to know which one kills workers; if it does so again, it has failed."""
 _POLL_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 10.0
 
@@ -68,102 +66,99 @@ async def run_rollouts_on_ray(
     ``"local"`` for its cores; None is Ray's default. `patience` is how long a worker waits for an engine, and the run
     for a node, which `notice` reports. Raises InputError if a worker cannot be made, or differs from the others.
     """
-    ray = import_ray()
-    chosen = list(named(tasks))
-    if store is not None:
-        instance("store", store, RolloutStore, InputError)
+    ray, chosen = import_ray(), list(named(tasks))
+    todo = sum(store is None or not store.is_finished(task.name) for task in chosen)
     concurrency = whole("concurrency", concurrency, least=1, error=InputError)
-    seed = checked_seed(seed)
-    summary = Summary() if store is None else Summary.of(store)
-    todo = deque(n for n, task in enumerate(chosen) if store is None or not store.is_finished(task.name))
     if not todo:
-        return summary
+        return Summary() if store is None else Summary.of(store)
     with connected(ray, address):
         cpus = int(ray.cluster_resources().get("CPU", 1))
         count = cpus if workers is None else whole("workers", workers, least=1, error=InputError)
-        seats = max(1, min(count, len(todo), concurrency))
-        options = {"num_cpus": 1, "max_concurrency": concurrency + 16}
-        actor = ray.remote(**options, max_restarts=-1, max_task_retries=_DEATHS - 1)(RolloutActor)
+        seats = max(1, min(count, todo, concurrency))
+        actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16)(RolloutActor)
+        crew = _Workers(ray, actor, (make, patience), chosen, notice, patience)
 
-        async def finish(rollout: Rollout) -> None:
+        async def run(number: int, task: Task, seed: int | None) -> Rollout:
             if store is not None:
-                await asyncio.to_thread(store.start, rollout.task.name)
-                await write_finished(store, rollout)
-            summary.add(rollout.metrics())
-            if done is not None:
-                done(rollout)
+                await asyncio.to_thread(store.start, task.name)
+            return await crew.run(number, seed)
 
-        hire = functools.partial(actor.remote, make, patience)
-        run = _Run(ray, hire, chosen, todo, math.ceil(concurrency / seats), seed, finish, notice, patience)
-        began = time.monotonic()
-        await run.all(seats)
-        summary.seconds = time.monotonic() - began
+        try:
+            async with asyncio.TaskGroup() as group:
+                slots = math.ceil(concurrency / seats)
+                sitting = [group.create_task(crew.seat(slots)) for _ in range(seats)]
+                summary = await run_all(run, chosen, concurrency=concurrency, store=store, done=done, seed=seed)
+                for one in sitting:
+                    one.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
         return summary
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Run:
-    """A run on a cluster, in the process that writes the store."""
+class _Workers:
+    """The workers of a run, in the process that writes the store."""
 
     ray: Any
-    hire: Callable[[], Any]
+    actor: Any
+    arguments: tuple[Any, ...]
+    """Of `RolloutActor`."""
     tasks: Sequence[Task]
-    todo: deque[int]
-    slots: int
-    seed: int | None
-    finish: Callable[[Rollout], Awaitable[None]]
     notice: Callable[[Outage | None], None] | None
     patience: float | None
-    suspects: list[int] = dataclasses.field(default_factory=list)
-    """Rollouts under way when workers died, again and again."""
     first: dict[str, Any] | None = None
+    """The crew that all others must equal."""
+    free: asyncio.Queue[Any] = dataclasses.field(default_factory=asyncio.Queue)
+    """Each worker as often as it has room for another rollout."""
 
-    async def all(self, seats: int) -> None:
-        """Run everything; rollouts that may kill workers at the end, one by one."""
-        await together(self._seat(self._work_through) for _ in range(seats))
-        for number in self.suspects:
-            await self._seat(functools.partial(self._one, number=number, alone=True))
-
-    async def _seat(self, work: Callable[[Any], Awaitable[None]]) -> None:
-        """Start a worker, use it, and close it."""
-        worker = self.hire()
+    async def seat(self, slots: int) -> None:
+        """Start a worker for so many rollouts at a time; close it when this is cancelled."""
         try:
-            await self._answer(worker.ready.remote())
-            await work(worker)
+            async with self._worker(max_restarts=-1, max_task_retries=_DEATHS - 1) as worker:
+                for _ in range(slots):
+                    self.free.put_nowait(worker)
+                await asyncio.Event().wait()
         except self.ray.exceptions.RayError as error:
             raise TokentraceError(f"a worker cannot be used: {first_line(error)}") from error
+
+    @contextlib.asynccontextmanager
+    async def _worker(self, **options: Any) -> AsyncIterator[Any]:
+        worker = self.actor.options(**options).remote(*self.arguments)
+        try:
+            await self._answer(worker.ready.remote())
+            try:
+                yield worker
+            finally:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
         finally:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
             self.ray.kill(worker)
 
-    async def _work_through(self, worker: Any) -> None:
-        await together(self._slot(worker) for _ in range(self.slots))
-
-    async def _slot(self, worker: Any) -> None:
-        while self.todo:
-            await self._one(worker, number=self.todo.popleft())
-
-    async def _one(self, worker: Any, *, number: int, alone: bool = False) -> None:
-        task, errors = self.tasks[number], self.ray.exceptions
-        run = worker.run.options(max_task_retries=0) if alone else worker.run
+    async def run(self, number: int, seed: int | None) -> Rollout:
+        """Run a task on a free worker, and in one of its own if workers die with it."""
+        errors, task = self.ray.exceptions, self.tasks[number]
+        lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
+        worker = await self.free.get()
+        with contextlib.suppress(*lost):
+            try:
+                return self._rollout(task, await self._answer(worker.run.remote(number, seed)))
+            finally:
+                self.free.put_nowait(worker)
         try:
-            report = await self._answer(run.remote(number, rollout_seed(self.seed, number)))
-        except (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError) as error:
-            if not alone:
-                self.suspects.append(number)
-                return
-            lost = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
-            lost.notes.append(
-                f"{_DEATHS} workers died while it was under way, and one with it alone: {first_line(error)}"
-            )
-            await self.finish(lost)
-            return
+            async with self._worker(num_cpus=0) as alone:  # the others may have all CPUs
+                return self._rollout(task, await self._answer(alone.run.remote(number, seed)))
+        except lost as error:
+            rollout = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
+            problem = f"{_DEATHS} workers died while it was under way, and one with it alone: {first_line(error)}"
+            rollout.notes.append(problem)
+            return rollout
+
+    def _rollout(self, task: Task, report: dict[str, Any]) -> Rollout:
         if "down" in report:
             raise EngineDown(f"node {report['node']}: {report['down']}")
         if "error" in report:
             raise TokentraceError(f"node {report['node']}, {brief(task.name)}: {report['error']}")
-        await self.finish(Rollout(task=task, tools=task.tools or [], **report["rollout"]))
+        return Rollout(task=task, tools=task.tools or [], **report["rollout"])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
         """Return a worker's answer, checked. Raises EngineDown if the cluster has no node for it for too long.
@@ -231,7 +226,7 @@ class RolloutActor:
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
         self._make = make
         self._about: dict[str, Any] = {"node": platform.node()}
-        self._patience = patience
+        self._waiting = Patience(patience)
         self._making = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
@@ -249,7 +244,6 @@ class RolloutActor:
         crew = self._make()
         self._agent, tasks = await crew if inspect.isawaitable(crew) else crew
         self._tasks = list(named(tasks))
-        self._waiting = Patience(self._patience)
         first, renderer = self._tasks[0], self._agent.renderer
         tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
         prompt = renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)

@@ -12,13 +12,12 @@ import functools
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ..conversation.messages import Messages
 from ..engines.answers import check_logprobs
-from ..engines.backoff import Backoff
-from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
+from ..engines.errors import Backoff, EngineError
+from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
 from ..errors import InputError, brief
 from ..parsing.response import ParsedResponse
 from ..rendering.lost import LostPolicy
@@ -33,8 +32,8 @@ from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
-from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name, result_message
-from .resuming import OpenTurn, check_continues, check_resumable, cut_at_stop, resume
+from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name
+from .resuming import OpenTurn, check_resumable, cut_at_stop, resume
 from .toolbox import Toolbox
 from .tools import BaseTool, as_tools
 
@@ -49,34 +48,6 @@ _BACKOFF: Final = Backoff(0.1, 5.0)
 _PART_SEED: Final = 10_007
 """How far the seeds of a turn's parts are apart, per token before."""
 _FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
-
-
-@dataclass(slots=True)
-class _Progress:
-    grown: Callable[[Rollout], None]
-    seed: int | None
-    patience: Patience | None
-    open_turn: OpenTurn | None
-    """The turn that a recorded trajectory ends with, until it is continued."""
-    user: BaseInteraction | None = None
-    box: Toolbox = dataclasses.field(init=False)
-    limit: asyncio.Timeout | None = None
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Stop the rollout's clock while the engine is down."""
-        limit = self.limit
-        end = None if limit is None else limit.when()
-        if limit is None or end is None:
-            yield
-            return
-        now = asyncio.get_running_loop().time
-        remaining = end - now()
-        limit.reschedule(None)
-        try:
-            yield
-        finally:
-            limit.reschedule(now() + remaining)
 
 
 class Agent:
@@ -103,28 +74,25 @@ class Agent:
             raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {brief(renderer)}")
         if reward is not None and not callable(reward):
             raise InputError(f"reward must be a function of a rollout, not {brief(reward)}")
-        for name, value, kind in (("sampling", sampling, SamplingParams), ("budget", budget, Budget)):
-            if value is not None:
-                instance(name, value, kind, InputError)
         self.engine = engine
         self.renderer = renderer
         self.tools = as_tools(tools)
         self.interactions = as_interactions(interaction)
         self.reward = reward
-        self.budget = budget or Budget()
+        self.budget = instance("budget", Budget() if budget is None else budget, Budget, InputError)
         self.resume_aborted = instance("resume_aborted", resume_aborted, bool, InputError)
         self._unnamed = itertools.count()
-        sampling = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
+        most = self.budget.turn_tokens
+        sampling = instance("sampling", sampling or SamplingParams(max_tokens=most), SamplingParams, InputError)
         check_logprobs(sampling, engine.capabilities)
         if self.resume_aborted:
             check_resumable(sampling)
-        self._sampling = dataclasses.replace(
-            sampling,
-            max_tokens=min(sampling.max_tokens, self.budget.turn_tokens),
-            stop_token_ids=tuple(dict.fromkeys([*sampling.stop_token_ids, *renderer.get_stop_token_ids()])),
+        stops = dict.fromkeys([*sampling.stop_token_ids, *renderer.get_stop_token_ids()])
+        self.sampling = dataclasses.replace(
+            sampling, max_tokens=min(sampling.max_tokens, most), stop_token_ids=tuple(stops)
         )
         limits = [self.budget.context, engine.capabilities.max_length]
-        self._context = min((limit for limit in limits if limit is not None), default=None)
+        self.context = min((limit for limit in limits if limit is not None), default=None)
 
     def __repr__(self) -> str:
         return f"Agent({self.engine!r}, {len(self.tools)} tools, {self.budget!r})"
@@ -161,170 +129,21 @@ class Agent:
             rollout = Rollout(task, trajectory, tools, list(task.messages))
         else:
             rollout = dataclasses.replace(resumed, task=task, tools=tools)
-            rendered = self.renderer.render(task.messages, tools=rollout.schemas, add_generation_prompt=True)
-            check_continues(rollout, self.renderer, rendered.ids)
-            open_turn = resume(rollout, self._sampling)
+            open_turn = resume(rollout, self.renderer, self.sampling)
         began = time.monotonic()
         with instance_name(task.name) as rollout.instance:
             try:
-                await self._run(rollout, _Progress(grown or (lambda _: None), seed, patience, open_turn))
+                await _Run(self, rollout, grown or (lambda _: None), seed, patience, open_turn).run()
             finally:
                 rollout.seconds = time.monotonic() - began
         return rollout
 
-    async def _run(self, rollout: Rollout, progress: _Progress) -> None:
-        try:
-            if not rollout.trajectory.num_writes:
-                self._begin(rollout)
-                progress.grown(rollout)
-            progress.user = choose_interaction(self.interactions, rollout.task.interaction_settings)
-            progress.box = Toolbox(
-                rollout.tools,
-                rollout.instance,
-                timeout=self.budget.tool_timeout,
-                settings=rollout.task.tool_settings,
-                parallel=self.budget.parallel_calls,
-                messages=rollout.messages,
-                notes=rollout.notes,
-            )
-            async with progress.box:
-                await self._lead(rollout, progress)
-        except EngineDown:
-            raise
-        except Exception as error:
-            rollout.end = next((end for kind, end in _FAILURES if isinstance(error, kind)), End.FAILED)
-            is_ours = isinstance(error, EngineError | TooLong | InputError)
-            rollout.notes.append(str(error) if is_ours else f"{type(error).__name__}: {error}")
-        if rollout.end in FAILED_ENDS:
-            rollout.reward = None
-        if rollout.reward is not None:
-            rollout.trajectory.set_reward(rollout.reward)
-
-    def _begin(self, rollout: Rollout) -> None:
-        messages = rollout.task.messages
-        rendered = self.renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
-        rollout.notes += rendered.notes
-        if self.renderer.lost is not LostPolicy.IGNORE:
-            rollout.notes += map(str, rendered.lost)
-        spans = message_spans(rendered.messages)
-        rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
-
-    async def _lead(self, rollout: Rollout, progress: _Progress) -> None:
-        user, budget = progress.user, self.budget
-        started = False
-        try:
-            try:
-                async with asyncio.timeout(budget.seconds) as progress.limit:
-                    if user is not None:
-                        start = user.start_interaction(rollout.instance, **rollout.task.interaction_settings)
-                        await within(start, budget.interaction_timeout, "start_interaction")
-                        started = True
-                    if rollout.pending:
-                        rollout.end = self._continue_pending(rollout)
-                    while rollout.end is None:
-                        rollout.end = await self._turn(rollout, progress)
-            except TimeoutError:
-                if progress.limit is None or not progress.limit.expired():
-                    raise
-                rollout.end = End.TIME
-                rollout.notes.append(f"the rollout took longer than {budget.seconds:g} s")
-            progress.limit = None
-            if rollout.end not in FAILED_ENDS:
-                await self._score(rollout, progress)
-        finally:
-            if user is not None and started:
-                step = functools.partial(user.finalize_interaction, rollout.instance)
-                await noted(step, budget.interaction_timeout, "finalize_interaction", rollout.notes)
-
-    def _continue_pending(self, rollout: Rollout) -> End | None:
-        """Bridge to the messages that answered the last turn of a recorded rollout."""
-        parts, stream = rollout.trajectory.turns(), rollout.trajectory.stream()
-        start = next(part for part in reversed(parts) if not part.continues).start
-        pending, rollout.pending = rollout.pending, []
-        return self.go_on(rollout, stream[:start], stream[start:], pending)
-
-    async def _turn(self, rollout: Rollout, progress: _Progress) -> End | None:
-        """Sample a turn and append what answers it. Returns why the rollout ends, if it does."""
-        open_turn, progress.open_turn = progress.open_turn, None
-        start = len(rollout.trajectory) if open_turn is None else open_turn.start
-        reason = None
-        if open_turn is None:
-            room, limit = self._room(rollout, start, continues=False)
-            if room < 1:
-                return limit
-        if open_turn is None or open_turn.aborted:
-            reason = await self._sample_turn(rollout, start, progress, continues=open_turn is not None)
-        stream = rollout.trajectory.stream()
-        prompt, completion = stream[:start], stream[start:]
-        parsed = self.renderer.parse_response(completion, tools=rollout.schemas, prompt_ids=prompt)
-        rollout.messages.append(parsed.to_message(call_id=functools.partial(call_id, rollout.turns)))
-        turn = rollout.per_turn[-1]
-        turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
-        if reason is not None:
-            return reason
-        new, reason = await self._answers(rollout, parsed, turn, progress)
-        if turn.reward:
-            rollout.trajectory.set_reward(turn.reward, rollout.trajectory.turns()[-1])
-        if reason is None:
-            reason = self.go_on(rollout, prompt, completion, new)
-        if reason is None:
-            progress.grown(rollout)
-        return reason
-
-    async def _sample_turn(self, rollout: Rollout, start: int, progress: _Progress, *, continues: bool) -> End | None:
-        """Sample a turn, in several parts if it is aborted and resumed. Returns why the rollout ends, if it does."""
-        aborts = 0
-        while True:
-            room, limit = self._room(rollout, start, continues=continues)
-            if room < 1:
-                return limit
-            before = rollout.engine_seconds
-            completion = await self._sample(rollout, room, progress, start, continues=continues)
-            if continues:
-                earlier = rollout.trajectory.stream()[start:]
-                completion = cut_at_stop(completion, earlier, self._sampling.stop, self.renderer)
-            aborted = completion.finish_reason is FinishReason.ABORT
-            again = aborted and self.resume_aborted and aborts < _ABORTS
-            if len(completion.ids) or not again:
-                self._record(rollout, completion, room, rollout.engine_seconds - before, continues=continues)
-                progress.grown(rollout)
-                continues, aborts = True, 0
-            else:
-                aborts += 1
-                await asyncio.sleep(_BACKOFF.after(aborts))
-            if not again:
-                return End.ABORT if aborted else limit if completion.finish_reason is FinishReason.LENGTH else None
-
-    def _record(self, rollout: Rollout, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
-        """Add a completion to the trajectory and to the metrics."""
-        metrics = TurnMetrics(
-            prompt_tokens=len(rollout.trajectory),
-            sampled=len(completion.ids),
-            finish_reason=str(completion.finish_reason),
-            cached_tokens=completion.cached_tokens,
-            engine_seconds=seconds,
-            continues=continues,
-        )
-        rollout.trajectory.append_completion(
-            completion.ids,
-            completion.logprobs,
-            finish_reason=str(completion.finish_reason),
-            version=completion.versions or None,
-            sampling=self._sampling.described() | {"max_tokens": room},
-            continues=continues,
-            logprobs_kind=completion.logprobs_kind,
-            cached_tokens=completion.cached_tokens,
-            channels=completion.channels,
-        )
-        rollout.per_turn.append(metrics)
-
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
         """Append new messages after a turn: bridge the stream to the next one. Returns why not, if it cannot."""
-        bridged = self.renderer.bridge(prompt, completion, new, tools=rollout.schemas)
+        bridge = functools.partial(self.renderer.bridge, prompt, completion, new, tools=rollout.schemas)
+        bridged = bridge()
         if isinstance(bridged, BridgeRefusal):  # the whole conversation may help, but the cost grows with its length
-            bridged = self.renderer.bridge(
-                prompt, completion, new, tools=rollout.schemas, messages=rollout.messages[:-1]
-            )
+            bridged = bridge(messages=rollout.messages[:-1])
         if isinstance(bridged, BridgeRefusal):
             rollout.notes.append(str(bridged))
             return End.BRIDGE
@@ -337,70 +156,241 @@ class Agent:
 
     def has_room(self, length: int) -> bool:
         """True if a turn can follow a prompt of this length."""
-        return self._context is None or length < self._context
+        return self.context is None or length < self.context
 
-    def _room(self, rollout: Rollout, start: int, *, continues: bool) -> tuple[int, End]:
+
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """A rollout under way."""
+
+    agent: Agent
+    rollout: Rollout
+    grown: Callable[[Rollout], None]
+    seed: int | None
+    patience: Patience | None
+    open_turn: OpenTurn | None
+    """The turn that a recorded trajectory ends with, until it is continued."""
+    user: BaseInteraction | None = None
+    box: Toolbox = dataclasses.field(init=False)
+    limit: asyncio.Timeout | None = None
+
+    async def run(self) -> None:
+        rollout = self.rollout
+        try:
+            if not rollout.trajectory.num_writes:
+                self._begin()
+            self.user = choose_interaction(self.agent.interactions, rollout.task.interaction_settings)
+            self.box = Toolbox(rollout, self.agent.budget)
+            async with self.box:
+                await self._lead()
+        except EngineDown:
+            raise
+        except Exception as error:
+            rollout.end = next((end for kind, end in _FAILURES if isinstance(error, kind)), End.FAILED)
+            is_ours = isinstance(error, EngineError | TooLong | InputError)
+            rollout.notes.append(str(error) if is_ours else f"{type(error).__name__}: {error}")
+        if rollout.end in FAILED_ENDS:
+            rollout.reward = None
+        if rollout.reward is not None:
+            rollout.trajectory.set_reward(rollout.reward)
+
+    def _begin(self) -> None:
+        rollout, renderer = self.rollout, self.agent.renderer
+        messages = rollout.task.messages
+        rendered = renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
+        rollout.notes += rendered.notes
+        if renderer.lost is not LostPolicy.IGNORE:
+            rollout.notes += map(str, rendered.lost)
+        spans = message_spans(rendered.messages)
+        rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
+        self.grown(rollout)
+
+    async def _lead(self) -> None:
+        """Run turns until the rollout ends, then score it."""
+        rollout, user, budget, started = self.rollout, self.user, self.agent.budget, False
+        try:
+            try:
+                async with asyncio.timeout(budget.seconds) as self.limit:
+                    if user is not None:
+                        start = user.start_interaction(rollout.instance, **rollout.task.interaction_settings)
+                        await within(start, budget.interaction_timeout, "start_interaction")
+                        started = True
+                    if rollout.pending:  # a recorded rollout: bridge to the messages that answered its last turn
+                        parts, stream = rollout.trajectory.turns(), rollout.trajectory.stream()
+                        first = next(part for part in reversed(parts) if not part.continues).start
+                        pending, rollout.pending = rollout.pending, []
+                        rollout.end = self.agent.go_on(rollout, stream[:first], stream[first:], pending)
+                    while rollout.end is None:
+                        rollout.end = await self._turn()
+            except TimeoutError:
+                if self.limit is None or not self.limit.expired():
+                    raise
+                rollout.end = End.TIME
+                rollout.notes.append(f"the rollout took longer than {budget.seconds:g} s")
+            self.limit = None
+            if rollout.end not in FAILED_ENDS:
+                await self._score()
+        finally:
+            if user is not None and started:
+                step = functools.partial(user.finalize_interaction, rollout.instance)
+                await noted(step, budget.interaction_timeout, "finalize_interaction", rollout.notes)
+
+    async def _turn(self) -> End | None:
+        """Sample a turn and append what answers it. Returns why the rollout ends, if it does."""
+        rollout, agent = self.rollout, self.agent
+        open_turn, self.open_turn = self.open_turn, None
+        start = len(rollout.trajectory) if open_turn is None else open_turn.start
+        reason = None
+        if open_turn is None:
+            room, limit = self._room(start, continues=False)
+            if room < 1:
+                return limit
+        if open_turn is None or open_turn.aborted:
+            reason = await self._sample_turn(start, continues=open_turn is not None)
+        stream = rollout.trajectory.stream()
+        prompt, completion = stream[:start], stream[start:]
+        parsed = agent.renderer.parse_response(completion, tools=rollout.schemas, prompt_ids=prompt)
+        rollout.messages.append(parsed.to_message(call_id=functools.partial(call_id, rollout.turns)))
+        turn = rollout.per_turn[-1]
+        turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
+        if reason is not None:
+            return reason
+        new, reason = await self._answers(parsed, turn)
+        if turn.reward:
+            rollout.trajectory.set_reward(turn.reward, rollout.trajectory.turns()[-1])
+        if reason is None:
+            reason = agent.go_on(rollout, prompt, completion, new)
+        if reason is None:
+            self.grown(rollout)
+        return reason
+
+    async def _sample_turn(self, start: int, *, continues: bool) -> End | None:
+        """Sample a turn, in several parts if it is aborted and resumed. Returns why the rollout ends, if it does."""
+        aborts, rollout, agent = 0, self.rollout, self.agent
+        while True:
+            room, limit = self._room(start, continues=continues)
+            if room < 1:
+                return limit
+            before = rollout.engine_seconds
+            completion = await self._sample(room, start, continues=continues)
+            if continues:
+                earlier = rollout.trajectory.stream()[start:]
+                completion = cut_at_stop(completion, earlier, agent.sampling.stop, agent.renderer)
+            aborted = completion.finish_reason is FinishReason.ABORT
+            again = aborted and agent.resume_aborted and aborts < _ABORTS
+            if len(completion.ids) or not again:
+                self._record(completion, room, rollout.engine_seconds - before, continues=continues)
+                continues, aborts = True, 0
+            else:
+                aborts += 1
+                await asyncio.sleep(_BACKOFF.after(aborts))
+            if not again:
+                return End.ABORT if aborted else limit if completion.finish_reason is FinishReason.LENGTH else None
+
+    def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
+        """Add a completion to the trajectory and to the metrics."""
+        rollout, reason = self.rollout, str(completion.finish_reason)
+        metrics = TurnMetrics(
+            prompt_tokens=len(rollout.trajectory),
+            sampled=len(completion.ids),
+            finish_reason=reason,
+            cached_tokens=completion.cached_tokens,
+            engine_seconds=seconds,
+            continues=continues,
+        )
+        rollout.trajectory.append_completion(
+            completion.ids,
+            completion.logprobs,
+            finish_reason=reason,
+            version=completion.versions or None,
+            sampling=self.agent.sampling.described() | {"max_tokens": room},
+            continues=continues,
+            logprobs_kind=completion.logprobs_kind,
+            cached_tokens=completion.cached_tokens,
+            channels=completion.channels,
+        )
+        rollout.per_turn.append(metrics)
+        self.grown(rollout)
+
+    def _room(self, start: int, *, continues: bool) -> tuple[int, End]:
         """Return how many more tokens the turn at `start` may have, and the limit that allows no more."""
-        budget = self.budget
+        budget, rollout, context = self.agent.budget, self.rollout, self.agent.context
         if rollout.turns - continues >= budget.turns:
             return 0, End.TURNS
         if budget.tool_seconds is not None and rollout.tool_seconds > budget.tool_seconds:
             return 0, End.TOOL_TIME
-        limits = [(self._sampling.max_tokens - len(rollout.trajectory) + start, End.LENGTH)]
+        limits = [(self.agent.sampling.max_tokens - len(rollout.trajectory) + start, End.LENGTH)]
         if budget.tokens is not None:
             limits.append((budget.tokens - rollout.trajectory.num_sampled, End.TOKENS))
-        if self._context is not None:
-            limits.append((self._context - len(rollout.trajectory), End.CONTEXT))
+        if context is not None:
+            limits.append((context - len(rollout.trajectory), End.CONTEXT))
         return min(limits, key=lambda limit: limit[0])
 
-    async def _sample(
-        self, rollout: Rollout, room: int, progress: _Progress, start: int, *, continues: bool
-    ) -> Completion:
+    async def _sample(self, room: int, start: int, *, continues: bool) -> Completion:
+        rollout, engine, sampling = self.rollout, self.agent.engine, self.agent.sampling
         turn = rollout.turns - continues
-        seed = self._sampling.seed if progress.seed is None else progress.seed + turn
+        seed = sampling.seed if self.seed is None else self.seed + turn
         if seed is not None:  # a later part must not repeat the random numbers of the first
             seed += _PART_SEED * (len(rollout.trajectory) - start)
-        sampling = dataclasses.replace(self._sampling, seed=seed, max_tokens=room)
+        sampling = dataclasses.replace(sampling, seed=seed, max_tokens=room)
         group = rollout.task.metadata.get("group")
 
         async def request() -> Completion:
             began = time.monotonic()
             try:
-                answer = self.engine.generate(
+                answer = engine.generate(
                     rollout.trajectory.prompt(),
                     sampling,
                     request_id=f"{rollout.instance}-{turn}",
                     session=rollout.instance,
                     wire=rollout.trajectory.wire_parts,
-                    **({} if group is None else {"group": str(group)}),
+                    group=None if group is None else str(group),
                 )
                 return await within(answer, None, "the engine")
             finally:
                 rollout.engine_seconds += time.monotonic() - began
 
         async def probe() -> Completion:
-            return await self.engine.generate(rollout.trajectory.prompt()[:1], SamplingParams(1))
+            return await engine.generate(rollout.trajectory.prompt()[:1], SamplingParams(1))
 
-        if progress.patience is None:
+        if self.patience is None:
             return await request()
-        return await progress.patience.ask(request, probe, waiting=progress.waiting)
+        return await self.patience.ask(request, probe, waiting=self._waiting)
 
-    async def _answers(
-        self, rollout: Rollout, parsed: ParsedResponse, turn: TurnMetrics, progress: _Progress
-    ) -> tuple[list[Mapping[str, Any]], End | None]:
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Stop the rollout's clock while the engine is down."""
+        limit = self.limit
+        end = None if limit is None else limit.when()
+        if limit is None or end is None:
+            yield
+            return
+        now = asyncio.get_running_loop().time
+        remaining = end - now()
+        limit.reschedule(None)
+        try:
+            yield
+        finally:
+            limit.reschedule(now() + remaining)
+
+    async def _answers(self, parsed: ParsedResponse, turn: TurnMetrics) -> tuple[list[Mapping[str, Any]], End | None]:
         """Return what follows a turn: the results of its calls, or the simulated user's message."""
-        user, most = progress.user, self.budget.user_turns
+        rollout, user, budget = self.rollout, self.user, self.agent.budget
         has_calls = bool(parsed.tool_calls and rollout.tools)
-        if (has_calls or user is not None) and most is not None and rollout.turns > most:
+        if (has_calls or user is not None) and budget.user_turns is not None and rollout.turns > budget.user_turns:
             return [], End.TURNS
         if has_calls:
-            results = await progress.box.run(parsed.tool_calls, turn)
-            pairs = zip(parsed.tool_calls, results, strict=True)
-            return [result_message(call, rollout.turns, self._cut(one.content)) for call, one in pairs], None
+            messages: list[Mapping[str, Any]] = []
+            results = await self.box.run(parsed.tool_calls, turn)
+            for call, result in zip(parsed.tool_calls, results, strict=True):
+                message = {"role": "tool", "content": self._cut(result.content)}
+                message["tool_call_id"] = call.id or call_id(rollout.turns, call.index)
+                messages.append({**message, "name": call.name} if call.name else message)
+            return messages, None
         if user is None:
             return [], End.ANSWER
         response = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
-        reply = as_reply(await within(response, self.budget.interaction_timeout, "generate_response"))
+        reply = as_reply(await within(response, budget.interaction_timeout, "generate_response"))
         turn.add_reward(checked_reward(reply.reward, "the reward of a reply"))
         rollout.notes += turn.add_metrics("interaction", user.name, reply.metrics)
         if reply.done:
@@ -408,17 +398,18 @@ class Agent:
         return [{"role": "user", "content": self._cut(reply.content)}], None
 
     def _cut(self, text: str) -> str:
-        return cut_text(text, self.budget.result_tokens, self.renderer.tokenizer, self.budget.result_keep)
+        budget = self.agent.budget
+        return cut_text(text, budget.result_tokens, self.agent.renderer.tokenizer, budget.result_keep)
 
-    async def _score(self, rollout: Rollout, progress: _Progress) -> None:
-        limit = self.budget.reward_timeout
-        if self.reward is not None:
-            reward = await within(called(self.reward, rollout), limit, "the reward")
+    async def _score(self) -> None:
+        rollout, limit = self.rollout, self.agent.budget.reward_timeout
+        if self.agent.reward is not None:
+            reward = await within(called(self.agent.reward, rollout), limit, "the reward")
             rollout.reward = checked_reward(reward, "the reward")
             return
-        scores = [*(turn.reward for turn in rollout.per_turn), await progress.box.rewards()]
-        if progress.user is not None:
-            score = await within(progress.user.calculate_score(rollout.instance), limit, "calculate_score")
+        scores = [*(turn.reward for turn in rollout.per_turn), await self.box.rewards()]
+        if self.user is not None:
+            score = await within(self.user.calculate_score(rollout.instance), limit, "calculate_score")
             scores.append(checked_reward(score, "calculate_score"))
         present = [score for score in scores if score is not None]
         rollout.reward = checked_reward(sum(present) if present else None, "the sum of all rewards")

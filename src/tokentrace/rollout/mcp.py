@@ -124,8 +124,6 @@ class _Session:
         self.server = server
         self.has_failed = False
         """True if no new trajectory should begin with it."""
-        self.users: Counter[str] = Counter()
-        """How many tools of each trajectory use it."""
         self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -193,45 +191,39 @@ class _Link:
     def __init__(self, server: MCPConfig) -> None:
         self.server = server
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._shared: _Session | None = None
-        self._by_trajectory: dict[str, _Session] = {}
-        self._lock = asyncio.Lock()
 
     def _enter_loop(self) -> None:
         """Forget the sessions of an earlier event loop, which ended with it."""
         if self._loop is not asyncio.get_running_loop():
-            self._loop, self._shared, self._lock = asyncio.get_running_loop(), None, asyncio.Lock()
-            self._by_trajectory.clear()
+            self._loop, self._lock = asyncio.get_running_loop(), asyncio.Lock()
+            self._shared: list[_Session] = []
+            self._sessions: dict[str, _Session] = {}
+            self._users: Counter[str] = Counter()
 
     async def acquire(self, instance_id: str) -> None:
         """Get a session for a trajectory; all tools of a trajectory share it."""
         self._enter_loop()
         async with self._lock:
-            if instance_id not in self._by_trajectory:
-                self._by_trajectory[instance_id] = await self._session()
-        self._by_trajectory[instance_id].users[instance_id] += 1
-
-    async def _session(self) -> _Session:
-        if self.server.session is MCPSession.TRAJECTORY:
-            return await _Session.open(self.server)
-        if self._shared is None or self._shared.has_failed:
-            self._shared = await _Session.open(self.server)
-        return self._shared
+            if instance_id not in self._sessions:
+                session = self._shared[-1] if self._shared else None
+                if session is None or session.has_failed or self.server.session is MCPSession.TRAJECTORY:
+                    session = await _Session.open(self.server)
+                    if self.server.session is MCPSession.RUN:
+                        self._shared.append(session)
+                self._sessions[instance_id] = session
+        self._users[instance_id] += 1
 
     async def release(self, instance_id: str) -> None:
-        """Release one tool of a trajectory; the last one closes a session that nobody else uses."""
-        session = self._by_trajectory[instance_id]
-        session.users[instance_id] -= 1
-        if session.users[instance_id]:
-            return
-        del self._by_trajectory[instance_id], session.users[instance_id]
-        if not session.users and (session is not self._shared or session.has_failed):
-            self._shared = None if session is self._shared else self._shared
-            await session.close()
+        """Release one tool of a trajectory; the last one closes the trajectory's own session."""
+        self._users[instance_id] -= 1
+        if not self._users[instance_id]:
+            session = self._sessions.pop(instance_id)
+            if session not in self._shared:
+                await session.close()
 
     async def call(self, instance_id: str, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """Return the result of a call. A session that does not answer gets no new trajectory."""
-        session = self._by_trajectory[instance_id]
+        session = self._sessions[instance_id]
         try:
             answer = await session.client.call_tool(tool, arguments)
         except Exception as error:
@@ -243,11 +235,10 @@ class _Link:
         return _result(answer, tool)
 
     async def close(self) -> None:
-        """Close the session that trajectories share."""
+        """Close the sessions that trajectories share."""
         self._enter_loop()
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            await shared.close()
+        while self._shared:
+            await self._shared.pop().close()
 
 
 def _result(answer: Any, tool: str) -> ToolResult:
@@ -263,15 +254,11 @@ def _result(answer: Any, tool: str) -> ToolResult:
         refused.append(f"{article} {block.type.replace('_', ' ')}" + (f" ({kind})" if kind else ""))
     if not answer.content and answer.structured_content is not None:
         texts.append(json.dumps(answer.structured_content, ensure_ascii=False))
-    content = f"error: {_lines(texts)}" if answer.is_error else _lines(texts)
+    content = ("error: " if answer.is_error else "") + "\n".join(texts)
     if not refused:
         return ToolResult(content, failed=bool(answer.is_error))
     note = f"{tool} returned {' and '.join(refused)}, which cannot be shown here"
-    return ToolResult(_lines([*filter(None, [content]), f"error: {note}"]), failed=True, note=note)
-
-
-def _lines(texts: Sequence[str]) -> str:
-    return "\n".join(texts)
+    return ToolResult("\n".join([*filter(None, [content]), f"error: {note}"]), failed=True, note=note)
 
 
 def _message(error: BaseException) -> str:

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..engines.backoff import Backoff
-from ..engines.errors import EngineError, EngineUnavailable
+from ..engines.errors import Backoff, EngineError, EngineUnavailable
 from ..errors import InputError
 from ..settings import limit
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 from ..conversation.messages import Messages
 from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, brief
-from ..parsing.response import ParsedToolCall
 from ..settings import as_float, choose, limit, whole
 from ..store.store import is_storable
 from ..trajectory.inputs import mapping_json
@@ -132,11 +131,6 @@ def checked_metrics(value: Any, who: str) -> tuple[dict[str, Any], str]:
 def call_id(turn: int, index: int) -> str:
     """Return an id for a call without one: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
-
-
-def result_message(call: ParsedToolCall, turn: int, content: str) -> dict[str, Any]:
-    message = {"role": "tool", "content": content, "tool_call_id": call.id or call_id(turn, call.index)}
-    return {**message, "name": call.name} if call.name else message
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..engines.answers import StopFinder
 from ..engines.protocol import Completion, FinishReason, SamplingParams
-from ..engines.stopping import StopFinder
 from ..errors import ContinuationError
 from ..rendering.renderer import Renderer
 from ..tokens.ids import common_prefix
@@ -55,11 +55,15 @@ def cut_at_stop(part: Completion, before: Ids, texts: Sequence[str], renderer: R
     return part
 
 
-def check_continues(rollout: Rollout, renderer: Renderer, prompt: Ids) -> None:
-    """Raise ContinuationError if a rollout cannot be continued; `prompt` is what its task renders to."""
+def resume(rollout: Rollout, renderer: Renderer, sampling: SamplingParams) -> OpenTurn | None:
+    """Prepare a recorded rollout to be continued; return the turn that its stream ends with.
+
+    Raises ContinuationError if it cannot be continued.
+    """
     trajectory, problem = rollout.trajectory, ""
-    size, turns = renderer.tokenizer.vocabulary.size, trajectory.turns()
-    first = trajectory.writes()[0].tokens.ids
+    prompt = renderer.render(rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True).ids
+    first, size, parts = trajectory.writes()[0].tokens.ids, renderer.tokenizer.vocabulary.size, trajectory.turns()
+    is_open = bool(parts) and parts[-1].stop == len(trajectory)
     at = common_prefix(first, prompt)
     if trajectory.name != rollout.task.name:
         problem = f"its task is called {rollout.task.name!r}"
@@ -74,22 +78,15 @@ def check_continues(rollout: Rollout, renderer: Renderer, prompt: Ids) -> None:
             f"it begins with another prompt than its task renders to, from token {at} on: the messages, the tools, the "
             "template or the tokenizer have changed"
         )
-    elif turns and turns[-1].stop == len(trajectory) and turns[-1].finish_reason == "length":
+    elif is_open and parts[-1].finish_reason == "length":
         problem = "it ends with a turn that ran out of tokens: its rollout is over"
     if problem:
         raise ContinuationError(f"trajectory {trajectory.name!r} cannot be continued: {problem}")
-
-
-def resume(rollout: Rollout, sampling: SamplingParams) -> OpenTurn | None:
-    """Prepare a recorded rollout to be continued; return the turn that its stream ends with."""
-    trajectory = rollout.trajectory
-    rollout.end, rollout.reward = None, None
-    parts = trajectory.turns()
-    open_turn = None
-    if parts and parts[-1].stop == len(trajectory) and not rollout.pending:
-        first = next(part for part in reversed(parts) if not part.continues)
-        open_turn = OpenTurn(first.start, parts[-1].finish_reason == "abort")
-        if open_turn.aborted and len(trajectory) > first.start:
+    rollout.end, rollout.reward, open_turn = None, None, None
+    if is_open and not rollout.pending:
+        start = next(part for part in reversed(parts) if not part.continues).start
+        open_turn = OpenTurn(start, parts[-1].finish_reason == "abort")
+        if open_turn.aborted and len(trajectory) > start:
             check_resumable(sampling)
         if rollout.messages[-1].get("role") == "assistant":
             rollout.messages.pop()

@@ -6,33 +6,23 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InputError, kind_of
 from ..parsing.response import CallStatus, ParsedToolCall
 from . import tools as kinds
 from .calling import TooLong, describe_error, noted, within
-from .record import TurnMetrics, checked_reward
+from .record import Budget, Rollout, TurnMetrics, checked_reward
 from .tools import BaseTool, ToolResult
 
 
 class Toolbox:
-    """The tools of one trajectory: an async context manager. `settings` are its task's, by tool."""
+    """The tools of one rollout, with its task's settings: an async context manager."""
 
-    def __init__(
-        self,
-        tools: Sequence[BaseTool],
-        instance_id: str,
-        *,
-        timeout: float | None = 60.0,
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
-        parallel: int | None = None,
-        messages: list[Mapping[str, Any]] | None = None,
-        notes: list[str] | None = None,
-    ) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        settings = settings or {}
+    def __init__(self, rollout: Rollout, budget: Budget) -> None:
+        self._tools = {tool.name: tool for tool in rollout.tools}
+        settings = rollout.task.tool_settings
         for name, values in settings.items():
             if name not in self._tools:
                 there = ", ".join(self._tools) or "none"
@@ -40,12 +30,10 @@ class Toolbox:
             if isinstance(self._tools[name], kinds.FunctionTool) and values:
                 raise InputError(f"there are settings for {name!r}, a plain function: only a BaseTool has settings")
         self._settings = {name: kinds.step_settings(name, settings.get(name) or {}) for name in self._tools}
-        self._instance = instance_id
-        self._timeout = timeout
-        self._parallel = parallel
-        self._data = kinds.AgentData(instance_id, [] if messages is None else messages, settings)
+        self._instance, self._notes = rollout.instance, rollout.notes
+        self._timeout, self._parallel = budget.tool_timeout, budget.parallel_calls
+        self._data = kinds.AgentData(rollout.instance, rollout.messages, settings)
         self._created: list[BaseTool] = []
-        self.notes = [] if notes is None else notes
 
     async def __aenter__(self) -> Toolbox:
         try:
@@ -55,20 +43,17 @@ class Toolbox:
                 self._created.append(tool)
                 response = answer[1] if isinstance(answer, tuple) and len(answer) == 2 else answer
                 if kinds.is_response(response) and (response.text or kinds.media_count(response)):
-                    self.notes.append(f"{tool.name}: no prompt contains what create returned")
+                    self._notes.append(f"{tool.name}: no prompt contains what create returned")
         except BaseException:
-            await self._release()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._release()
-
-    async def _release(self) -> None:
         created, self._created = self._created, []
         for tool in created:
             step = functools.partial(tool.release, self._instance, **self._settings[tool.name]["release"])
-            await noted(step, self._timeout, f"{tool.name}: release", self.notes)
+            await noted(step, self._timeout, f"{tool.name}: release", self._notes)
 
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
         """Run the calls of a turn at once, and count them. Raises InputError for an invalid reward."""
@@ -79,13 +64,13 @@ class Toolbox:
         results = [one if isinstance(one, ToolResult) else _failure(describe_error(one)) for one in done]
         if len(calls) > most:
             results += [_failure(f"not run: a turn may have {most} calls") for _ in calls[most:]]
-            self.notes.append(f"{len(calls) - most} of {len(calls)} calls of a turn were not run: the limit is {most}")
+            self._notes.append(f"{len(calls) - most} of {len(calls)} calls of a turn were not run: the limit is {most}")
         turn.tool_seconds = time.monotonic() - began
         turn.tool_calls = len(results)
         turn.tool_errors = sum(result.failed for result in results)
-        self.notes += [result.note for result in results if result.note]
+        self._notes += [result.note for result in results if result.note]
         for at, (call, result) in enumerate(zip(calls, results, strict=True)):
-            self.notes += turn.add_metrics("tool", str(call.name), result.metrics)
+            self._notes += turn.add_metrics("tool", str(call.name), result.metrics)
             reward = checked_reward(result.reward, f"{call.name}: the reward of a call")  # nothing to show to a model
             turn.add_reward(reward)
             results[at] = dataclasses.replace(result, reward=reward)
@@ -103,10 +88,8 @@ class Toolbox:
         try:
             execution = tool.execute(self._instance, dict(call.arguments), **settings)
             return kinds.as_result(await within(execution, self._timeout, tool.name), tool.name)
-        except TooLong as error:
-            return _failure(str(error))
         except Exception as error:
-            return _failure(describe_error(error))
+            return _failure(str(error) if isinstance(error, TooLong) else describe_error(error))
 
     async def rewards(self) -> float | None:
         """Return the sum of the tools' rewards for the trajectory; None if no tool returns one."""
@@ -116,7 +99,7 @@ class Toolbox:
             calculation = tool.calc_reward(self._instance, **self._settings[tool.name]["calc_reward"])
             answer: Any = await within(calculation, self._timeout, who)
             if isinstance(tool, kinds.AdoptedTool) and isinstance(answer, str | list | dict):  # as in some of verl's
-                self.notes.append(f"{who} returned {kind_of(answer)} instead of a number: it is ignored")
+                self._notes.append(f"{who} returned {kind_of(answer)} instead of a number: it is ignored")
                 continue
             rewards.append(checked_reward(answer, who))
         present = [reward for reward in rewards if reward is not None]

@@ -148,50 +148,37 @@ class AdoptedTool(BaseTool):
         return await called(self.tool.execute, self._id(instance_id), parameters, **kwargs)
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> Any:
-        return await self._step("calc_reward", instance_id, kwargs)
+        method = getattr(self.tool, "calc_reward", None)
+        return None if method is None else await called(method, self._id(instance_id), **kwargs)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        try:
-            await self._step("release", instance_id, kwargs)
-        finally:
-            self._ids.pop(instance_id, None)
-
-    async def _step(self, step: str, instance_id: str, kwargs: Mapping[str, Any]) -> Any:
-        method = getattr(self.tool, step, None)
-        return None if method is None else await called(method, self._id(instance_id), **kwargs)
+        id = self._ids.pop(instance_id, instance_id)
+        if hasattr(self.tool, "release"):
+            await called(self.tool.release, id, **kwargs)
 
     def _id(self, instance_id: str) -> str:
         return self._ids.get(instance_id, instance_id)
-
-
-def is_tool(thing: Any) -> bool:
-    """True if it has a schema and a method that runs a call."""
-    has_schema = hasattr(thing, "tool_schema") or hasattr(thing, "get_openai_tool_schema")
-    return has_schema and any(callable(getattr(thing, method, None)) for method in ("execute", "call"))
 
 
 def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseTool]:
     """Return tools, functions and objects with a tool's methods as tools. Raises InputError."""
     if not is_list(tools):
         raise InputError(f"tools must be a list of tools and functions, not {brief(tools)}")
-    converted = [_as_tool(tool) for tool in tools]
-    names = [tool.name for tool in converted]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"two tools are called {name!r}")
-    return converted
-
-
-def _as_tool(tool: Any) -> BaseTool:
-    if isinstance(tool, BaseTool):
-        return tool
-    if not isinstance(tool, type) and is_tool(tool):
-        return AdoptedTool(tool)
-    if isinstance(tool, type) or not callable(tool):
-        raise InputError(
-            f"{brief(tool)} is neither a function nor a BaseTool object, nor another with execute and a tool_schema"
-        )
-    return FunctionTool(tool)
+    by_name: dict[str, BaseTool] = {}
+    for tool in tools:
+        has_schema = hasattr(tool, "tool_schema") or hasattr(tool, "get_openai_tool_schema")
+        runs = any(callable(getattr(tool, method, None)) for method in ("execute", "call"))
+        if not isinstance(tool, BaseTool):
+            if isinstance(tool, type) or not (callable(tool) or (has_schema and runs)):
+                raise InputError(
+                    f"{brief(tool)} is neither a function nor a BaseTool object, nor another with execute and a "
+                    "tool_schema"
+                )
+            tool = AdoptedTool(tool) if has_schema and runs else FunctionTool(tool)
+        if tool.name in by_name:
+            raise InputError(f"two tools are called {tool.name!r}")
+        by_name[tool.name] = tool
+    return list(by_name.values())
 
 
 def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -223,27 +210,24 @@ def as_result(answer: Any, tool: str) -> ToolResult:
         return answer
     reward: Any = None
     metrics: Any = {}
-    if isinstance(answer, tuple) and _is_rewarded(answer):
-        answer, reward, metrics = (*answer, None, None)[:3]
+    if isinstance(answer, tuple) and 0 < len(answer) <= 3:
+        first, number, *more = (*answer, None, None)[:3]
+        fits = isinstance(first, str | Mapping) or is_list(first)
+        fits = fits and len(answer) == 3 and isinstance(more[0], Mapping | None)
+        fits = fits and (number is None or (hasattr(number, "__float__") and not isinstance(number, str)))
+        if fits or is_response(first):
+            answer, reward, metrics = first, number, more[0]
+    note = ""
     if is_response(answer):
         media = media_count(answer)
         note = f"{tool} returned {media}, which cannot be shown here" if media else ""
-        content = "\n".join(filter(None, [answer.text, note and f"error: {note}"]))
-        return ToolResult(content, reward, dict(metrics or {}), failed=bool(media), note=note)
-    if not isinstance(answer, str):
+        answer = "\n".join(filter(None, [answer.text, note and f"error: {note}"]))
+    elif not isinstance(answer, str):
         try:
             answer = json.dumps(answer, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):
             answer = str(answer)
-    return ToolResult(answer, reward, dict(metrics or {}))
-
-
-def _is_rewarded(answer: tuple[Any, ...]) -> bool:
-    """True for text, mapping or list with reward and metrics, and for tuples that begin with a ``ToolResponse``."""
-    if len(answer) == 3 and (isinstance(answer[0], str | Mapping) or is_list(answer[0])):
-        is_reward = answer[1] is None or (hasattr(answer[1], "__float__") and not isinstance(answer[1], str))
-        return is_reward and isinstance(answer[2], Mapping | None)
-    return len(answer) in (1, 2, 3) and is_response(answer[0])
+    return ToolResult(answer, reward, dict(metrics or {}), failed=bool(note), note=note)
 
 
 def is_response(answer: Any) -> bool:

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from .sql import StoreError
 
 _PLAIN, _DEFLATED = b"\0", b"\1"
@@ -19,6 +21,14 @@ _COUNT = struct.Struct("<I")
 def as_json(value: Any) -> str:
     """Return JSON in ASCII, which every database can store."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return JSON of any value or struct, as bytes."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return as_json(msgspec.to_builtins(value)).encode("ascii")
 
 
 def pack(data: bytes) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from .packing import as_json, pack, pack_records, unpack, unpack_records
+from .packing import as_json, json_bytes, pack, pack_records, unpack, unpack_records
 from .sql import Database, Rows, Transaction
 from .sql import StoreError as StoreError  # noqa: PLC0414
 
@@ -85,7 +85,7 @@ class TurnRecord:
     first: int
     """The number of its first record."""
     records: tuple[bytes, ...]
-    info: Mapping[str, Any]
+    info: Any
     """The new messages, the reply, the cause of a branch: see `gateway.turns`."""
     channels: bytes = b""
     """What the engine reports of each token besides its logprob, packed."""
@@ -271,7 +271,7 @@ class Store:
         to the new one. Raises Conflict if the session has grown, Closed if it is not open. Storing the same turn of the
         same request again changes nothing.
         """
-        info = as_json(turn.info)
+        info = json_bytes(turn.info)
 
         def write(transaction: Transaction) -> None:
             records = pack_records(turn.records)
@@ -292,7 +292,7 @@ class Store:
                 "INSERT INTO turns (session, number, first, sampled, prompted, request, info, records, channels) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 id, turn.number, turn.first, turn.sampled, turn.prompted, request,
-                pack(info.encode("ascii")), records, pack(turn.channels),
+                pack(info), records, pack(turn.channels),
             )  # fmt: skip
             for name in names:
                 transaction.change(
