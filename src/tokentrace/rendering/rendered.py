@@ -50,7 +50,7 @@ class TokenSpan(NamedTuple):
     field: str
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False)
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
