@@ -252,7 +252,6 @@ def make_tools(document: Document, sections: Sequence[ToolSection], folder: Path
 
 
 def _server_tools(document: Document, values: dict[str, Any], folder: Path, *path: str | int) -> list[BaseTool]:
-    """Return the tools of an MCP server, or of those in a file."""
     names = {"mcp_servers_config_path": "file", "tool_selected_list": "tools"}
     values = {names.get(key, key): value for key, value in values.items()}
     selected = values.get("tools") if "file" in values else None
@@ -271,7 +270,6 @@ def _server_tools(document: Document, values: dict[str, Any], folder: Path, *pat
 
 
 def _make_tool(kind: Any, section: ToolSection) -> BaseTool:
-    """Return a tool of a class: a BaseTool, or any class with its methods."""
     if not (isinstance(kind, type) and callable(getattr(kind, "execute", None))):
         raise InputError("is not a class with an execute method; name a function with function")
     if issubclass(kind, BaseTool):

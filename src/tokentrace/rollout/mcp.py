@@ -240,7 +240,6 @@ class _Link:
 
 
 def _result(answer: Any, tool: str) -> ToolResult:
-    """Return a server's answer: its texts, and an error that names everything else."""
     texts, refused = [], []
     for block in answer.content:
         text = block.text if block.type == "text" else getattr(getattr(block, "resource", None), "text", None)

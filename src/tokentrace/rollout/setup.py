@@ -213,8 +213,6 @@ def _renamed(
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes the parts of a run. Raises ConfigError at the setting that is wrong."""
-
     document: loading.Document
     file: RunFile
     folder: Path

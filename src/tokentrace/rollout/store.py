@@ -299,7 +299,6 @@ def _group(row: Mapping[str, Any]) -> str:
 
 
 def _reward(row: Mapping[str, Any]) -> float | None:
-    """Return the reward of a finished rollout; None if it failed."""
     reward = None if row["metrics"]["end"] in FAILED_ENDS else row["metrics"]["reward"]
     return float(reward) if reward is not None and math.isfinite(reward) else None
 
