@@ -20,7 +20,7 @@ from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, html_pa
 from tests.support import FULL, make_renderer, rotating, some
 from tokentrace import InputError, Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.diagnose import HistoryReport, compare_histories
-from tokentrace.diagnose.history_steps import PAIRS, Difference, Step, View, ViewTokens, differing
+from tokentrace.diagnose.history_report import PAIRS, Difference, Step, View, ViewTokens, differing
 from tokentrace.pocket import POCKET
 from tokentrace.study.seams import RefusalReason
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import examples
 from tokentrace.errors import SampleError
-from tokentrace.samples.collation import collate
+from tokentrace.samples.batches import collate
 from tokentrace.samples.sample import Sample
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory.turns import VersionSpan

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support import examples
 from tokentrace.errors import SampleError
-from tokentrace.samples.collation import collate
-from tokentrace.samples.packing import Pack, first_fit_decreasing, flatten, pack, unpack
+from tokentrace.samples.batches import Pack, collate, first_fit_decreasing, flatten, pack, unpack
 from tokentrace.samples.sample import Sample
 from tokentrace.tokens.kinds import Kind
 

@@ -9,8 +9,8 @@ import pytest
 
 from tokentrace import collate, trajectory_samples
 from tokentrace.errors import SampleError
+from tokentrace.samples.batches import fresh_samples, row_staleness, token_staleness, token_versions
 from tokentrace.samples.sample import Sample
-from tokentrace.samples.staleness import fresh_samples, row_staleness, token_staleness, token_versions
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory
 

@@ -97,7 +97,11 @@ def check_messages(
 
 def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
     if type(message) is not dict:
-        message = _as_mapping(Place(index), message)
+        if dataclasses.is_dataclass(message) and not isinstance(message, (type, Mapping)):
+            message = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+        if not isinstance(message, Mapping) and not callable(getattr(message, "model_dump", None)):
+            raise Place(index).error(f"must be a mapping with a role, not {kind_of(message)}")
+        message = Place(index).mapping(message)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         problem = "is missing" if "role" not in message else f"must be a string, not {kind_of(role)}"
@@ -114,14 +118,6 @@ def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, 
         if message.get("tool_calls") is not None:
             _check_calls(Place(index, "tool_calls"), message["tool_calls"])
     return message  # type: ignore[no-any-return]
-
-
-def _as_mapping(place: Place, message: Any) -> Mapping[str, Any]:
-    if dataclasses.is_dataclass(message) and not isinstance(message, (type, Mapping)):
-        return {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    if not isinstance(message, Mapping) and not callable(getattr(message, "model_dump", None)):
-        raise place.error(f"must be a mapping with a role, not {kind_of(message)}")
-    return place.mapping(message)
 
 
 def _check_content(place: Place, role: str, message: Mapping[str, Any], content: Any) -> None:
@@ -158,22 +154,20 @@ def _check_calls(place: Place, calls: Any) -> None:
     for at, call in enumerate(calls):
         if usual_arguments(call) is not None:
             continue
-        if isinstance(call, Mapping):
-            is_nested = call.get("function") is not None
-            _check_function(place.at(f"{at}.function" if is_nested else at), call["function"] if is_nested else call)
-        elif not callable(getattr(call, "model_dump", None)):
+        if not isinstance(call, Mapping):
+            if callable(getattr(call, "model_dump", None)):
+                continue
             raise place.at(at).error(f"must be a mapping, not {kind_of(call)}")
-
-
-def _check_function(place: Place, function: Any) -> None:
-    if not isinstance(function, Mapping):
-        raise place.wrong(function, "a mapping")
-    place.string(function, "name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, Mapping):
-        check_depth(arguments, place.at("arguments"))
-    elif arguments is not None and not isinstance(arguments, str):
-        raise place.at("arguments").wrong(arguments, "a mapping or a JSON string")
+        is_nested = call.get("function") is not None
+        function, here = (call["function"], place.at(f"{at}.function")) if is_nested else (call, place.at(at))
+        if not isinstance(function, Mapping):
+            raise here.wrong(function, "a mapping")
+        here.string(function, "name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, Mapping):
+            check_depth(arguments, here.at("arguments"))
+        elif arguments is not None and not isinstance(arguments, str):
+            raise here.at("arguments").wrong(arguments, "a mapping or a JSON string")
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:

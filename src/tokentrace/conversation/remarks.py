@@ -6,6 +6,7 @@ values, so that a summary can count equal ones.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -66,11 +67,9 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
 def _problem(arguments: Any) -> str | None:
     """What is wrong with a call's arguments. Empty text means no arguments."""
     if isinstance(arguments, str) and arguments.strip():
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             if isinstance(_JSON.decode(arguments), dict):
                 return None
-        except (ValueError, RecursionError):
-            pass
         return "the arguments of a call are not a JSON object"
     if isinstance(arguments, dict) and any(value is None for value in arguments.values()):
         return "an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"

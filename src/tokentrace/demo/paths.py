@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.forms import with_parsed_arguments
-from ..conversation.messages import Messages
 from ..diagnose.breaks import Break, explain_break
 from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..engines.embedded import EmbeddedEngine
@@ -34,7 +33,6 @@ from .questions import FollowUps, pick_questions, question_reward, question_task
 
 Row = tuple[Ids, npt.NDArray[np.bool_]]
 """What a trainer gets: ids, and True for each that carries loss."""
-Client = Callable[..., Row]
 Score = Callable[[TokenIds], Floats]
 Progress = Callable[[str, int, int], None]
 """Called with what runs, how many of its rollouts are done, and how many there are."""
@@ -50,42 +48,35 @@ class ClientPath(StrEnum):
     TOKENTRACE = "tokentrace"
 
 
-def rerender(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bool) -> Row:
-    """Render the whole conversation."""
-    rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
-    return rendered.ids, rendered.mask
-
-
-def fixed_base(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bool) -> Row:
-    """Encode message by message after the fixed base, then the generation prompt."""
+def client_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: bool) -> Row:
+    """Return what a client that keeps messages makes of them: one render, or message by message after a fixed base."""
+    messages, tools = with_parsed_arguments(rollout.messages), rollout.schemas
+    if path is ClientPath.RERENDER:
+        rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
+        return rendered.ids, rendered.mask
     mode, check = IncrementalMode.FIXED_BASE, SanityCheck.OFF
     whole = tokenize_incrementally(renderer, messages, tools=tools, mode=mode, sanity_check=check)
-    if not prompt:
-        return whole.ids, whole.mask
-    base, asking = (
-        renderer.render_ids([SYSTEM, USER], tools=tools, add_generation_prompt=asks) for asks in (False, True)
-    )
+    base = renderer.render_ids([SYSTEM, USER], tools=tools)
+    asking = renderer.render_ids([SYSTEM, USER], tools=tools, add_generation_prompt=prompt)
     new = np.asarray(asking[len(base) :], np.int32)
     return np.concatenate((whole.ids, new)), np.concatenate((whole.mask, np.zeros(len(new), np.bool_)))
 
 
-CLIENTS: Final = {ClientPath.RERENDER: rerender, ClientPath.FIXED_BASE: fixed_base}
-"""The paths that keep messages, and how they make ids of them."""
+class PathAgent(Agent):
+    """An agent that makes prompts by a path. `breaks` explains each prompt that breaks, by the name of the task."""
 
-
-class MessageAgent(Agent):
-    """A client that keeps messages and makes every prompt from them. `breaks` explains each prompt that breaks."""
-
-    def __init__(self, engine: Engine, renderer: Renderer, client: Client, **settings: Any) -> None:
+    def __init__(self, engine: Engine, renderer: Renderer, path: ClientPath, **settings: Any) -> None:
         super().__init__(engine, renderer, **settings)
-        self._client = client
+        self._path = path
         self.breaks: dict[str, list[Break]] = {}
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Make the next prompt from the messages: extend the trajectory, or branch it."""
+        """Make the next prompt: bridge to it, or make it from the messages and extend or branch the trajectory."""
+        if self._path is ClientPath.TOKENTRACE:
+            return super().go_on(rollout, prompt, completion, new)
         trajectory = rollout.trajectory
         rollout.messages += new
-        ids, _ = self._client(self.renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=True)
+        ids, _ = client_row(self._path, self.renderer, rollout, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
         broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
@@ -98,14 +89,16 @@ class MessageAgent(Agent):
 
 
 class CachedEngine(EmbeddedEngine):
-    """The embedded engine with a cache: the paths share many requests."""
+    """The embedded engine with a cache: the paths share many requests.
+
+    They are seeded or greedy, so completions depend on prompt and parameters alone.
+    """
 
     def __init__(self, model: PocketModel) -> None:
         super().__init__(model)
         self._cache: dict[tuple[bytes, SamplingParams], Completion] = {}
 
     async def _generate(self, request: GenerateRequest) -> Completion:
-        """Sample a completion. They are seeded or greedy, so they depend on prompt and parameters alone."""
         key = np.asarray(request.prompt_ids, np.int32).tobytes(), request.sampling
         if key in self._cache:
             return replace(self._cache[key], cached_tokens=None)
@@ -131,9 +124,9 @@ class Scored(NamedTuple):
 
 def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
     """Return the stream, or what the client makes of the final messages."""
-    if path in CLIENTS:
-        return CLIENTS[path](renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=False)
-    return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
+    if path is ClientPath.TOKENTRACE:
+        return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
+    return client_row(path, renderer, rollout, prompt=False)
 
 
 def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
@@ -205,6 +198,7 @@ class Trial:
     reports: Sequence[PathReport] = ()
 
     def of(self, path: ClientPath) -> PathReport:
+        """The report of a path."""
         return next(report for report in self.reports if report.path is path)
 
 
@@ -255,10 +249,8 @@ async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress | No
     try:
         for trial in TRIALS:
             score = None if trials else lambda ids: cached(np.asarray(ids, np.int32).tobytes())
-            reports = [
-                await run_path(path, tasks, trial, engine, seed=seed, score=score, progress=progress)
-                for path in ClientPath
-            ]
+            options: dict[str, Any] = {"seed": seed, "score": score, "progress": progress}
+            reports = [await run_path(path, tasks, trial, engine, **options) for path in ClientPath]
             trials.append(replace(trial, reports=reports))
     finally:
         await engine.close()
@@ -277,15 +269,10 @@ async def run_path(
 ) -> PathReport:
     """Run tasks by a path; `score` scores the row of each rollout."""
     renderer = trial_renderer(trial)
-    settings: dict[str, Any] = {
-        "sampling": SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature),
-        "interaction": FollowUps(),
-        "reward": question_reward,
-        "budget": BUDGET,
-    }
-    agent = Agent(engine, renderer, **settings)
-    if path in CLIENTS:
-        agent = MessageAgent(engine, renderer, CLIENTS[path], **settings)
+    sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
+    settings: dict[str, Any] = {"sampling": sampling, "reward": question_reward, "budget": BUDGET}
+    settings["interaction"] = FollowUps()
+    agent = PathAgent(engine, renderer, path, **settings)
     ended: dict[str, Rollout] = {}
 
     def end(rollout: Rollout) -> None:
@@ -297,4 +284,4 @@ async def run_path(
     rollouts = [ended[task.name] for task in tasks]
     rows = [] if score is None else [(one, trained_row(one, path, renderer), score) for one in rollouts]
     scored = [await asyncio.to_thread(score_row, *row) for row in rows]
-    return PathReport(path, rollouts, agent.breaks if isinstance(agent, MessageAgent) else {}, scored)
+    return PathReport(path, rollouts, agent.breaks, scored)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final, NamedTuple
-
-import numpy as np
 
 from ..diagnose.breaks import Break
 from ..diagnose.finding import Cause
 from ..pocket import NOISE
-from ..rendering.renderer import Renderer
-from ..show.alignment import align
-from ..show.document import HUES, Cell, Contrasts, Document, StreamBars, Table, Track, token_columns
-from ..show.results import document_of
+from ..show.document import Cell, Contrasts, Document, StreamBars, Table
 from ..show.visible import counted
 from ..tokens.ids import runs
-from .paths import ClientPath, Demo, PathReport, Trial
+from .paths import ClientPath, Demo, PathReport
 
 PRETRAINED: Final = {"model": "SmolLM2-135M", "rollouts": 384, "broken_rollouts": 6, "cause": str(Cause.BPE_REMERGE)}
 """A model without noise in its training, on the same tasks. Measured once, not in a run of the demo."""
@@ -90,25 +85,25 @@ def remarks(demo: Demo) -> list[str]:
 
 def demo_json(demo: Demo) -> dict[str, Any]:
     """Return the measurements as plain data."""
-    names = ("name", "about", "temperature", "drops_reasoning")
-    paths = [
-        {str(one.path): {"rollouts": len(one.rollouts), "causes": one.causes, **one.numbers()} for one in trial.reports}
+    trials = [
+        {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
+        | {
+            "paths": {
+                str(one.path): {"rollouts": len(one.rollouts), "causes": one.causes, **one.numbers()}
+                for one in trial.reports
+            }
+        }
         for trial in demo.trials
     ]
-    trials = [
-        {name: getattr(trial, name) for name in names} | {"paths": rows}
-        for trial, rows in zip(demo.trials, paths, strict=True)
-    ]
-    about = {"noise": asdict(NOISE), "pretrained": PRETRAINED}
-    return {"seed": demo.seed, "remarks": remarks(demo), **about, "paths": paths[0], "trials": trials}
+    about = {"noise": asdict(NOISE), "pretrained": PRETRAINED, "paths": trials[0]["paths"]}
+    return {"seed": demo.seed, "remarks": remarks(demo), **about, "trials": trials}
 
 
-def demo_document(demo: Demo, renderer: Renderer) -> Document:
-    """Return streams as bars, both tables, the shortest break of each cause, and one rollout token by token."""
+def demo_document(demo: Demo) -> Document:
+    """Return streams as bars, both tables, and the shortest break of each cause."""
     differences = Contrasts()
     for place, broken in _examples(demo):
         broken.add_to(differences, f"{broken.cause}: {place}")
-    _add_rollout(demo.trials[0], renderer, differences)
     head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in demo.paths)]
     rows = [[Cell(one.label, small=one.about), *map(one.cell, demo.paths)] for one in MEASURES]
     return Document(
@@ -140,20 +135,15 @@ def _causes(demo: Demo) -> Table:
 
 
 def _examples(demo: Demo) -> Iterator[tuple[str, Break]]:
-    """Yield the shortest break of each cause, and where it is."""
-    examples = [
-        (f"{trial.name}, {report.path}, {name}", broken)
-        for trial in demo.trials
-        for report in trial.reports
-        for name, breaks in report.breaks.items()
-        for broken in breaks
-    ]
-    for cause in dict.fromkeys(broken.cause for _, broken in examples):
-        yield min((one for one in examples if one[1].cause == cause), key=lambda one: _size(one[1]))
-
-
-def _size(broken: Break) -> int:
-    return sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
+    shortest: dict[Cause, tuple[int, str, Break]] = {}
+    for trial in demo.trials:
+        for report in trial.reports:
+            for name, breaks in report.breaks.items():
+                for broken in breaks:
+                    size = sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
+                    if broken.cause not in shortest or size < shortest[broken.cause][0]:
+                        shortest[broken.cause] = size, f"{trial.name}, {report.path}, {name}", broken
+    yield from ((place, broken) for _, place, broken in shortest.values())
 
 
 def _bars(report: PathReport) -> StreamBars:
@@ -163,17 +153,3 @@ def _bars(report: PathReport) -> StreamBars:
         (len(one), runs(one.loss_mask(once=False)), [branch.start for branch in one.branches[1:]]) for one in records
     ]
     return StreamBars(str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams)
-
-
-def _add_rollout(trial: Trial, renderer: Renderer, differences: Contrasts) -> None:
-    """Add one of tokentrace's rollouts beside a render of its messages; one that differs, if any does."""
-    pairs = []
-    for rollout in trial.of(ClientPath.TOKENTRACE).rollouts:
-        ids = renderer.render(rollout.messages, tools=rollout.schemas).ids
-        pairs.append((rollout, ids, list(align(rollout.trajectory.stream(), ids))))
-    rollout, ids, hunks = min(pairs, key=lambda pair: (not pair[2], pair[0].turns < 3, len(pair[1])))
-    name, roles = f"{rollout.task.name} by tokentrace", [str(message["role"]) for message in rollout.messages]
-    track = replace(document_of(rollout.trajectory, tokenizer=renderer).tracks[0], name=name, roles=roles)
-    again = Track("", ids, np.full(len(ids), HUES["scaffold"], np.uint8), **token_columns(renderer.tokenizer, ids))
-    about = "what encoding its text again would replace"
-    differences.add(f"{name}, and encoded again", track, again, hunks, ("sampled", "encoded again"), about)

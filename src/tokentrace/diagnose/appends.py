@@ -7,6 +7,7 @@ begins with exactly those ids.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +21,13 @@ from ..rendering.lost import find_lost
 from ..study.sampling import turn_end
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import ChatTemplate, wrap_tools
+from ..template.chat_template import wrap_tools
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Request, Style, TurnForm, call_ids, cases, reasoning_tags
-from .field_texts import contains_text, text_from
+from .facts import contains_text, text_from
 
 _EXCERPT: Final = 48
 """Characters quoted of a text."""
@@ -117,11 +118,9 @@ class AppendMatrix:
     """Runs the cases of one template with one set of variables. Naming lines is slow."""
 
     def __init__(self, study: TemplateStudy, *, names_lines: bool) -> None:
-        self._study = study
-        self._names_lines = names_lines and isinstance(study.template, ChatTemplate)
+        self._study, self._names_lines = study, names_lines
         self._tools = wrap_tools(TOOLS)
-        self._ids = call_ids(study)
-        self._tags = reasoning_tags(study)
+        self._ids, self._tags = call_ids(study), reasoning_tags(study)
         self._cache: dict[str, Encoded | TokentraceError] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
@@ -129,8 +128,8 @@ class AppendMatrix:
 
         Skips a history that is refused on its own: another cell, or the roles, report that.
         """
-        every = list(cases(turn, self._ids, self._tags))
-        cells = [cell for case in every if self._renders(cell := self._run(case))] or [self._run(every[0])]
+        every = [self._run(case) for case in cases(turn, self._ids, self._tags)]
+        cells = [one for one in every if one.outcome is not AppendOutcome.REFUSED or self._accepts(one)] or every[:1]
         worst = min(cells, key=lambda cell: list(AppendOutcome).index(cell.outcome))
         flaws, also = worst.flaws, []
         for cell in cells:
@@ -142,19 +141,18 @@ class AppendMatrix:
 
     def _blamed(self, cell: AppendCell) -> AppendCell:
         """Name the lines of a cell's breaks. Too slow for cells that nobody is shown."""
-        return self._run(cell.case, self._names_lines) if cell.breaks else cell
+        return self._run(cell.case, names_lines=True) if cell.breaks and self._names_lines else cell
 
-    def _renders(self, cell: AppendCell) -> bool:
+    def _accepts(self, cell: AppendCell) -> bool:
         """True unless the template refuses the history of a case."""
-        if cell.outcome is AppendOutcome.REFUSED:
-            try:
-                past = adapt(cell.case.messages, self._study.forms).messages[: len(cell.case.past)]
-                self._encode(Request(past, cell.case.tools, True))
-            except TokentraceError:
-                return False
+        try:
+            past = adapt(cell.case.messages, self._study.forms).messages[: len(cell.case.past)]
+            self._encode(Request(past, cell.case.tools, True))
+        except TokentraceError:
+            return False
         return True
 
-    def _run(self, case: AppendCase, names_lines: bool = False) -> AppendCell:
+    def _run(self, case: AppendCase, *, names_lines: bool = False) -> AppendCell:
         study, at = self._study, len(case.past)
         try:
             messages = tuple(adapt(case.messages, study.forms).messages)
@@ -167,24 +165,13 @@ class AppendMatrix:
         lost = find_lost(stream.rendering, turn.messages, study.forms, first=at).lost
         missing = tuple(_missing(stream.rendering, case, [one.field for one in lost]))
         lost = find_lost(after.rendering, messages, study.forms, first=at + 1).lost
-        lost_after = [f"{one.field} of the {messages[one.message or 0]['role']} message that follows" for one in lost]
+        gone = tuple(f"{one.field} of the {messages[one.message or 0]['role']} message that follows" for one in lost)
         stop, ends = self._stop(turn, stream)
         if stop < len(stream.ids):
             stream = study.encode(stream.rendering.until(stream.position(stop)))
-        breaks = []
-        if _differ(prompt, stream):
-            text = prompt.rendering
-            same = common_prefix(text.text, stream.rendering.text)
-            where = Where.SEAM if same == len(text.text) else Where.PROMPT if same >= text.tail else Where.PAST
-            blame = self._blame(where, question, turn, same) if names_lines else None
-            breaks.append(replace(_break(where, prompt, stream, blame), at_turn=True))
-        if _differ(stream, after):
-            same = common_prefix(stream.rendering.text, after.rendering.text)
-            blame = self._blame(Where.PAST, turn, whole, same) if names_lines else None
-            breaks.append(_break(Where.PAST, stream, after, blame))
-        outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
-        outcome = AppendOutcome.BREAKS if breaks else outcome
-        return AppendCell(case, outcome, messages, tuple(breaks), missing, tuple(lost_after), ends=ends)
+        breaks = tuple(self._breaks((question, turn, whole), (prompt, stream, after), names_lines))
+        outcome = AppendOutcome.LOSES if missing or gone else AppendOutcome.HOLDS
+        return AppendCell(case, AppendOutcome.BREAKS if breaks else outcome, messages, breaks, missing, gone, ends=ends)
 
     def _encode(self, request: Request) -> Encoded:
         """Render and encode a conversation once. Raises the template's error each time."""
@@ -192,7 +179,7 @@ class AppendMatrix:
         if key not in self._cache:
             study, tools = self._study, self._tools if request.tools else None
             try:
-                self._cache[key] = study.encode(study.run(request.messages, tools, request.prompt))
+                self._cache[key] = study.encode(study.run(tools, request.messages, request.prompt))
             except TokentraceError as error:
                 self._cache[key] = error.with_traceback(None)
         encoded = self._cache[key]
@@ -203,7 +190,7 @@ class AppendMatrix:
     def _stop(self, request: Request, encoded: Encoded) -> tuple[int, bool]:
         """Return the length of the stream, and whether a stop token ends it."""
         study, last = self._study, len(request.messages) - 1
-        render = functools.partial(study.run_with, self._tools if request.tools else None)
+        render = functools.partial(study.run, self._tools if request.tools else None)
         turns, _ = find_turns(encoded.rendering, request.messages, render, study.tokenizer, only=last)
         turns = [turn for turn in turns if turn.message == last]
         if not turns:
@@ -211,29 +198,34 @@ class AppendMatrix:
         end = turn_end(encoded, turns[-1], study.endings(request.tools))
         return end.stop, end.stop_token is not None
 
+    def _breaks(
+        self, requests: Sequence[Request], encoded: Sequence[Encoded], names_lines: bool
+    ) -> Iterator[AppendBreak]:
+        """Compare prompt with stream, and stream with next prompt."""
+        for at, (one, other) in enumerate(itertools.pairwise(encoded)):
+            token = common_ids(one.ids, other.ids)
+            if token == len(one.ids):
+                continue
+            text, where = one.rendering.text, Where.PAST
+            same = common_prefix(text, other.rendering.text)
+            if at == 0 and same >= one.rendering.tail:
+                where = Where.SEAM if same == len(text) else Where.PROMPT
+            blame = self._blame(where, requests[at], requests[at + 1], same) if names_lines else None
+            before, after = (side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other))
+            fields = _changed_fields(one.rendering, other.rendering) if where is Where.PAST else ()
+            yield AppendBreak(where, before, after, tuple(fields), blame, at_turn=at == 0)
+
     def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
         """Find the line, without the second prompt if the texts differ at the same place."""
         if where is Where.SEAM:
             return None
         text = self._encode(first).rendering.text
-        for prompt in dict.fromkeys((False, second.prompt)):
+        for prompt in (False, second.prompt):
             request = second._replace(prompt=prompt)
             other = self._encode(request).rendering.text
             if common_prefix(text, other) == at:
                 return find_blame(self._study, first, request, at, (text, other), rewrites=where is Where.PAST)
         return None
-
-
-def _differ(first: Encoded, second: Encoded) -> bool:
-    """True if the ids of `second` do not begin with all ids of `first`."""
-    return common_ids(first.ids, second.ids) < len(first.ids)
-
-
-def _break(where: Where, first: Encoded, second: Encoded, blame: Blame | None) -> AppendBreak:
-    token = common_ids(first.ids, second.ids)
-    before, after = (one.rendering.text[one.position(token) :][:_EXCERPT] for one in (first, second))
-    fields = tuple(_changed_fields(first.rendering, second.rendering)) if where is Where.PAST else ()
-    return AppendBreak(where, before, after, fields, blame)
 
 
 def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> Iterator[str]:

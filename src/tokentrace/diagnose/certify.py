@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
@@ -21,7 +21,7 @@ from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
 from .audit_report import AuditReport, Bridging, SettingAudit
 from .cases import TOOLS, Append, turns
 from .facts import find_facts, printed_variables, probe_renderings
-from .verdicts import Grade, Verdict, judged, verdicts_of
+from .verdicts import Grade, Use, Verdict, judge, judged
 
 _MAX_TEXT: Final = 200_000
 """Characters that a template may write around one question."""
@@ -56,18 +56,18 @@ def audit_template(
     switches, without_effect, refused = _run_switches(renderer, study, progress)
     return AuditReport(
         name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
+        tokenizer=renderer.tokenizer.name,
         family=renderer.family,
         digest=study.template.digest,
         settings=dict(renderer.template_kwargs),
         cells=tuple(cells),
         facts=facts,
         grammar=renderer.grammar(TOOLS),
-        verdicts=tuple(_with_settings(one, switches) for one in verdicts_of(counted, facts)),
+        verdicts=tuple(_with_settings(judge(use, counted, facts), switches) for use in Use),
         switches=tuple(switches),
         without_effect=tuple(without_effect),
         bridging=_try_bridge(renderer, counted),
         notes=tuple(_notes(study, cells, refused)),
-        tokenizer=renderer.tokenizer,
     )
 
 
@@ -82,7 +82,7 @@ def _study(renderer: Renderer) -> TemplateStudy:
 def _check_size(study: TemplateStudy) -> None:
     """Raise TemplateLimitError if one question is too much work: an audit renders hundreds."""
     try:
-        size = len(study.run((USER,), None, True).text)
+        size = len(study.run(None, (USER,), True).text)
     except TemplateLimitError:
         raise
     except TokentraceError:
@@ -109,10 +109,8 @@ def _notes(study: TemplateStudy, cells: Iterable[AppendCell], refused: Iterable[
         yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
 
 
-# -- the bridge, on every cell that breaks
-
-
-def _try_bridge(renderer: Renderer, cells: Iterable[AppendCell]) -> Bridging:
+def _try_bridge(renderer: Renderer, cells: Sequence[AppendCell]) -> Bridging:
+    """Bridge every cell that breaks."""
     broken = [cell for cell in cells if cell.outcome is AppendOutcome.BREAKS and cell.append is not Append.ASSISTANT]
     refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
     return Bridging(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common()))
@@ -146,19 +144,20 @@ def _run_switches(
     """
     audits: list[SettingAudit] = []
     without_effect: list[str] = []
-    others = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
-    refused = [name for setting, other in others for name in setting if _writes(study) - _writes(_study(other))]
-    others = [(setting, other) for setting, other in others if setting.keys().isdisjoint(refused)]
+    changed = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
+    refused = [name for setting, other in changed for name in setting if _writes(study) - _writes(_study(other))]
+    changed = [(setting, other) for setting, other in changed if setting.keys().isdisjoint(refused)]
     plain, forms = _probe_texts(study), [form for form in turns() if form.arguments in ("", "object")]
-    for done, (setting, other) in enumerate(others):
-        progress("settings", done, len(others))
-        changed = _study(other)
-        if _probe_texts(changed) == plain:
+    for done, (setting, other) in enumerate(changed):
+        progress("settings", done, len(changed))
+        learned = _study(other)
+        if _probe_texts(learned) == plain:
             without_effect.append(SettingAudit(setting).name)
             continue
-        matrix, facts = AppendMatrix(changed, names_lines=False), find_facts(other, changed)
-        cells = tuple(map(matrix.cell, forms))
-        audits.append(SettingAudit(setting, cells, tuple(verdicts_of(judged(cells, facts), facts))))
+        facts = find_facts(other, learned)
+        cells = tuple(map(AppendMatrix(learned, names_lines=False).cell, forms))
+        verdicts = tuple(judge(use, judged(cells, facts), facts) for use in Use)
+        audits.append(SettingAudit(setting, cells, verdicts))
     return audits, without_effect, refused
 
 
@@ -180,22 +179,16 @@ def _settings(renderer: Renderer, study: TemplateStudy) -> list[dict[str, Any]]:
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     assigned = {name.name for name in loops}
-    compared = _compared(tree)
-    skipped = {*printed_variables(study), *compared, *assigned}
-    settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
-    for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
-        settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
-    return settings[:_MAX_SETTINGS]
-
-
-def _compared(tree: nodes.Template) -> dict[str, list[str]]:
-    """Map the variables that a template compares with texts to those texts."""
-    texts: dict[str, dict[str, None]] = {}
+    compared: dict[str, dict[str, None]] = {}
     for compare in tree.find_all(nodes.Compare):
         sides = [compare.expr, *(one.expr for one in compare.ops)]
         items = [item for side in sides for item in (getattr(side, "items", None) or [side])]
         values = [one.value for one in items if isinstance(one, nodes.Const) and isinstance(one.value, str)]
         for side in sides:
-            if isinstance(side, nodes.Name):
-                texts.setdefault(side.name, {}).update(dict.fromkeys(values))
-    return {name: list(values) for name, values in texts.items() if values}
+            if isinstance(side, nodes.Name) and values:
+                compared.setdefault(side.name, {}).update(dict.fromkeys(values))
+    skipped = {*printed_variables(study), *compared, *assigned}
+    settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
+    for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
+        settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
+    return settings[:_MAX_SETTINGS]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..errors import TemplateError
 from ..template.chat_template import PythonFormat
@@ -43,8 +43,7 @@ TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
 RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolMarkup:
+class ToolMarkup(NamedTuple):
     """What differs between the two in how tools are shown and called."""
 
     block: str
@@ -117,8 +116,7 @@ MAX_EFFORT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MessageText:
+class MessageText(NamedTuple):
     """What one message writes, and the opener of the answer that may follow it."""
 
     message: Any
@@ -139,8 +137,7 @@ def deepseek_v32(
     reference also drops earlier developer messages and then fails, so such a conversation is refused.
     An assistant's message with ``prefix`` set is left open to be continued, as in later releases of vLLM.
     """
-    _check_roles(messages, V32_ROLES, "DeepSeek V3.2")
-    thinking = _thinking(variables)
+    thinking = _thinking("DeepSeek V3.2", messages, V32_ROLES, variables)
     last = _last_asking([message.get("role") for message in messages])
     earlier = (index for index in range(last) if messages[index].get("role") == "developer")
     dropped = next(earlier, None) if thinking and variables.get("drop_thinking", True) else None
@@ -158,7 +155,12 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
         pieces: Iterable[str]
         opener = ""
         if role == "tool":
-            nth, calls = index - caller, _calls_answered(messages, caller, index)
+            answered = messages[caller].get("tool_calls") if caller >= 0 else None
+            nth, calls = index - caller, len(answered or ()) if messages[caller].get("role") == "assistant" else 0
+            if calls < nth:
+                problem = "there is no tool call for this tool message to answer"
+                advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
+                raise TemplateError(f"{problem}; {advice}", message=index)
             pieces = (
                 "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>",
                 _text(content, index),
@@ -191,18 +193,6 @@ def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
     return _assistant(V32, message, index, thinks=thinks, ends=True)
 
 
-def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
-    """How many calls message `caller` made, of which tool message `index` answers one."""
-    calls = None
-    if caller >= 0 and messages[caller].get("role") == "assistant":
-        calls = messages[caller].get("tool_calls")
-    if not calls or len(calls) < index - caller:
-        problem = "there is no tool call for this tool message to answer"
-        advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
-        raise TemplateError(f"{problem}; {advice}", message=index)
-    return len(calls)
-
-
 # -- V4
 
 
@@ -226,8 +216,7 @@ def deepseek_v4(
 
     Tool results are part of a user's turn, in the order of the calls they answer, not of their messages.
     """
-    _check_roles(messages, V4_ROLES, "DeepSeek V4")
-    thinking = _thinking(variables)
+    thinking = _thinking("DeepSeek V4", messages, V4_ROLES, variables)
     effort = variables.get("reasoning_effort")
     if plain(effort) not in (None, "high", "max"):
         raise TemplateError(f'DeepSeek V4 knows reasoning_effort "high" and "max", not "{plain(effort)}"')
@@ -254,7 +243,11 @@ def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, dro
         for nth, (index, message) in enumerate(group.members):
             pieces: Iterable[str]
             if group.role == "user":
-                pieces = _v4_block(message, index, "\n\n" if nth else USER)
+                content, is_result = message.get("content", ""), message.get("role") == "tool"
+                if not is_result and not isinstance(content, str | list):
+                    raise TemplateError("the content of a user message must be text", message=index)
+                lead, text = "\n\n" if nth else USER, _text(content, index, blocks=True)
+                pieces = (lead, "<tool_result>", text, "</tool_result>") if is_result else (lead, text)
             elif group.role == "assistant":
                 # The answer to a task is not a chain of thought: it comes right after the task's own token.
                 thinks = thinking and (not drop or at > last) and (at == 0 or groups[at - 1].task is None)
@@ -277,15 +270,6 @@ def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
         raise TemplateError(problem, message=group.members[0][0])
     token = f"<｜{group.task}｜>"
     return ASSISTANT + _THINK_IF[thinking] + token if group.task == "action" else token
-
-
-def _v4_block(message: Any, index: int, lead: str) -> Iterator[str]:
-    yield lead
-    content, is_result = message.get("content", ""), message.get("role") == "tool"
-    if not is_result and not isinstance(content, str | list):
-        raise TemplateError("the content of a user message must be text", message=index)
-    text = _text(content, index, blocks=True)
-    yield from ("<tool_result>", text, "</tool_result>") if is_result else (text,)
 
 
 def _grouped(messages: TracedList) -> list[Group]:
@@ -438,7 +422,12 @@ def _text(content: Any, index: int, *, blocks: bool = False) -> str:
 # -- settings and checks
 
 
-def _thinking(variables: dict[str, Any]) -> bool:
+def _thinking(name: str, messages: TracedList, roles: Sequence[str], variables: dict[str, Any]) -> bool:
+    """True in thinking mode. Raises TemplateError for an unknown mode or role."""
+    for index, message in enumerate(messages):
+        role = plain(message.get("role"))
+        if role not in roles:
+            raise TemplateError(f'{name} has no role "{role}"; it has {", ".join(roles)}', message=index)
     mode = plain(variables.get("thinking_mode"))
     if mode not in (None, "chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
@@ -447,13 +436,6 @@ def _thinking(variables: dict[str, Any]) -> bool:
 
 def _last_asking(roles: Sequence[Any]) -> int:
     return max((at for at, role in enumerate(roles) if role in ASKING), default=-1)
-
-
-def _check_roles(messages: TracedList, roles: Sequence[str], name: str) -> None:
-    for index, message in enumerate(messages):
-        role = plain(message.get("role"))
-        if role not in roles:
-            raise TemplateError(f'{name} has no role "{role}"; it has {", ".join(roles)}', message=index)
 
 
 _MODES: Final = ("enable_thinking", "thinking_mode", "drop_thinking")

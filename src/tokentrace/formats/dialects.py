@@ -132,22 +132,6 @@ _REASONING_SERVED_AS: Final = {
 _BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
 
-def find_dialect(name: str) -> Dialect:
-    """A dialect by its name, or by that of an inference server. Raises RendererError."""
-    if name not in _BY_ANY_NAME:
-        raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
-    return _BY_ANY_NAME[name]
-
-
-def find_reasoning(name: str) -> Frame | None:
-    """Delimiters of reasoning, by our name or a server's. Raises RendererError."""
-    name = _REASONING_SERVED_AS.get(name, name)
-    if name not in REASONING:
-        names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
-        raise RendererError(f"there is no reasoning parser {name!r}; known are {names}")
-    return REASONING[name]
-
-
 def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | None:
     """The name of the dialect that a grammar writes, ignoring white space."""
     for dialect in _DIALECTS:
@@ -176,7 +160,9 @@ def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) 
 
 def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     if isinstance(parser, str):
-        parser = find_dialect(parser)
+        if parser not in _BY_ANY_NAME:
+            raise RendererError(f"there is no tool parser {parser!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
+        parser = _BY_ANY_NAME[parser]
     if isinstance(parser, Dialect):
         parser = parser.calls if parser.calls is not None else parser.channels
     notes = tuple(note for note in grammar.notes if note != NO_CALLS)
@@ -213,7 +199,10 @@ def _lacking(calls: CallGrammar) -> list[str]:
 
 
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
-    frame = find_reasoning(parser) if isinstance(parser, str) else parser
+    if isinstance(parser, str) and _REASONING_SERVED_AS.get(parser, parser) not in REASONING:
+        names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
+        raise RendererError(f"there is no reasoning parser {parser!r}; known are {names}")
+    frame = REASONING[_REASONING_SERVED_AS.get(parser, parser)] if isinstance(parser, str) else parser
     if frame is None:
         return grammar.replace(reasoning=None)
     if not isinstance(frame, Frame):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InputError, brief
 from .grammar import CallGrammar, Channels, Style, Value
+
+_TYPES: Final = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
+"""What JSON schemas call values; anything else is a number."""
 
 
 def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, beside: bool = False) -> str:
@@ -45,11 +48,16 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
     if grammar.style is Style.PYTHON:
         pairs = ", ".join(f"{key}={_bracketed(grammar, value)}" for key, value in arguments.items())
         return f"{_field(call, 'name', at)}({pairs})"
+    inside = ""
     head = "".join(f"{lead}{_field(call, field, at)}" for lead, field in grammar.head)
     if grammar.style is Style.JSON_ARGUMENTS:
         inside = _json(grammar, arguments)
     elif grammar.style is Style.PAIRS:
-        inside = "".join(_pair(grammar, key, value) for key, value in arguments.items())
+        opens = dict(grammar.typed_opens) | ({"string": grammar.string_open} if grammar.string_open else {})
+        for key, value in arguments.items():
+            kind = next((name for kind, name in _TYPES.items() if isinstance(value, kind)), "number")
+            opened = opens.get(kind, grammar.value_open)
+            inside += f"{grammar.key_open}{key}{opened}{_value(grammar, value)}{grammar.value_close}"
     elif grammar.style is Style.BRACES:
         return f"{head}{{{','.join(f'{key}:{_bracketed(grammar, value)}' for key, value in arguments.items())}}}"
     else:
@@ -69,14 +77,6 @@ def _arguments(call: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     if not isinstance(arguments, Mapping):
         raise InputError("must be a mapping", field=f"tool_calls.{at}.arguments")
     return arguments
-
-
-def _type(value: Any) -> str:
-    """What JSON schemas call a value."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    kinds = {str: "string", list: "array", dict: "object"}
-    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "number")
 
 
 def _field(call: Mapping[str, Any], field: str, at: int) -> str:
@@ -102,12 +102,6 @@ def _object(grammar: CallGrammar, call: Mapping[str, Any], arguments: Mapping[st
 
 def _json(grammar: CallGrammar, value: Any) -> str:
     return json.dumps(value, ensure_ascii=grammar.ascii)
-
-
-def _pair(grammar: CallGrammar, key: str, value: Any) -> str:
-    typed = dict(grammar.typed_opens) | ({"string": grammar.string_open} if grammar.string_open else {})
-    opened = typed.get(_type(value), grammar.value_open)
-    return f"{grammar.key_open}{key}{opened}{_value(grammar, value)}{grammar.value_close}"
 
 
 def _value(grammar: CallGrammar, value: Any) -> str:

@@ -17,10 +17,8 @@ from ..parsing.response import Finish
 from ..store.store import Conflict, StoreError
 from ..trajectory.turns import VersionSpan
 from .admission import Claim
-from .dialect import Dialect, Head, Reply, call_ids_of, response_name
-from .items import Change, ItemStream, changes_of, openai_message
-from .problems import request_error
-from .requests import AnswerOptions, Request
+from .dialect import Change, Dialect, Head, ItemStream, Reply, call_ids_of, changes_of, openai_message, response_name
+from .requests import Request, request_error
 from .sessions import Live
 from .turns import Message, Placement, RecordedTurn
 
@@ -140,7 +138,7 @@ class Answer:
         request, placed, metrics = self.request, self.placed, self.gateway.metrics
         assert placed is not None
         parser = placed.conversation.renderer.streaming_parser(tools=placed.conversation.tools, prompt_ids=placed.ids)
-        stream = item_stream(self.head.id, choice, request.answer, request.stop)
+        stream = ItemStream(call_ids_of(self.head.id, choice), request.answer, request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
         last: Delta | None = None
@@ -261,16 +259,6 @@ class Answer:
                 self.turns.append(prepared.turn)
                 return
         raise StoreError(f"too many gateways write to session {self.session} at once; nothing was recorded")
-
-
-def item_stream(id: str, choice: int, options: AnswerOptions, stop: Sequence[str]) -> ItemStream:
-    """The items of a choice of the answer with this id."""
-    return ItemStream(
-        call_ids_of(id, choice),
-        calls_allowed=options.calls_allowed,
-        object_arguments=options.object_arguments,
-        stop=stop,
-    )
 
 
 def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[Change]]:

@@ -26,11 +26,10 @@ from ..store.store import Store
 from ..study.memory import Memory
 from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
-from .answering import Answer, finish_reply, item_stream, unhurried
-from .dialect import Dialect, Head, Reply, random_id, response_name
+from .answering import Answer, finish_reply, unhurried
+from .dialect import Dialect, Head, ItemStream, Reply, call_ids_of, random_id, response_name
 from .metrics import Metrics
-from .problems import RequestError
-from .requests import Request
+from .requests import Request, RequestError
 from .sessions import Live, Sessions
 from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
@@ -247,7 +246,8 @@ class Gateway:
         )
         tools, variables = live.session.roots[turn.root]
         parser = self.renderer_with(variables).streaming_parser(tools=tools, prompt_ids=live.session.prompt_ids(turn))
-        stream = item_stream(turn.response, turn.choice, turn.options, [turn.stopped_by] if turn.stopped_by else ())
+        stop = [turn.stopped_by] if turn.stopped_by else ()
+        stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
         stream.feed(parser.feed(completion.ids.tolist()))
         return finish_reply(parser, stream, completion)[0]
 

@@ -18,23 +18,24 @@ _JSON: Final = Notation(
     b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), _STRINGS, re.compile(b'["\\\\\n\r\xff]'), strict=True
 )
 _WORD: Final = re.compile(rb"[-+.\w]*")
-_ARGUMENT_KEYS: Final = (("arguments",), ("parameters",))
+_ARGUMENT_KEYS: Final[tuple[tuple[str, ...], ...]] = (("arguments",), ("parameters",))
 """The keys under which servers look for arguments."""
 _SPACES: Final = " \t\r\n"
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 
 class JsonReader(CallReader):
-    """Reads JSON for calls. A `lenient` one accepts either key for arguments."""
+    """Reads JSON for calls. With `any_key`, an object is one under either key for arguments."""
 
-    def __init__(self, calls: CompiledCalls, output: Output, *, lenient: bool) -> None:
+    def __init__(self, calls: CompiledCalls, output: Output, *, any_key: bool) -> None:
         super().__init__(calls, output)
-        self._fields = {path: field for field, path in calls.grammar.keys}
-        self._inner = {path[:length] for path in self._fields for length in range(1, len(path))}
-        usual = any(len(path) == 1 for path, field in self._fields.items() if field == "arguments")
-        self._alternatives = _ARGUMENT_KEYS if usual else ()
-        self._keys = {path[0] for path in self._fields} | {"type"}
-        self._keys |= {key for (key,) in self._alternatives if lenient}
+        self._paths = {path: field for field, path in calls.grammar.keys}
+        self._inner = {path[:length] for path in self._paths for length in range(1, len(path))}
+        self._keys = {path[0] for path in self._paths} | {"type"}
+        usual = any(len(path) == 1 for path, field in self._paths.items() if field == "arguments")
+        self._fields = {**dict.fromkeys(_ARGUMENT_KEYS if usual else (), "arguments"), **self._paths}
+        """The field at each path, with those that servers accept for arguments."""
+        self._keys |= {path[0] for path in self._fields if any_key}
 
     def arguments(self, call: OpenCall) -> Reading[None]:
         """Arguments as one JSON, up to the end of the call."""
@@ -74,10 +75,10 @@ class JsonReader(CallReader):
             call.fail(CallStatus.INVALID_JSON, "the call is not JSON", ragged=True)
             return True
         try:
-            read_json(self.output.text(start, self.reader.at))
+            read_json(self.reader.text(start, self.reader.at))
         except ValueError as error:
             call.fail(CallStatus.INVALID_JSON, f"the call is not JSON: {error}")
-        if "arguments" not in seen and "arguments" in self._fields.values():
+        if "arguments" not in seen and "arguments" in self._paths.values():
             call.fail(CallStatus.MALFORMED, "the call has no arguments")
         return True
 
@@ -98,8 +99,12 @@ class JsonReader(CallReader):
                 return False
             reader.at = yield from reader.past_space(colon + 1)
             here = (*path, key)
-            if not call.announced and not self._may_be_call(call, here, seen):
-                return False
+            if not call.announced:
+                if here[0] not in self._keys:
+                    return False
+                field = self._fields.get(here)
+                if {"name", "arguments"} <= {*seen, field} and (field == "name" or call.name is not None):
+                    call.announce()
             if not (yield from self._member(call, here, seen)):
                 return False
             reader.at = yield from reader.past_space()
@@ -108,30 +113,18 @@ class JsonReader(CallReader):
             if not (yield from reader.skip(b",")):
                 return False
 
-    def _field(self, here: tuple[str, ...]) -> str | None:
-        return self._fields.get(here) or ("arguments" if here in self._alternatives else None)
-
-    def _may_be_call(self, call: OpenCall, here: tuple[str, ...], seen: set[str]) -> bool:
-        """True if an object may be a call, by its next key. Announces it once it is one."""
-        if here[0] not in self._keys:
-            return False
-        field = self._field(here)
-        if {"name", "arguments"} <= {*seen, field} and (field == "name" or call.name is not None):
-            call.announce()
-        return True
-
     def _member(self, call: OpenCall, here: tuple[str, ...], seen: set[str]) -> Reading[bool]:
-        reader, field, start = self.reader, self._field(here), self.reader.at
+        reader, field, start = self.reader, self._fields.get(here), self.reader.at
         if self.calls.grammar.named_key and len(here) == 1 and not seen:
             call.set_name(here[0])
             field = "arguments"
-        elif field is not None and here not in self._fields:
-            field = None if field in seen else field
-            if field is not None:
-                call.fail(CallStatus.MALFORMED, f"its arguments are under {here[0]!r}", lenient=True)
-        if field is None or field in seen:
-            if field is not None:
+        elif field is not None and field in seen:
+            if here in self._paths:
                 call.fail(CallStatus.MALFORMED, f"{here[-1]!r} is given twice")
+            field = None
+        elif field is not None and here not in self._paths:
+            call.fail(CallStatus.MALFORMED, f"its arguments are under {here[0]!r}", lenient=True)
+        if field is None:
             if here in self._inner and (yield from reader.sees(b"{")):
                 return (yield from self._members(call, here, seen))
             return (yield from self.value())
@@ -157,7 +150,7 @@ class JsonReader(CallReader):
     def _string(self, start: int) -> str | None:
         """The string from `start` to here; None if it is something else."""
         try:
-            value: Any = read_json(self.output.text(start, self.reader.at))
+            value: Any = read_json(self.reader.text(start, self.reader.at))
         except ValueError:
             return None
         return value if isinstance(value, str) else None
@@ -195,7 +188,7 @@ class PairReader(CallReader):
         call.end_values()
 
     def _skip_junk(self, call: OpenCall) -> Reading[bool]:
-        """Go past junk between arguments; True if an argument follows."""
+        """True if an argument follows, after junk."""
         calls, reader = self.calls, self.reader
         if (yield from reader.sees_one([one for one in (calls.finish[:1], calls.another) if one])):
             return False
@@ -225,7 +218,7 @@ class PairReader(CallReader):
             match = yield from self._string(call, key)
         else:
             match = yield from self._typed(call, key, schema, opening.is_string)
-        call.raw_values[key] = output.text(start, match.text if match is not None else reader.at)
+        call.raw_values[key] = reader.text(start, match.text if match is not None else reader.at)
         if match is None:
             output.missing.append(calls.grammar.value_close)
             return False
@@ -242,7 +235,7 @@ class PairReader(CallReader):
         start = reader.at
         match = yield from reader.find(calls.to_value)
         if match is not None and match.kind == "value":
-            return self.output.text(start, match.start).strip(_SPACES)
+            return self.reader.text(start, match.start).strip(_SPACES)
         call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
         if reader.exhausted and not unforgeable(calls.value_opens[0].pieces[0]):
             self.output.missing.append(calls.grammar.value_close)  # else its name would go on in the call's closing
@@ -271,7 +264,7 @@ class PairReader(CallReader):
         report.done()
         if match is not None:
             call.add_arguments('"')
-            call.add_value(key, self.output.text(start, match.text), reported=True)
+            call.add_value(key, self.reader.text(start, match.text), reported=True)
         return match
 
     def _typed(self, call: OpenCall, key: str, schema: Schema | None, is_string: bool | None) -> Reading[Match | None]:
@@ -280,7 +273,7 @@ class PairReader(CallReader):
         match = yield from self._value_end(call, None)
         if match is None:
             return None
-        text, certain = self.output.text(start, match.text), True
+        text, certain = self.reader.text(start, match.text), True
         if strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
             value: Any = text[len(_CDATA[0]) : -len(_CDATA[1])]
         elif is_string is False or (strings is Value.JSON and text.startswith('"')):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from .calls import CallParser
 from .compiled import Compiled, CompiledCalls
@@ -24,18 +24,16 @@ _INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
 """A control token before a call without delimiters: ``<|python_tag|>``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A call outside its place, its bytes, and its status in a lenient reading."""
+class Attempt(NamedTuple):
+    """A call outside its place, and its bytes."""
 
     call: ParsedToolCall
     start: int
     stop: int
-    lenient: CallStatus
 
 
 def find_attempts(compiled: Compiled, output: Output) -> list[Attempt]:
-    """The attempts of a completion, each MALFORMED with the reason."""
+    """The attempts of a completion; in a strict reading each is MALFORMED, with the reason."""
     if compiled.grammar.channels is not None:
         return []
     if compiled.calls is not None:
@@ -57,15 +55,16 @@ def _attempts(compiled: Compiled, calls: CompiledCalls, output: Output, problem:
             scratch = _read_calls(compiled, calls, output, base, stop)
             at = base + max(scratch.reader.at, len(match[0]))
             places = [place for part, place in zip(scratch.parts, scratch.places, strict=True) if part.call is not None]
-            for call, status, (begin, end) in zip(scratch.calls, scratch.lenient, places, strict=True):
-                if status in _RUNNABLE:  # the first and the last with what opens and closes a section
+            for call, (begin, end) in zip(scratch.calls, places, strict=True):
+                if call.status in _RUNNABLE:  # the first and the last with what opens and closes a section
                     begin = base + begin if call.index else introduction.start() if introduction is not None else base
                     end = base + (scratch.reader.at if call is scratch.calls[-1] else end)
-                    reason = problem or (calls.bare and call.problem) or why
-                    call = replace(call, index=count, status=CallStatus.MALFORMED, problem=reason)
-                    call = replace(call, raw=output.text(begin, end), span=output.span(begin, end))
+                    call = replace(call, index=count, raw=output.reader.text(begin, end), span=output.span(begin, end))
+                    if not output.lenient:
+                        reason = problem or (calls.bare and call.problem) or why
+                        call = replace(call, status=CallStatus.MALFORMED, problem=reason)
                     count += 1
-                    yield Attempt(call, begin, end, status)
+                    yield Attempt(call, begin, end)
 
 
 def _places(calls: CompiledCalls, output: Output, problem: str) -> Iterator[tuple[int, int, list[bytes], str]]:
@@ -86,9 +85,9 @@ def _places(calls: CompiledCalls, output: Output, problem: str) -> Iterator[tupl
 
 def _read_calls(compiled: Compiled, calls: CompiledCalls, output: Output, start: int, stop: int) -> Output:
     """Read calls at byte `start` as if they were in their place."""
-    reader = Reader(bytes(output.reader.data[start:stop]), ended=True)
-    scratch = Output(reader, compiled.marked, 0, output.tools)
-    parser = CallParser(compiled, calls, scratch, lenient=True)
+    reader = Reader(compiled.marked, bytes(output.reader.data[start:stop]), ended=True)
+    scratch = Output(reader, 0, output.tools, lenient=True)
+    parser = CallParser(compiled, calls, scratch, any_key=True)
     headless = calls.headless_opener and reader.data.startswith(calls.headless_opener)
     for _ in parser.bare() if calls.bare else parser.calls_from(0) if headless else parser.read():
         pass
@@ -99,25 +98,25 @@ def _read_calls(compiled: Compiled, calls: CompiledCalls, output: Output, start:
 
 
 def count_attempts(response: ParsedResponse, output: Output, attempts: list[Attempt]) -> ParsedResponse:
-    """The lenient reading: attempts are calls, and so is whatever can be run."""
+    """The lenient reading: attempts are calls."""
     parts: list[ParsedPart] = []
     calls: list[ParsedToolCall] = []
 
-    def add_call(call: ParsedToolCall, status: CallStatus, lead: str) -> None:
-        problem = "" if status is CallStatus.OK else call.problem
-        calls.append(replace(call, index=len(calls), status=status, problem=problem))
-        parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, calls[-1].index, lead))
+    def add_call(call: ParsedToolCall, lead: str) -> None:
+        parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, len(calls), lead))
+        problem = "" if call.status is CallStatus.OK else call.problem
+        calls.append(replace(call, index=len(calls), problem=problem))
 
     for part, (start, stop) in zip(output.parts, output.places, strict=True):
         if part.call is not None:
-            add_call(output.calls[part.call], output.lenient[part.call], part.lead)
+            add_call(output.calls[part.call], part.lead)
             continue
         for attempt in (*(one for one in attempts if start <= one.start < stop), None):
             end = stop if attempt is None else attempt.start
             if start < end:
-                parts.append(ParsedPart(part.kind, output.text(start, end), output.span(start, end)))
+                parts.append(ParsedPart(part.kind, output.reader.text(start, end), output.span(start, end)))
             if attempt is not None:
-                add_call(attempt.call, attempt.lenient, "")
+                add_call(attempt.call, "")
                 output.enter(PartKind.TOOL_CALL, attempt.start)
                 output.enter(part.kind, attempt.stop)
                 start = attempt.stop
@@ -128,5 +127,5 @@ def count_attempts(response: ParsedResponse, output: Output, attempts: list[Atte
         tool_calls=calls,
         parts=parts,
         attempts=[],
-        regions=output.regions(len(output.starts)),
+        regions=output.regions(),
     )

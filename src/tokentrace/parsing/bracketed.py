@@ -58,7 +58,7 @@ class BracketReader(CallReader):
             call.fail(CallStatus.MALFORMED, "the call is not a Python call", ragged=True)
             return
         try:
-            text = self.output.text(start, reader.at)
+            text = self.reader.text(start, reader.at)
             words = _keywords(text)
             values = {key: self._typed(call, key, _literal(node)) for key, node in words}
             call.raw_values = {key: ast.get_source_segment(text, node) or "" for key, node in words}
@@ -68,7 +68,7 @@ class BracketReader(CallReader):
             return
         if len(values) < len(words):
             call.fail(CallStatus.DUPLICATE_ARGUMENT, "an argument is given twice", lenient=True)
-        self._report(call, values)
+        call.set_values(values)
 
     def arguments(self, call: OpenCall) -> Reading[None]:
         """Arguments in braces, after the opening brace, up to the closing one."""
@@ -83,15 +83,11 @@ class BracketReader(CallReader):
             depth += {"open": 1, "close": -1}.get(match.kind, 0)
             reader.at = match.stop
         try:
-            values = _Braces(bytes(reader.data[start : reader.at]), calls.quote, self.output.decoded).arguments()
+            values = _Braces(bytes(reader.data[start : reader.at]), calls.quote, reader.marked.text).arguments()
         except ValueError as error:
             call.fail(CallStatus.MALFORMED, f"the arguments cannot be read: {error}")
             return
-        self._report(call, {key: self._typed(call, key, value) for key, value in values.items()})
-
-    def _report(self, call: OpenCall, values: dict[str, Any]) -> None:
-        call.values = values
-        call.add_arguments(json.dumps(values, ensure_ascii=False))
+        call.set_values({key: self._typed(call, key, value) for key, value in values.items()})
 
     def _typed(self, call: OpenCall, key: str, value: Any) -> Any:
         """A value; by the tool's schema if the format writes all values as strings."""
@@ -217,7 +213,7 @@ class _Tree:
 
     def read(self) -> None:
         """Add all elements that are whole to the call."""
-        call, data, stack, decoded = self._call, self.data, self.stack, self._output.decoded
+        call, data, stack, decoded = self._call, self.data, self.stack, self._output.reader.marked.text
         for tag in self._calls.tags.finditer(data):
             between, name = data[self.at : tag.start()].strip(), decoded(tag["name"])
             if not stack and (between or tag["close"]):
@@ -246,7 +242,7 @@ class _Tree:
             call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
         if name != element.name or not tag["end"]:
             call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
-        text = self._output.decoded(self.data[element.start : tag.start()])
+        text = self._output.reader.marked.text(self.data[element.start : tag.start()])
         value = self._nested(element) if element.children else self._leaf(element, text)
         if self.stack:
             self.stack[-1].children.append((element.name, value))

@@ -6,7 +6,11 @@ delimiters only where the grammar expects them.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from ..formats.grammar import Style
+from ..study.reading import trailing
 from .arguments import JsonReader, PairReader
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
@@ -15,17 +19,18 @@ from .output import CallReader, OpenCall, Output
 from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
+_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+"""Kimi's ids: ``functions.NAME:INDEX``."""
+
 
 class CallParser(CallReader):
     """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
-    def __init__(self, compiled: Compiled, calls: CompiledCalls, output: Output, *, lenient: bool = False) -> None:
+    def __init__(self, compiled: Compiled, calls: CompiledCalls, output: Output, *, any_key: bool = False) -> None:
         super().__init__(calls, output)
-        self.style = calls.grammar.style
-        self._stops = list(compiled.stops)
-        self.json = JsonReader(calls, output, lenient=lenient)
-        self._pairs = PairReader(calls, output)
-        self._bracketed = BracketReader(calls, output)
+        self.style, self._stops = calls.grammar.style, list(compiled.stops)
+        self.json = JsonReader(calls, output, any_key=any_key)
+        self._pairs, self._bracketed = PairReader(calls, output), BracketReader(calls, output)
         self.header: int | None = None
         """Where the header of the next call's message begins, in formats that have such."""
 
@@ -43,17 +48,13 @@ class CallParser(CallReader):
             if (yield from reader.sees(opens)) and (yield from reader.sees_all(calls.open, at)) is not None:
                 reader.at = at
                 continue
-            if calls.after and (yield from self._ends_after(calls.after)):
+            break
+        for stop in self._stops if calls.after else ():  # white space that the grammar writes before the end
+            if (yield from reader.sees(calls.after + stop)):
                 reader.at += len(calls.after)
-            return
-
-    def _ends_after(self, pad: bytes) -> Reading[bool]:
-        """True if only white space that the grammar writes comes before the end."""
-        reader = self.reader
-        for stop in self._stops:
-            if (yield from reader.sees(pad + stop)):
-                return True
-        return reader.ended and bytes(reader.data[reader.at :]) == pad
+                return
+        if reader.ended and reader.data[reader.at :] == calls.after:
+            reader.at = len(reader.data)
 
     def _section(self) -> Reading[None]:
         """A section of calls. Text in it is content; without a call it is malformed."""
@@ -175,23 +176,23 @@ class CallParser(CallReader):
 
     def _head(self, call: OpenCall) -> Reading[bool]:
         """The fields before the arguments, reported together; True if the arguments follow."""
-        calls, reader, output = self.calls, self.reader, self.output
+        calls, reader = self.calls, self.reader
         fields: dict[str, str] = {}
         problem = ""
         for (lead, field), following in zip(calls.head, calls.after_field, strict=True):
             if not (yield from reader.skip_all(lead)):
                 problem = "the call does not begin as calls do"
-                call.closing = call.closing if "name" in fields else _trailing_space(calls.grammar.open)
+                call.closing = call.closing if "name" in fields else trailing(calls.grammar.open)
                 break
             start = reader.at
             match = yield from reader.find(following)
-            fields[field] = output.text(start, reader.at).strip() if match is not None else ""  # else more may follow
-            if field == "id" and (name := calls.name_in_id(fields["id"])):
-                fields["name"] = name
+            fields[field] = reader.text(start, reader.at).strip() if match is not None else ""  # else more may follow
+            if field == "id" and calls.grammar.id_is_name and (named := _NAME_IN_ID.fullmatch(fields["id"])):
+                fields["name"] = named[1]
             if match is None or match.kind == "hard" or (match.kind == "end" and calls.begin):
                 problem = "the call breaks off before its arguments"
                 end = calls.grammar.end
-                call.closing = end if end[:1].isspace() else _trailing_space(calls.grammar.begin) + end
+                call.closing = end if end[:1].isspace() else trailing(calls.grammar.begin) + end
                 break
         call.set_name(fields.get("name"), fields.get("id"))
         if not problem and not (yield from reader.skip_all(calls.begin)):
@@ -217,7 +218,9 @@ class CallParser(CallReader):
                 return False
             ended = yield from reader.skip_all(calls.end)
             call.closing = "" if ended else call.closing
-        if calls.inner and (yield from self._another_inside()):
+        json_call = self.style is Style.JSON_CALL
+        at = (yield from self._past_separator()) if json_call and calls.inner else reader.at
+        if calls.inner and (yield from reader.sees_all((b"{",) if json_call else calls.head[0][0], at)) is not None:
             if calls.end and not ended:
                 call.fail(CallStatus.UNCLOSED, lacks_end, lenient=True)
             return True
@@ -252,14 +255,3 @@ class CallParser(CallReader):
             call.fail(CallStatus.UNCLOSED, "the call is not closed", lenient=complete)
         if match is None or match.kind == "stop":
             self.output.open = PartKind.TOOL_CALL
-
-    def _another_inside(self) -> Reading[bool]:
-        """True if another call begins inside the same delimiters."""
-        if self.style is Style.JSON_CALL:
-            at = yield from self._past_separator()
-            return (yield from self.reader.sees(b"{", at))
-        return (yield from self.reader.sees_all(self.calls.head[0][0])) is not None
-
-
-def _trailing_space(text: str) -> str:
-    return text[len(text.rstrip()) :]

@@ -40,7 +40,6 @@ class _Word(NamedTuple):
     start: int
     """Where the white space before it begins, unless it is a control token."""
     stop: int
-    control: bool
 
 
 class _Header(NamedTuple):
@@ -52,7 +51,7 @@ class _Header(NamedTuple):
     role: _Word | None
     recipient: _Word | None
     tool: bytes | None
-    kind: PartKind
+    text: Text
     stray: list[_Word]
     stray_stop: int
     types: list[_Word]
@@ -90,26 +89,23 @@ class ChannelParser:
                 output.end_text()
                 break
             start = self._stray(header, start, cut=match is None)
-            output.enter(header.kind, start)
+            output.enter(PartKind.TOOL_CALL if header.tool is not None else header.text.kind, start)
             if match is not None and match.kind == "message":
                 reader.at = match.stop
                 match = yield from self._message(header, start)
             else:
                 self._without_body(header, start, match)
                 output.missing += [self._empty_message(header, at, started)] if match is None else []
-            goes_on = match is not None and (match.kind != "stop" or (yield from self._goes_on(match)))
+            goes_on = match is not None
             if match is not None:
+                if match.kind == "stop":  # the assistant may go on right after a call
+                    after_call = reader.data[match.start : match.stop] == delimiters.call_end
+                    goes_on = after_call and (yield from reader.sees(delimiters.start + self._role, match.stop))
                 started = match.kind == "start"
                 start = match.start if started else match.stop
         if match is not None:
             output.enter(PartKind.STOP, match.start)
         return match
-
-    def _goes_on(self, match: Match) -> Reading[bool]:
-        """True if the assistant goes on right after a call that a stop token ends."""
-        if self.reader.data[match.start : match.stop] != self.delimiters.call_end:
-            return False
-        return (yield from self.reader.sees(self.delimiters.start + self._role, match.stop))
 
     # -- headers
 
@@ -117,24 +113,22 @@ class ChannelParser:
         """The header from `at` to `stop`. It names a role if it is `started`, and otherwise may."""
         words: list[_Word] = []
         for match in _WORD.finditer(self.reader.data, at, stop):
-            control = match[0][0] == 0xFF
-            words.append(_Word(match[0], match.start() if control else at, match.end(), control))
+            words.append(_Word(match[0], match.start() if match[0][0] == 0xFF else at, match.end()))
             at = match.end()
-        lead = list(takewhile(lambda word: not word.control and not word.text.startswith(self._to), words))
+        special = (b"\xff", self._to)
+        lead = list(takewhile(lambda word: not word.text.startswith(special), words))
         remaining = words[len(lead) :]
         role = lead.pop(0) if lead and (started or lead[0].text == self._role) else None
         recipient = next((word for word in remaining if word.text.startswith(self._to)), None)
         to = recipient.text.removeprefix(self._to) if recipient is not None else None
-        tool = to if to not in self._not_tools else None
         marker = next((word.start for word in remaining if word.text == self.delimiters.channel), stop)
-        plain = [word for word in remaining if not word.control and not word.text.startswith(self._to)]
+        plain = [word for word in remaining if not word.text.startswith(special)]
         channel = next((word for word in plain if word.start > marker), None)
         name = (channel.text if channel is not None else b"") if self.delimiters.channel else to
-        kind = PartKind.REASONING if name == self.channels.reasoning.encode() else PartKind.CONTENT
-        kind = kind if tool is None else PartKind.TOOL_CALL
+        text = self.output.reasoning if name == self.channels.reasoning.encode() else self.output.content
         types = [word for word in plain if word is not channel]
         stray_stop = remaining[0].start if remaining else stop
-        return _Header(role, recipient, tool, kind, lead, stray_stop, types, stop)
+        return _Header(role, recipient, to if to not in self._not_tools else None, text, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
         """True if a message is not the assistant's, as far as its role has arrived."""
@@ -161,10 +155,10 @@ class ChannelParser:
             if match is not None:
                 call.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
             if match is not None or header.recipient.stop < header.stop:
-                self._name(call, header.tool)  # else there may be more of it
+                call.set_name(self._function(header.tool))  # else there may be more of it
             self._finish(call, match)
         elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type
-            self._text(header)(header.types[0].start, header.stop)
+            header.text(header.types[0].start, header.stop)
             self.output.end_text()
 
     def _empty_message(self, header: _Header, at: int, started: bool) -> str:
@@ -177,48 +171,43 @@ class ChannelParser:
 
     # -- messages
 
-    def _text(self, header: _Header) -> Text:
-        return self.output.reasoning if header.kind is PartKind.REASONING else self.output.content
-
     def _message(self, header: _Header, begin: int) -> Reading[Match | None]:
         """A message, after its header; the delimiter that ends it."""
         output, start = self.output, self.reader.at
         if header.tool is not None:
             match = yield from self._call(header, header.tool, begin)
         else:
-            match = yield from self.reader.find(self.delimiters.in_body, self._text(header))
+            match = yield from self.reader.find(self.delimiters.in_body, header.text)
             output.end_text()
-            if header.kind is PartKind.REASONING:
+            if header.text is output.reasoning:
                 output.blank_reasoning |= start == self.reader.at > output.base
                 output.open = PartKind.REASONING if match is None else output.open
         output.missing += [self.channels.end] if match is None else []
         return match
 
     def _call(self, header: _Header, tool: bytes, begin: int) -> Reading[Match | None]:
-        output, calls = self.output, self._calls
+        output, calls, tools = self.output, self._calls, self.output.tools
         if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
             calls.header = begin
             yield from calls.read()
             match = yield from self.reader.find(self.delimiters.in_body, output.content)
             output.end_text()
             return match
-        call = output.start_call(begin, takes_json=self._takes_json(header, tool))
-        self._name(call, tool)
+        takes_json = (
+            tool.startswith(self.channels.namespace.encode())
+            or any(word.text == b"json" for word in header.types)
+            or (tools.declared_any and tools.knows(tool.decode("utf-8", "replace")))
+        )
+        call = output.start_call(begin, takes_json=takes_json)
+        call.set_name(self._function(tool))
         report = ArgumentsText(call)
         match = yield from self.reader.find(self.delimiters.in_body, report)
         report.done()
         self._finish(call, match)
         return match
 
-    def _takes_json(self, header: _Header, tool: bytes) -> bool:
-        """True if a call's arguments have to be JSON."""
-        if tool.startswith(self.channels.namespace.encode()) or any(word.text == b"json" for word in header.types):
-            return True
-        tools = self.output.tools
-        return tools.declared_any and tools.knows(tool.decode("utf-8", "replace"))
-
-    def _name(self, call: OpenCall, tool: bytes) -> None:
-        call.set_name(tool.decode("utf-8", "replace").removeprefix(self.channels.namespace))
+    def _function(self, tool: bytes) -> str:
+        return tool.decode("utf-8", "replace").removeprefix(self.channels.namespace)
 
     def _finish(self, call: OpenCall, match: Match | None) -> None:
         """A call ends: at what closes a message, or at what comes instead."""

@@ -22,8 +22,6 @@ from .reader import Delimiters
 Pieces = tuple[bytes, ...]
 Kinds = list[tuple[str, bytes]]
 _LETTERS: Final = frozenset(string.ascii_letters.encode())
-_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-"""Kimi's ids: ``functions.NAME:INDEX``."""
 
 
 def _first(kind: str, *delimiters: Pieces) -> Kinds:
@@ -132,18 +130,13 @@ class CompiledCalls:
         section += [("reopened", piece) for piece in self.section_open[:1] if unforgeable(piece)]
         self.in_section = Delimiters([*section, *stops])
         self.value_ends = functools.lru_cache(maxsize=1000)(self._value_ends)
-        """What may end a value, among it the openings of other arguments that the tool declares."""
 
     def _value_ends(self, declared: frozenset[str]) -> Delimiters:
+        """What may end a value, among it the openings of other arguments that the tool declares."""
         opening, after = b" ".join(self.key_open), self.value_opens[0].pieces[0]
         kinds = [("value", self.value_close[0]), *(("finish", some[0]) for some in self.certain_ends)]
         kinds += [(f"key {key}", opening + key.encode("utf-8", "replace") + after) for key in declared]
         return Delimiters([*kinds, *self._hard], {kind: self.value_trail for kind, _ in kinds})
-
-    def name_in_id(self, call_id: str) -> str | None:
-        """The name inside an id, if the format writes it nowhere else."""
-        match = _NAME_IN_ID.fullmatch(call_id) if self.grammar.id_is_name else None
-        return match[1] if match else None
 
 
 def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpening]:

@@ -105,6 +105,10 @@ class MarkedBytes:
             return bytes(data)
         return _MARK.sub(lambda match: self._tokens[match[0]].text.encode("utf-8", "surrogatepass"), data)
 
+    def text(self, data: bytes | bytearray) -> str:
+        """Marked bytes as text, what is not UTF-8 as U+FFFD."""
+        return self.visible(data).decode("utf-8", "replace")
+
 
 def tags(data: bytes) -> list[re.Match[bytes]]:
     """The control tokens in marked bytes and the tags spelled out in them, in order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import codecs
 import itertools
 import json
 import re
@@ -15,8 +14,7 @@ from typing import Any, Final
 from ..errors import kind_of
 from .compiled import CompiledCalls
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
-from .marked import MarkedBytes
-from .reader import Reader
+from .reader import Reader, Report
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, TokenRange
 from .values import Tools, read_json
 
@@ -56,19 +54,15 @@ class OpenCall:
     closing: str = ""
     """What the grammar writes between its arguments and its closing delimiter."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
-    forgiven: set[CallStatus] = field(default_factory=set)
-    """Problems that a lenient reading forgives."""
+    severe: set[CallStatus] = field(default_factory=set)
+    """Problems that a lenient reading does not forgive."""
 
     def fail(self, status: CallStatus, problem: str, *, lenient: bool = False, ragged: bool = False) -> None:
         """Note a problem; the first of each status counts."""
         self.ragged |= ragged
-        if not self.takes_json and status in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
-            return
-        if status not in self.problems and lenient:
-            self.forgiven.add(status)
-        elif not lenient:
-            self.forgiven.discard(status)
-        self.problems.setdefault(status, problem)
+        if self.takes_json or status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
+            self.severe |= set() if lenient else {status}
+            self.problems.setdefault(status, problem)
 
     def announce(self) -> None:
         """Report that this is certain to be a call."""
@@ -117,6 +111,11 @@ class OpenCall:
         if not self.output.reader.exhausted:
             self.add_arguments("}" if self.texts else "{}")
 
+    def set_values(self, values: dict[str, Any]) -> None:
+        """All arguments at once."""
+        self.values = values
+        self.add_arguments(json.dumps(values, ensure_ascii=False))
+
     def finish(self, stop: int) -> None:
         """The call has ended, well or not. One that the prompt wrote to its end is left out."""
         output = self.output
@@ -127,16 +126,21 @@ class OpenCall:
             self.fail(CallStatus.MISSING_NAME, "the call has no name")
         elif not output.tools.knows(self.name):
             self.fail(CallStatus.UNKNOWN_TOOL, f"there is no tool {self.name!r}")
-        text, raw = "".join(self.texts), output.text(max(self.start, output.base), stop)
+        text, raw = "".join(self.texts), output.reader.text(max(self.start, output.base), stop)
         arguments = self.values if self.values is not None else self._read_arguments(text)
-        problems = [status for status in _SEVERITY if status in self.problems]
-        status = problems[0] if problems else CallStatus.OK
-        problem, span = self.problems.get(status, ""), output.span(self.start, stop)
+        statuses = [status for status in _SEVERITY if status in self.problems]
+        problem, span = self.problems[statuses[0]] if statuses else "", output.span(self.start, stop)
+        counted = self.severe if output.lenient else self.problems
+        status = next((status for status in statuses if status in counted), CallStatus.OK)
         call = ParsedToolCall(
             self.index, self.name, arguments, text, self.id, status, problem, raw, self.raw_values, span, self.late_id
         )
-        lenient = next((status for status in problems if status not in self.forgiven), CallStatus.OK)
-        output.add_call(call, lenient, self.start, stop)
+        between = output.reader.text(output.stop, self.start) if output.base <= output.stop <= self.start else ""
+        lead = between if between.isspace() else ""
+        output.calls.append(call)
+        output.stop = stop
+        output.add_part(ParsedPart(PartKind.TOOL_CALL, raw, span, self.index, lead), self.start)
+        output.events.append(CallFinished(self.index, call, lead))
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:
         """Arguments that were written as one JSON."""
@@ -161,48 +165,39 @@ class OpenCall:
         return value
 
 
-class ArgumentsText:
+class ArgumentsText(Report):
     """Reports bytes of a call's arguments; with `quoted`, as text of a JSON string."""
 
     def __init__(self, call: OpenCall, *, quoted: bool = False) -> None:
+        super().__init__(call.output.reader)
         self._call, self._quoted = call, quoted
-        self._pending = b""  # the beginning of a character
 
-    def __call__(self, start: int, stop: int) -> None:
-        output = self._call.output
-        self.add(output.marked.visible(output.reader.data[start:stop]), stop)
-
-    def add(self, piece: bytes, stop: int, final: bool = False) -> None:
-        """More bytes, control tokens by their names."""
-        piece = self._pending + piece if self._pending else piece
-        text, used = codecs.utf_8_decode(piece, "replace", final)
-        self._pending = piece[used:] if used < len(piece) else b""
+    def add(self, piece: bytes, stop: int = 0, final: bool = False) -> None:
+        text = self.decode(piece, final)
         self._call.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1] if self._quoted else text)
 
     def done(self) -> None:
         """No more bytes come."""
-        self.add(b"", 0, final=True)
+        self.add(b"", final=True)
 
 
-class Text:
+class Text(Report):
     """Reports reasoning or content: a stretch of it is a part."""
 
     def __init__(self, output: Output, kind: PartKind) -> None:
-        self._output, self._kind = output, kind
+        super().__init__(output.reader)
+        self._output, self.kind = output, kind
         self._event = ReasoningDelta if kind is PartKind.REASONING else ContentDelta
-        self._pending = b""  # the beginning of a character
         self._texts: list[str] = []
         self._start = -1
 
     def __call__(self, start: int, stop: int) -> None:
-        output = self._output
-        start = max(start, output.base)
-        if stop <= start:
-            return
-        if start > output.stop:
-            output.end_text()
-        self._begin(start)
-        self.add(output.marked.visible(output.reader.data[start:stop]), stop)
+        start = max(start, self._output.base)
+        if start < stop:
+            if start > self._output.stop:
+                self._output.end_text()
+            self._begin(start)
+            super().__call__(start, stop)
 
     def _begin(self, start: int) -> None:
         if self._output.current is not self:
@@ -210,38 +205,34 @@ class Text:
             self._output.current, self._start = self, start
 
     def add(self, piece: bytes, stop: int, final: bool = False) -> None:
-        """More bytes, control tokens by their names, up to byte `stop`."""
-        if self._output.current is not self:
+        output = self._output
+        if output.current is not self:
             self._begin(stop - len(piece))
-        piece = self._pending + piece if self._pending else piece
-        delta, used = codecs.utf_8_decode(piece, "replace", final)
-        self._pending = piece[used:] if used < len(piece) else b""
-        self._output.stop = stop
+        delta = self.decode(piece, final)
+        output.stop = stop
         if delta:
             self._texts.append(delta)
-            self._output.events.append(self._event(delta))
+            output.events.append(self._event(delta))
 
     def end(self) -> None:
         """The stretch has ended."""
         output = self._output
         self.add(b"", output.stop, final=True)
         span = output.span(self._start, output.stop)
-        output.add_part(ParsedPart(self._kind, "".join(self._texts), span), self._start)
+        output.add_part(ParsedPart(self.kind, "".join(self._texts), span), self._start)
         self._texts = []
 
 
 class Output:
     """Collects what a parser reads from `reader`, from byte `base` on."""
 
-    def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools) -> None:
-        self.reader, self.marked, self.base, self.tools = reader, marked, base, tools
+    def __init__(self, reader: Reader, base: int, tools: Tools, *, lenient: bool = False) -> None:
+        self.reader, self.base, self.tools, self.lenient = reader, base, tools, lenient
         self.events: list[Event] = []
         self.parts: list[ParsedPart] = []
         self.places: list[tuple[int, int]] = []
         """Where each part starts and stops, in bytes."""
         self.calls: list[ParsedToolCall] = []
-        self.lenient: list[CallStatus] = []
-        """The status of each call in a lenient reading."""
         self.starts: list[int] = []
         """Where each token begins."""
         self.stop = 0
@@ -256,13 +247,6 @@ class Output:
         self._regions: list[tuple[int, PartKind]] = []
         self.reasoning, self.content = Text(self, PartKind.REASONING), Text(self, PartKind.CONTENT)
         self.current: Text | None = None
-
-    def text(self, start: int, stop: int) -> str:
-        return self.decoded(self.reader.data[start:stop])
-
-    def decoded(self, data: bytes | bytearray) -> str:
-        """Marked bytes as people read them."""
-        return self.marked.visible(data).decode("utf-8", "replace")
 
     def span(self, start: int, stop: int) -> TokenRange:
         """The tokens that bytes touch."""
@@ -279,10 +263,9 @@ class Output:
         self.current = None
 
     def add_part(self, part: ParsedPart, start: int) -> None:
+        """A part from byte `start` to `stop`."""
         self.parts.append(part)
         self.places.append((start, self.stop))
-
-    # -- calls
 
     def start_call(self, start: int, **fields: Any) -> OpenCall:
         """A call that is certain to be one."""
@@ -290,30 +273,19 @@ class Output:
         call.announce()
         return call
 
-    def add_call(self, call: ParsedToolCall, lenient: CallStatus, start: int, stop: int) -> None:
-        self.calls.append(call)
-        self.lenient.append(lenient)
-        between = self.text(self.stop, start) if self.base <= self.stop <= start else ""
-        lead = between if between.isspace() else ""
-        self.stop = stop
-        self.add_part(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead), start)
-        self.events.append(CallFinished(call.index, call, lead))
-
-    # -- regions
-
     def enter(self, kind: PartKind, at: int) -> None:
         """From byte `at` on, tokens belong to what `kind` says, delimiters included."""
         self._regions.append((max(at, self.base) if self._regions else self.base, kind))
 
-    def regions(self, count: int) -> list[Region]:
-        """The regions, which cover all `count` tokens up to the stop token."""
+    def regions(self) -> list[Region]:
+        """The regions, which cover all tokens up to the stop token."""
         regions: list[Region] = []
         bounds = sorted(self._regions, key=lambda entry: entry[0])
         bounds.append((len(self.reader.data), PartKind.STOP))
         for (start, kind), (stop, _) in itertools.pairwise(bounds):
             first, end = (bisect.bisect_left(self.starts, at) for at in (start, stop))
             if kind is PartKind.STOP:
-                regions += [Region(kind, TokenRange(first, first + 1))] if first < count else []
+                regions += [Region(kind, TokenRange(first, first + 1))] if first < len(self.starts) else []
                 break
             if regions and regions[-1].kind is kind:
                 regions[-1] = Region(kind, TokenRange(regions[-1].span.start, end))

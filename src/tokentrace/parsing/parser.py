@@ -49,9 +49,8 @@ class TurnParser:
                 if match is not None:
                     output.enter(PartKind.STOP, match.start)
                 elif after_calls == start == reader.at:
-                    output.missing += (
-                        [compiled.grammar.calls.after] if compiled.grammar.calls and output.missing else []
-                    )
+                    if compiled.grammar.calls and output.missing:
+                        output.missing.append(compiled.grammar.calls.after)
                 elif not answered:
                     frame = compiled.grammar.content
                     output.missing.append(f"{frame.trail}{frame.close}{frame.after if frame.close else ''}")
@@ -148,8 +147,9 @@ class StreamingParser:
     ) -> None:
         self._compiled = compiled
         self._lenient = calls is CallReading.LENIENT
-        self._reader = reader = Reader(compiled.prefix(compiled.prompt if prompt is None else prompt))
-        self._output = output = Output(reader, compiled.marked, len(reader.data), tools or NO_TOOLS)
+        prefix = compiled.prefix(compiled.prompt if prompt is None else prompt)
+        self._reader = Reader(compiled.marked, prefix)
+        self._output = output = Output(self._reader, len(prefix), tools or NO_TOOLS, lenient=self._lenient)
         if compiled.grammar.channels is not None:
             self._reading = ChannelParser(compiled, compiled.grammar.channels, output).read()
         else:
@@ -166,30 +166,26 @@ class StreamingParser:
         """
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
-            piece = self._compiled.marked.table[index]  # as streams bring them
+            piece = reader.marked.table[index]  # as streams bring them
             output.starts.append(len(reader.data))
             reader.data += piece
             plain = reader.plain
-            if (
-                plain is not None
-                and plain.special.search(piece) is None
-                and (not plain.pending or plain.ends_pending(piece))
-            ):
-                end = len(reader.data)
-                if plain.pending:  # by place: some of it may be the prompt's
-                    plain.pending = b""
-                    plain.report(reader.reported, end)
-                else:
-                    plain.report.add(piece, end)
-                reader.reported = end
-                events, output.events = output.events, []
-                return [] if self._lenient else events
+            if plain is None or plain.special.search(piece) is not None:
+                self._resume()
+            elif not plain.pending:
+                plain.report.add(piece, len(reader.data))
+                reader.reported = len(reader.data)
+            elif any(plain.pending[at:] + piece[:1] in plain.starts for at in range(len(plain.pending))):
+                self._resume()
+            else:  # by place: some of it may be the prompt's
+                plain.report(reader.reported, len(reader.data))
+                reader.reported, reader.plain = len(reader.data), plain._replace(pending=b"")
         else:
             checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
-            data, starts = self._compiled.marked.spelled(checked, len(reader.data))
+            data, starts = reader.marked.spelled(checked, len(reader.data))
             output.starts += starts
             reader.data += data
-        self._resume()
+            self._resume()
         events, output.events = output.events, []
         return [] if self._lenient else events
 
@@ -200,13 +196,12 @@ class StreamingParser:
         self._reader.ended = True
         self._resume()
         attempts = find_attempts(self._compiled, self._output)
-        response = self._read_response([attempt.call for attempt in attempts])
+        self._response = self._read_response([attempt.call for attempt in attempts])
         events = self._output.events
         if self._lenient:
-            response = count_attempts(response, self._output, attempts)
-            events = events_of(response)
-        self._response = response
-        return [*events, Done(response)]
+            self._response = count_attempts(self._response, self._output, attempts)
+            events = events_of(self._response)
+        return [*events, Done(self._response)]
 
     @property
     def response(self) -> ParsedResponse:
@@ -240,7 +235,7 @@ class StreamingParser:
             unread=TokenRange(end, count) if end < count else None,
             attempts=attempts,
             closing=closing[next((n for n in range(len(space), 0, -1) if data.endswith(space[:n])), 0) :],
-            regions=output.regions(count),
+            regions=output.regions(),
         )
 
 

@@ -57,29 +57,14 @@ def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[Pars
     for at, (call, parsed) in enumerate(zip(calls, parsed_calls, strict=False)):
         fields += _call_fields(f"tool_calls.{at}", call, parsed)
     for field, expected, actual in fields:
-        if isinstance(actual, _Failed):
-            why = f"{_short(expected)} is read as a call that {actual}"
-            yield Unreadable(index, field, UnreadableKind.CHANGED, why)
-        elif not _same(expected, actual):
-            kind = UnreadableKind.CHANGED if actual else UnreadableKind.DROPPED
+        if not _same(expected, actual):
+            dropped = not actual or actual is _NOTHING
+            kind = UnreadableKind.DROPPED if dropped else UnreadableKind.CHANGED
             yield Unreadable(index, field, kind, _both(expected, actual))
 
 
-class _Nothing:
-    """An argument that is not there, which is not the same as null."""
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING: Final = _Nothing()
-
-
-class _Failed(str):
-    """What is wrong with a call whose arguments cannot be compared."""
+_NOTHING: Final = object()
+"""An argument that is not there, which is not the same as null."""
 
 
 def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) -> Iterator[tuple[str, Any, Any]]:
@@ -94,7 +79,7 @@ def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) ->
             arguments = json.loads(arguments)
     readable = parsed.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
     if not readable or not isinstance(arguments, Mapping) or parsed.arguments is None:
-        yield field, arguments, _Failed(f"is {parsed.status}: {parsed.problem}")
+        yield field, arguments, parsed
         return
     for key in dict.fromkeys([*arguments, *parsed.arguments]):
         yield f"{field}.{key}", arguments.get(key, _NOTHING), parsed.arguments.get(key, _NOTHING)
@@ -111,15 +96,17 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _both(expected: Any, actual: Any) -> str:
-    if not isinstance(expected, str) or not isinstance(actual, str):
-        return f"{_short(expected)} is read as {_short(actual)}"
-    start = max(0, common_prefix(expected, actual) - 8)
-    show = ascii if unicodedata.normalize("NFC", expected) == actual else repr  # which look alike on a screen
-    return f"{show(expected[start : start + 40])} is read as {show(actual[start : start + 40])}"
+    if isinstance(expected, str) and isinstance(actual, str):
+        start = max(0, common_prefix(expected, actual) - 8)
+        show = ascii if unicodedata.normalize("NFC", expected) == actual else repr  # which look alike on a screen
+        return f"{show(expected[start : start + 40])} is read as {show(actual[start : start + 40])}"
+    if isinstance(actual, ParsedToolCall):
+        return f"{_short(expected)} is read as a call that is {actual.status}: {actual.problem}"
+    return f"{_short(expected)} is read as {_short(actual)}"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = "nothing" if value is _NOTHING else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 

@@ -5,25 +5,41 @@ It reports only what is certain, and looks at every byte a bounded number of tim
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Generator, Iterable, Mapping, Set
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
+
+from .marked import MarkedBytes
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 """A part of a parser: yields while it waits for more bytes, and returns a result."""
 
-
-class Report(Protocol):
-    """Receives text once it is certain: by place, or as bytes (`add`)."""
-
-    def __call__(self, start: int, stop: int) -> None: ...
-    def add(self, piece: bytes, stop: int) -> None: ...
-
-
 _ESCAPE, _CONTROL = 0x5C, 0xFF
 _SPACES: Final = re.compile(rb"\s*")
+
+
+class Report:
+    """Receives text once it is certain: by place, or as bytes (`add`)."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._pending = b""  # the beginning of a character
+
+    def __call__(self, start: int, stop: int) -> None:
+        self.add(self._reader.marked.visible(self._reader.data[start:stop]), stop)
+
+    def add(self, piece: bytes, stop: int, final: bool = False) -> None:
+        """More bytes, control tokens by their names, up to byte `stop`."""
+        raise NotImplementedError
+
+    def decode(self, piece: bytes, final: bool) -> str:
+        """The text of more bytes, but for a character that has not arrived in full."""
+        piece = self._pending + piece if self._pending else piece
+        text, used = codecs.utf_8_decode(piece, "replace", final)
+        self._pending = piece[used:] if used < len(piece) else b""
+        return text
 
 
 class Match(NamedTuple):
@@ -35,18 +51,16 @@ class Match(NamedTuple):
     stop: int
 
 
-@dataclass(slots=True)
-class Plain:
-    """While a parser waits here, a piece without any byte of `special` is text."""
+class Plain(NamedTuple):
+    """While a parser waits here, a piece without any byte of `special` is text.
+
+    So is `pending`, unless with that piece it begins like one of `starts`.
+    """
 
     special: re.Pattern[bytes]
     report: Report
     starts: Set[bytes] = frozenset()
     pending: bytes = b""
-
-    def ends_pending(self, piece: bytes) -> bool:
-        """True if a piece shows that no delimiter begins in `pending`."""
-        return all(self.pending[at:] + piece[:1] not in self.starts for at in range(len(self.pending)))
 
 
 class Delimiters:
@@ -95,12 +109,17 @@ class Notation(NamedTuple):
 class Reader:
     """Bytes that have arrived, and how far they were read (`at`) and reported."""
 
-    def __init__(self, data: bytes = b"", *, ended: bool = False) -> None:
+    def __init__(self, marked: MarkedBytes, data: bytes = b"", *, ended: bool = False) -> None:
+        self.marked = marked
         self.data = bytearray(data)
         self.at = self.reported = 0
         self.ended = ended
         self.plain: Plain | None = None
         """Set while plain text can be reported without resuming the parser."""
+
+    def text(self, start: int, stop: int) -> str:
+        """Bytes as people read them."""
+        return self.marked.text(self.data[start:stop])
 
     def sees(self, text: bytes, at: int | None = None) -> Reading[bool]:
         """True if `text` is at a position."""
@@ -162,7 +181,6 @@ class Reader:
         """Go to the next delimiter, or to the end (None), and report the text before."""
         data, start = self.data, self.at
         self.reported = scan = start
-        plain = Plain(delimiters.special, report, delimiters.starts) if report is not None else None
         while True:
             match = delimiters.pattern.search(data, scan)
             if match is None and self.ended:
@@ -182,9 +200,8 @@ class Reader:
                 return Match(kind, text, match.start(), match.end())
             if match is None:  # else it may still become a longer delimiter
                 self._report(report, pending)
-                if plain is not None:
-                    plain.pending = bytes(data[pending:])
-                    self.plain = plain if _CONTROL not in plain.pending else None
+                if report is not None and _CONTROL not in data[pending:]:
+                    self.plain = Plain(delimiters.special, report, delimiters.starts, bytes(data[pending:]))
             scan = pending
             yield
             scan = max(scan, self.reported)

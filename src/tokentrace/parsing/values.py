@@ -13,7 +13,6 @@ Whatever is unclear, contradictory or circular in a schema allows every type.
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +135,14 @@ class Schema:
 
     def property(self, key: str) -> Schema | None:
         """The schema of a property, declared or not; None if it does not say."""
-        return self._combined(_property(node, key) for node in self._nodes())
+        stated: list[Any] = []
+        for node in self._nodes():
+            properties, undeclared = node.get("properties"), node.get("additionalProperties")
+            if isinstance(properties, Mapping) and key in properties:
+                stated.append({} if properties[key] is None else properties[key])
+            elif isinstance(undeclared, Mapping) and "patternProperties" not in node:
+                stated.append(undeclared)
+        return self._combined(stated)
 
     def _combined(self, nodes: Iterable[Any]) -> Schema | None:
         """One schema out of what several branches say."""
@@ -161,41 +167,22 @@ def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
     if not isinstance(node, Mapping) or id(node) in memo:
         return memo.get(id(node))
     memo[id(node)] = None
-    statements = [_stated_types(node), *(_types(other, root, memo) for other in _joined(node, root))]
-    for word in ("anyOf", "oneOf"):
-        branches = [_types(branch, root, memo) for branch in _entries(node, word)]
-        stated = [branch for branch in branches if branch is not None]
-        statements += [frozenset[str]().union(*stated)] if stated and len(stated) == len(branches) else []
-    types = functools.reduce(_intersection, statements)
-    if node.get("nullable") is True and types is not None:
-        types |= {"null"}
-    memo[id(node)] = types
-    return types
-
-
-def _stated_types(node: Mapping[Any, Any]) -> Types:
-    """What ``type`` says, or the types of the values in ``const`` or ``enum``."""
     named = node.get("type")
     names = [named] if isinstance(named, str) else _entries(node, "type")
     if not names or not all(isinstance(name, str) and name in _TYPES.values() for name in names):
         names = [_type_of(value) for value in ((node["const"],) if "const" in node else _entries(node, "enum"))]
-    types = frozenset(names) | ({"integer"} if "number" in names else set())
-    return types if types and "" not in types else None
-
-
-def _intersection(one: Types, other: Types) -> Types:
-    """Types that both allow; any, if there is none."""
-    if one is None or other is None:
-        return one if other is None else other
-    return one & other or None
-
-
-def _property(node: Mapping[Any, Any], key: str) -> Any:
-    properties = node.get("properties")
-    if isinstance(properties, Mapping) and key in properties:
-        return {} if properties[key] is None else properties[key]
-    undeclared = node.get("additionalProperties")
-    return undeclared if isinstance(undeclared, Mapping) and "patternProperties" not in node else None
+    stated = frozenset(names) | ({"integer"} if "number" in names else set())
+    types: Types = stated if stated and "" not in stated else None
+    statements = [_types(other, root, memo) for other in _joined(node, root)]
+    for word in ("anyOf", "oneOf"):
+        branches = [_types(branch, root, memo) for branch in _entries(node, word)]
+        statements += [frozenset(name for branch in branches for name in branch or ())] if None not in branches else []
+    for statement in statements:  # types that both allow; any, if there is none
+        types = types & statement or None if types and statement else types or statement or None
+    if node.get("nullable") is True and types is not None:
+        types |= {"null"}
+    memo[id(node)] = types
+    return types
 
 
 def _joined(node: Mapping[Any, Any], root: Any) -> list[Any]:
@@ -233,7 +220,14 @@ class Tools:
         entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()
         self.declared_any = bool(entries)
         """True if there are tools."""
-        self._schemas = {name: schema for entry in entries for name, schema in _declaration(entry)}
+        self._schemas: dict[str | None, Schema] = {}
+        for tool in entries:
+            function = tool.get("function") if isinstance(tool, Mapping) else None
+            function = function if isinstance(function, Mapping) else tool
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                stated = (function.get(word) for word in ("parameters", "input_schema"))
+                schema = next((one for one in stated if isinstance(one, Mapping)), {})
+                self._schemas[function["name"]] = Schema(schema)
 
     def knows(self, name: str) -> bool:
         """True if a tool has this name, or if there are no tools."""
@@ -257,12 +251,3 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
         return Tools(json.loads(json.dumps(tools)))
     except (TypeError, ValueError, RecursionError):
         return Tools(tools)
-
-
-def _declaration(tool: Any) -> Iterator[tuple[str, Schema]]:
-    """The name of a tool and the schema of its parameters, if it is one."""
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    function = function if isinstance(function, Mapping) else tool
-    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        stated = (function[word] for word in ("parameters", "input_schema") if isinstance(function.get(word), Mapping))
-        yield function["name"], Schema(next(stated, {}))

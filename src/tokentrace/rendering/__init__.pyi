@@ -3,7 +3,7 @@
 from ..study.seams import BridgeRefusal as BridgeRefusal
 from ..study.seams import RefusalReason as RefusalReason
 from .bridged import BridgedTokens as BridgedTokens
-from .closing import Truncation as Truncation
+from .bridged import Truncation as Truncation
 from .factory import RendererPool as RendererPool
 from .factory import create_renderer as create_renderer
 from .factory import create_renderer_pool as create_renderer_pool

@@ -1,25 +1,41 @@
-"""BridgedTokens: the next prompt, and which of its ids are new."""
+"""The next prompt: a stream, the seam after it, and what the template writes then.
+
+A completion may end with its stop token, with another one, in the middle of the separator that follows, or cut off
+anywhere. Nothing of it is changed: what is missing is added. Ids that close a turn which was cut off are synthetic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from itertools import takewhile
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..computed import computed
 from ..conversation.forms import Change
+from ..parsing.compiled import Compiled
+from ..parsing.marked import mark
+from ..parsing.parser import read_turn
+from ..parsing.response import ParsedResponse
 from ..showing import ShowsItself
+from ..study.endings import TurnEndings
+from ..study.seams import BridgeRefusal, Continuation, RefusalReason
+from ..study.study import TemplateStudy
 from ..tokens.ids import check_ids
 from ..tokens.kinds import Kind, Kinds
-from ..tokens.table import TokenTable
+from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
-from .lost import Lost
+from .lost import Lost, find_lost
+from .rendered import span_messages
+
+_CUT_OFF: Final = "the completion was cut off before it ended its turn"
 
 
-@dataclass(eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class BridgedTokens(ShowsItself, Sequence[int]):
     """The next prompt: the stream so far, id for id, and what comes after it.
 
@@ -28,15 +44,14 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     """
 
     prompt: Sequence[int] | Ids
-    """This and the completion are the caller's own objects."""
-    completion: Sequence[int] | Ids
+    completion: Ids
     new: TokenTable
     """The added tokens. Their messages are indices into the new messages."""
     new_count: int
     """How many messages are new."""
     lost: Sequence[Lost] = ()
     """Fields of the new messages of which some text reached no token. Their messages count from 0."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[Change] = dataclasses.field(default_factory=list)
     """Changes to the new messages that made them fit the template."""
 
     @property
@@ -70,9 +85,9 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
     @computed
     def ids(self) -> Ids:
-        """The whole next prompt. Raises InputError if the prompt or the completion are not ids."""
+        """The whole next prompt. Raises InputError if the prompt is not ids."""
         prompt = check_ids(self.prompt, "prev_prompt_ids")
-        return np.concatenate([prompt, check_ids(self.completion, "prev_completion_ids"), self.new_ids])
+        return np.concatenate([prompt, self.completion, self.new_ids])
 
     @property
     def token_ids(self) -> list[int]:
@@ -101,3 +116,146 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     def __repr__(self) -> str:
         closed = ", turn closed" if self.closed else ""
         return f"BridgedTokens({self.stream_length} tokens + {len(self.new_ids)} new{closed})"
+
+
+class Truncation(StrEnum):
+    """What becomes of a completion that was cut off."""
+
+    CLOSE = "close"
+    """It is closed with tokens that carry no loss."""
+    REFUSE = "refuse"
+    """There is no bridge."""
+
+
+class Stream(NamedTuple):
+    """A prompt and its completion, as ids."""
+
+    prompt: Sequence[int] | Ids
+    completion: Ids
+
+
+class _Seam(NamedTuple):
+    """Ids to add after the completion, and how many ids of what follows the stop token the completion has already."""
+
+    pieces: Sequence[tuple[Sequence[int], Kind]] = ()
+    overlap: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeamFinder:
+    """Finds the seam between a stream and what follows it."""
+
+    study: TemplateStudy
+    endings: TurnEndings
+    truncation: Truncation
+    compiled: Callable[[], Compiled]
+    """The grammar that completions are parsed with; compiling it takes a while, and most bridges do without."""
+
+    def join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
+        """The stream, its seam, and what the template writes after the turn, for new messages counted from 0."""
+        seam = self._seam(stream, continuation)
+        if isinstance(seam, BridgeRefusal):
+            return seam
+        encoded, conversation, first = continuation.encoded, continuation.conversation, continuation.first_new
+        rendering, after = encoded.rendering, slice(continuation.turn.stop + seam.overlap, None)
+        owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
+        is_context = [  # all that the template adds to a message's text is scaffold, its role as well
+            origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
+        ]
+        kinds = np.where(is_context, *(np.uint8(kind) for kind in (Kind.CONTEXT, Kind.SCAFFOLD)))
+        kinds, messages = (encoded.per_token(np.asarray(one))[after] for one in (kinds, np.asarray(owners, np.int32)))
+        pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
+        table = join([*pieces, TokenTable.of(encoded.ids[after].copy(), kinds, messages)])
+        left_out = find_lost(rendering, conversation, self.study.forms, first=first)
+        lost = [dataclasses.replace(one, message=(one.message or 0) - first) for one in left_out.lost]
+        return BridgedTokens(*stream, table, len(conversation) - first, lost)
+
+    def _seam(self, stream: Stream, continuation: Continuation) -> _Seam | BridgeRefusal:
+        completion, stop = stream.completion, continuation.turn.stop_token
+        last = int(completion[-1]) if len(completion) else -1
+        if stop is None:
+            return self._open_seam(stream, continuation, last)
+        if last == stop:
+            return _Seam()
+        is_head = stop in self.endings.heads and stop not in self.endings.closers
+        head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
+        if self._is_stop(last):
+            return _Seam(head)
+        overlap = self._overlap(completion, stop, continuation.ids)
+        if overlap is not None:
+            return _Seam(overlap=overlap)
+        if self.truncation is Truncation.REFUSE:
+            return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
+        parsed = read_turn(self.compiled(), completion, stream.prompt)
+        missing = parsed.closing or self._space_before(stop, completion, parsed)
+        closing = self._ids(self._marked(missing.rstrip() if is_head else missing))
+        if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
+            closing = closing[: closing.index(stop) + 1]
+        elif not is_head and not (closing and closing[-1] in self.endings.closers):
+            closing = [*closing, stop]
+        return _Seam([(closing, Kind.SYNTHETIC), *head])
+
+    def _marked(self, text: str) -> bytes:
+        return self.compiled().marked.scaffold(text)
+
+    def _ids(self, marked: bytes) -> list[int]:
+        return self.compiled().marked.ids(marked, self.study.tokenizer)
+
+    def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
+        """White space that the template writes between a past answer and its stop token, as far as it is missing.
+
+        The last answer, which the grammar is read off, may end without either.
+        """
+        space, token, _ = self._marked(self.study.past_close()).partition(mark(stop))
+        if not token or space.strip() or parsed.tool_calls:
+            return ""
+        data, _ = self.compiled().marked.spelled(completion, 0)
+        return space[_overlap(data, space) :].decode()
+
+    def _is_stop(self, token: int) -> bool:
+        """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
+        if token in self.endings.stops | self.endings.closers | self.study.eos:
+            return True
+        added = self.study.tokenizer.vocabulary.added.get(token)
+        return added is not None and added.special and token not in self.study.turn_tokens()
+
+    def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
+        """How much of what follows the stop token the completion has already: a separator, or the next head."""
+        for length in range(min(len(ids), len(completion) - 1, 8), 0, -1):
+            if completion[-length - 1] == stop and np.array_equal(completion[-length:], ids[:length]):
+                return length
+        is_control = self.study.tokenizer.vocabulary.is_control
+        for at, index in enumerate(ids[:8].tolist()):
+            if is_control[index]:
+                return at + 1 if len(completion) and completion[-1] == index else None
+            if self.study.tokenizer.decode([index]).strip():
+                return None
+        return None
+
+    def _open_seam(self, stream: Stream, continuation: Continuation, last: int) -> _Seam | BridgeRefusal:
+        """The seam of a template that ends the turn with text, or with nothing."""
+        completion = stream.completion
+        whole = self._marked(continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut])
+        past_close = self._marked(self.study.past_close())
+        shared = zip(reversed(whole), reversed(past_close), strict=False)
+        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
+        closing = whole[len(whole) - count :]
+        ended = self._is_stop(last)
+        data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)
+        if whole[-5:-4] == b"\xff" and data.endswith(whole):
+            return _Seam()  # the template ends such a turn here: DeepSeek V3, after a single call
+        there = _overlap(data, closing)
+        if ended or (closing and there == len(closing)):
+            return _Seam([(self._ids(closing[there:]), Kind.SCAFFOLD)])
+        remaining = closing[there:]
+        if not there:
+            inner = self._marked(read_turn(self.compiled(), completion, stream.prompt).closing)
+            remaining = inner + closing[_overlap(inner, closing) :]
+        if remaining and self.truncation is Truncation.REFUSE:
+            return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
+        return _Seam([(self._ids(remaining), Kind.SYNTHETIC)])
+
+
+def _overlap(data: bytes, closing: bytes) -> int:
+    """How many bytes of a closing the data ends with already."""
+    return next((length for length in range(len(closing), 0, -1) if data.endswith(closing[:length])), 0)

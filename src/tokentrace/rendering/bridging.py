@@ -38,13 +38,11 @@ from ..study.seams import (
     shows_tools,
     variants,
 )
-from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
-from .bridged import BridgedTokens
-from .closing import GetCompiled, SeamFinder, Stream, Tail, Truncation
+from .bridged import BridgedTokens, SeamFinder, Stream
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -61,8 +59,11 @@ class _Request:
     key: tuple[object, ...]
     """The shape of the messages, and the tools: what the template's control flow may depend on."""
     names: Sequence[str] = ()
-    name_count: int = 0
-    """How many calls have the completion's own names, from the first on."""
+    """Those of the completion's calls, from the first on."""
+
+    def shown(self, real_tools: bool) -> Any:
+        """The tools that the template is shown: the real ones, or a stand-in."""
+        return self.tools if real_tools or not self.tools else [STAND_IN_TOOL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +91,12 @@ class _Proof:
 class Bridger:
     """Bridges for one template under the settings of one renderer. Remembers what it has proven."""
 
-    def __init__(
-        self,
-        study: TemplateStudy,
-        write: Write,
-        compiled: GetCompiled,
-        *,
-        has_tools: bool,
-        as_inference: bool,
-        truncation: Truncation,
-    ) -> None:
-        self._study = study
+    def __init__(self, write: Write, seams: SeamFinder, *, as_inference: bool) -> None:
         self._write = write
-        self._compiled = compiled
-        self._endings = study.endings(has_tools)
-        self._words = searched_words(study.template)
+        self._seams, self._study, self._compiled = seams, seams.study, seams.compiled
+        self._words = searched_words(seams.study.template)
         self._as_inference = as_inference
         self._proofs = Memory()
-        self._seams = SeamFinder(study, self._endings, truncation, compiled)
 
     def bridge(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, messages: Messages | None = None
@@ -124,38 +113,28 @@ class Bridger:
         refusal = self._find_rewrite(proof.rewrites, stream)
         if refusal is not None:
             return refusal
-        used_tools = tools if proof.real_tools or not tools else [STAND_IN_TOOL]
-        continuation = self._continue(proof.context, proof.stand_in, request, used_tools)
+        continuation = self._continue(proof.context, proof.stand_in, request, proof.real_tools)
         if isinstance(continuation, BridgeRefusal):
             return continuation
-        refusal = check_continuation(continuation, request.name_count, true_context=proof.true_context)
-        return self._join(stream, continuation) if refusal is None else refusal
-
-    def bridge_after(
-        self, stream: Stream, conversation: Messages, at: int, tools: Any
-    ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt of a whole conversation, with the ids of `stream` up to the turn of message `at`."""
-        continuation = self._rendered_after(conversation, at, tools)
-        return continuation if isinstance(continuation, BridgeRefusal) else self._join(stream, continuation)
-
-    def _join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
-        return self._seams.join(stream, Tail.of(continuation, self._study.forms))
+        refusal = check_continuation(continuation, len(request.names), true_context=proof.true_context)
+        return self._seams.join(stream, continuation) if refusal is None else refusal
 
     # -- rendering after a turn
 
     def _continue(
-        self, context: Messages, stand_in: StandIn, request: _Request, tools: Any
+        self, context: Messages, stand_in: StandIn, request: _Request, real_tools: bool = True
     ) -> Continuation | BridgeRefusal:
         """The new messages after a context and a stand-in."""
         reply = stand_in.message(leading_results(request.new), request.names)
-        return self._rendered_after([*context, reply, *request.new], len(context), tools)
+        return self._rendered_after([*context, reply, *request.new], len(context), request.shown(real_tools))
 
     def _rendered_after(
         self, conversation: Messages, at: int, tools: Any, *, prompt: bool = True
     ) -> Continuation | BridgeRefusal:
         """A conversation, cut after the turn of message `at`."""
+        write = self._write
         return find_continuation(
-            conversation, at + 1, lambda some, index: self._write(some, index, tools, prompt), self._endings
+            conversation, at + 1, lambda some, index: write(some, index, tools, prompt), self._seams.endings
         )
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
@@ -164,13 +143,12 @@ class Bridger:
         results = leading_results(new)
         names = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
-            return _Request(new, tools, key, [str(name) for name in names], len(names))
+            return _Request(new, tools, key, [str(name) for name in names])
         unnamed = _Request(new, tools, key)
         if not self._proofs.once(("names", *key), lambda: self._needs_names(unnamed)):
             return unnamed
         called = read_turn(self._compiled(), stream.completion, stream.prompt).called_names
-        count = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
-        return _Request(new, tools, key, called[:count], count)
+        return _Request(new, tools, key, called if len(called) <= len(results) else ())  # else some went unanswered
 
     def _needs_names(self, unnamed: _Request) -> bool:
         """Whether what follows may depend on the names of called functions: it repeats them, or compares them."""
@@ -201,7 +179,7 @@ class Bridger:
         self, request: _Request, has_call: bool | None, contexts: tuple[Messages, ...]
     ) -> _Proof | BridgeRefusal:
         return self._proofs.once(
-            (request.key, request.name_count, has_call, tuple(map(id, contexts))),  # contexts are constants
+            (request.key, len(request.names), has_call, tuple(map(id, contexts))),  # contexts are constants
             lambda: self._prove(request, has_call, contexts),
             keep=lambda proof: isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT,  # others are of these words
         )
@@ -214,19 +192,20 @@ class Bridger:
         if isinstance(base, BridgeRefusal):
             return base
         context, stand_in, expected = base
-        tools = request.tools
-        real_tools = bool(tools) and (true_context or not self._same_without(expected, context, stand_in, request))
-        used_tools = tools if real_tools or not tools else [STAND_IN_TOOL]
+        real_tools = true_context or shows_tools(expected.encoded.rendering, expected.cut)
+        if request.tools and not real_tools:  # the stand-in is quicker to render
+            actual = self._continue(context, stand_in, request, real_tools=False)
+            real_tools = isinstance(actual, BridgeRefusal) or actual.tail != expected.tail
         rewrites: dict[_Rewrite, None] = {}
         inline = (INLINE,) if self._as_inference and not stand_in.calls else ()
         for other in (*variants(stand_in), *inline):
             for around in contexts:
-                actual = self._continue(around, other, request, used_tools)
+                actual = self._continue(around, other, request, real_tools)
                 if isinstance(actual, BridgeRefusal):
                     continue
                 if has_call is not None and actual.shows_call != expected.shows_call:
                     continue
-                problem = check_continuation(actual, request.name_count, true_context=true_context)
+                problem = check_continuation(actual, len(request.names), true_context=true_context)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
                     # it moves text of the past to the new turn: to train, it stays where it is
                     rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
@@ -238,7 +217,8 @@ class Bridger:
                         f"{_described(stand_in, context)}: {actual.tail[:60]!r} instead of {expected.tail[:60]!r}; "
                         "pass messages=, the conversation so far",
                     )
-                if self._as_inference and (rewrite := self._rewrite(around, other, request, used_tools, actual)):
+                tools = request.shown(real_tools)
+                if self._as_inference and (rewrite := self._rewrite(other, tools, actual)):
                     rewrites[rewrite] = None
         return _Proof(context, stand_in, real_tools, true_context, tuple(rewrites) if self._as_inference else ())
 
@@ -246,36 +226,25 @@ class Bridger:
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages], true_context: bool
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
         """The first context and stand-in that the template takes; one that shows its call, unless there was none."""
-        refusal: BridgeRefusal | None = None
+        refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
         second: tuple[Messages, StandIn, Continuation] | None = None
         after_call = bool(leading_results(request.new))
         shows_calls = after_call and self._study.forms.calls.are_shown
         for stand_in in base_stand_ins(after_call):
             for context in contexts:
-                result = self._continue(context, stand_in, request, request.tools)
+                result = self._continue(context, stand_in, request)
                 problem: BridgeRefusal | None
                 if isinstance(result, BridgeRefusal):
                     problem = result
                 else:
-                    problem = check_continuation(result, request.name_count, true_context=true_context)
+                    problem = check_continuation(result, len(request.names), true_context=true_context)
                     if problem is None:
                         if not shows_calls or result.shows_call == (has_call is not False):
                             return context, stand_in, result
                         second = second or (context, stand_in, result)
-                if problem is not None and (refusal is None or refusal.reason is RefusalReason.TEMPLATE_REFUSED):
+                if problem is not None and refusal.reason is RefusalReason.TEMPLATE_REFUSED:
                     refusal = problem
-        if second is not None:
-            return second
-        if refusal is not None:
-            return refusal
-        return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
-
-    def _same_without(self, expected: Continuation, context: Messages, stand_in: StandIn, request: _Request) -> bool:
-        """Whether the stand-in tool gives the same as the real tools."""
-        if shows_tools(expected.encoded.rendering, expected.cut):
-            return False
-        actual = self._continue(context, stand_in, request, [STAND_IN_TOOL])
-        return isinstance(actual, Continuation) and actual.tail == expected.tail
+        return second or refusal
 
     # -- contexts
 
@@ -320,12 +289,10 @@ class Bridger:
 
     # -- a past that production would write anew
 
-    def _rewrite(
-        self, context: Messages, stand_in: StandIn, request: _Request, tools: Any, after: Continuation
-    ) -> _Rewrite | None:
+    def _rewrite(self, stand_in: StandIn, tools: Any, after: Continuation) -> _Rewrite | None:
         """What the new messages change about the turn before them."""
-        conversation = [*context, stand_in.message(leading_results(request.new), request.names)]
-        alone = self._rendered_after(conversation, len(context), tools, prompt=False)
+        at = after.first_new - 1
+        alone = self._rendered_after(after.conversation[: at + 1], at, tools, prompt=False)
         if isinstance(alone, BridgeRefusal):
             return None
         marked = self._compiled().marked

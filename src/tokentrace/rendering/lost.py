@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from ..computed import computed
 from ..conversation.forms import texts_of
 from ..conversation.messages import Messages
@@ -48,7 +46,6 @@ PAST_REASONING: Final = "past_reasoning"
 
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
-_USUAL: Final = frozenset({"name", "arguments"})
 _JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 50_000
 """Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
@@ -99,13 +96,11 @@ def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
         one = lost[0]
         raise LostTextError(f"{one.why}: {one.text[:80]!r}{more}", message=one.message, field=one.field, lost=lost)
     excerpt = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
+    warning = LostTextWarning(f"text reached no token: {excerpt} (rendered.lost lists it; lost='error' or 'ignore')")
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
         frame, level = frame.f_back, level + 1
-    warnings.warn(
-        LostTextWarning(f"text reached no token: {excerpt} (rendered.lost lists it; lost='error' or 'ignore')"),
-        stacklevel=level,
-    )
+    warnings.warn(warning, stacklevel=level)
 
 
 def find_lost(
@@ -120,10 +115,13 @@ def find_lost(
     finder = _LostFinder(rendering, messages, forms)
     for index in range(first, len(messages)):
         for key, value in messages[index].items():
-            has_text = isinstance(value, str | list | tuple | Mapping) and value
-            if has_text and key not in BOOKKEEPING and not finder.is_whole(index, key, value):
+            if value and key not in BOOKKEEPING and isinstance(value, str | list | tuple | Mapping):
                 finder.check_field(Origin.of(index, key), value)
-    finder.check_tools(tools)
+    origins = [origin for origin in finder.texts if origin[0] == "tools"] if tools else []
+    if ("tools",) not in origins:  # else all are printed, as a list
+        for at in sorted(set(range(len(tools))).difference(*(origin[1:2] for origin in origins))):
+            name = str(tools[at].get("function", tools[at])["name"])
+            finder.left_out.lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
     return finder.left_out
 
 
@@ -132,90 +130,34 @@ class _LostFinder:
 
     def __init__(self, rendering: Rendering, messages: Messages, forms: TemplateForms) -> None:
         self.left_out = LeftOut([], [], [])
-        self._rendering = rendering
-        self._messages = messages
-        self._forms = forms
+        self._rendering, self._messages, self._forms = rendering, messages, forms
         self._budget = 0
-        self._places: dict[FieldPath, list[int]] = {}
-        """Where the text of each field starts and ends, span by span."""
+        self.texts: dict[FieldPath, list[str]] = {}
+        """The text that came from each field, span by span."""
         start = 0
         for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             if origin is not None:
-                self._places.setdefault(origin, []).extend((start, end))
+                self.texts.setdefault(origin, []).append(rendering.text[start:end])
             start = end
-
-    # -- fields that are written as they are
-
-    def is_whole(self, index: int, key: str, value: Any) -> bool:
-        """Whether a field is written as it is, in one span; of usual calls the name, and the arguments as JSON."""
-        path = ("messages", index, key)
-        if key != "tool_calls" or type(value) is not list:
-            return self._is_span(path, value)
-        return all(self._is_whole_call((*path, at, "function"), call) for at, call in enumerate(value))
-
-    def _is_whole_call(self, path: FieldPath, call: Any) -> bool:
-        function = call.get("function") if type(call) is dict and call.keys() <= _CALL else None
-        if type(function) is not dict or function.keys() != _USUAL:
-            return False
-        if not self._is_span((*path, "name"), function["name"]):
-            return False
-        arguments, places = function["arguments"], self._places.get((*path, "arguments"), ())
-        if type(arguments) is not dict or len(places) != 2:
-            return self._is_span((*path, "arguments"), arguments)
-        try:
-            return bool(msgspec.json.decode(self._rendering.text[slice(*places)]) == arguments)
-        except msgspec.DecodeError:
-            return False
-
-    def _is_span(self, path: FieldPath, value: Any) -> bool:
-        places = self._places.get(path, ())
-        if len(places) != 2 or type(value) is not str or places[1] - places[0] != len(value):
-            return False
-        return self._rendering.text.startswith(value, places[0])
-
-    # -- all others
-
-    @computed
-    def _texts(self) -> dict[FieldPath, list[str]]:
-        """The text that came from each field, span by span."""
-        text = self._rendering.text
-        return {
-            origin: [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
-            for origin, places in self._places.items()
-        }
 
     def check_field(self, origin: Origin, value: Any) -> None:
         """Report what is missing of a field of a message."""
+        if self.texts.get(origin) == [value]:  # written as it is
+            return
         self._budget = _MOST
-        message = self._messages[origin.message or 0]
-        if origin.field == "tool_calls" and isinstance(value, Sequence) and not isinstance(value, str):
-            for at, call in enumerate(value if origin not in self._places else ()):  # else it was printed as it is
+        message, name = self._messages[origin[1]], origin[2]  # type: ignore[index]
+        if name == "tool_calls" and isinstance(value, list | tuple):
+            for at, call in enumerate(value if origin not in self.texts else ()):  # else it was printed as it is
                 if isinstance(call, Mapping):
                     self._check_call(origin.at(at), call)
-        elif origin.field == "content" and not isinstance(value, Mapping):
+        elif name == "content" and not isinstance(value, Mapping):
             for path, text in texts_of(message):
                 self._check_text(Origin((*origin[:2], *path)), text)
-        elif (
-            origin.field not in REASONING_FIELDS
-            or not any(  # several names, of which the template reads one
-                self._is_present(Origin((*origin[:2], name)), value)
-                for name in REASONING_FIELDS
-                if message.get(name) == value and isinstance(value, str)
-            )
-        ):
-            self._check_value(origin, value)
-
-    def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Report tools of which nothing is written."""
-        missing = set(range(len(tools)))
-        for origin in self._places if missing else ():
-            if origin[0] == "tools":
-                missing.difference_update(origin[1:2])
-                if len(origin) == 1:  # all, printed as a list
-                    return
-        for at in sorted(missing):
-            name = str(tools[at].get("function", tools[at])["name"])
-            self.left_out.lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
+        else:  # reasoning may have several names, of which the template reads one
+            names = REASONING_FIELDS if name in REASONING_FIELDS and isinstance(value, str) else ()
+            same = (Origin((*origin[:2], other)) for other in names if message.get(other) == value)
+            if not any(self._is_present(other, value) for other in same):
+                self._check_value(origin, value)
 
     def _check_call(self, base: Origin, call: Mapping[str, Any]) -> None:
         """Report what is missing of a call: as a whole if nothing of it is written."""
@@ -237,18 +179,18 @@ class _LostFinder:
     @computed
     def _calls(self) -> set[FieldPath]:
         """The calls of which something is written."""
-        return {origin[:4] for origin in self._places if len(origin) > 3 and origin[2] == "tool_calls"}
+        return {origin[:4] for origin in self.texts if len(origin) > 3 and origin[2] == "tool_calls"}
 
     def _check_arguments(self, origin: Origin, arguments: Any) -> None:
         """Report each text, number and key of a call's arguments that is not written."""
         if isinstance(arguments, str):
             value = _as_json(arguments)
-            is_read = not value or any(path[: len(origin)] == origin for path in self._places)
+            is_read = not value or any(path[: len(origin)] == origin for path in self.texts)
             if self._is_present(origin, arguments) or not isinstance(value, Mapping) or not is_read:
                 self._check_text(origin, arguments)
                 return
             arguments = value
-        if origin not in self._places or _as_json("".join(self._texts[origin])) != arguments:
+        if origin not in self.texts or _as_json("".join(self.texts[origin])) != arguments:
             self._check_value(origin, arguments or {}, keys=True)
 
     def _check_value(self, origin: Origin, value: Any, *, keys: bool = False) -> bool:
@@ -295,7 +237,7 @@ class _LostFinder:
         """The stretches of a text that are not written, without white space and delimiters."""
         if self._is_present(origin, text):
             return []
-        pieces = self._texts.get(origin, [])
+        pieces = self.texts.get(origin, [])
         if _letters(text) and _letters(text) in _letters("".join(pieces)):
             self.left_out.altered.append(f"{place(origin.message, _path(origin))}text is not written as in the message")
             return []
@@ -307,11 +249,6 @@ class _LostFinder:
             or not all(word in scaffold for word in text[start:stop].split())
         ]
 
-    def _is_present(self, origin: Origin, text: str) -> bool:
-        """Whether a text is in the spans of its field, or of a value around it that was printed whole."""
-        around = (origin[:length] for length in range(len(origin), 1, -1))
-        return any(contains("".join(self._texts[path]), text) for path in (*around, UNKNOWN) if path in self._places)
-
     @computed
     def _scaffold(self) -> dict[int, str]:
         """The template's own text in each message's turn."""
@@ -321,27 +258,33 @@ class _LostFinder:
                 pieces.setdefault(turn, []).append(text)
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
+    def _is_present(self, origin: Origin, text: str) -> bool:
+        """Whether a text is in the spans of its field, or of a value around it that was printed whole.
+
+        As it is (but for white space around it), or as JSON or Python writes it.
+        """
+        around = (origin[:length] for length in range(len(origin), 1, -1))
+        outputs = ["".join(self.texts[path]) for path in (*around, UNKNOWN) if path in self.texts]
+        stripped = text.strip()
+        return any(stripped in output for output in outputs) or any(
+            form[1:-1] in output
+            for form in ((json.dumps(text, ensure_ascii=False), json.dumps(text), repr(text)) if outputs else ())
+            for output in outputs
+        )
+
     def _add(self, origin: Origin, missing: str, *, is_all: bool = True) -> None:
         """Report lost text."""
-        index = origin.message or 0
         if not is_all:
             why = "the template leaves out a part of it"
-        elif any(path[:2] == origin[:2] and path[2:] != ("role",) for path in self._places if len(path) > 2):
+        elif any(path[:2] == origin[:2] and path[2:] != ("role",) for path in self.texts if len(path) > 2):
             why = "the template does not write it"
         else:
             why = "the template writes nothing of this message"
-        self.left_out.lost.append(Lost(index, _path(origin), why, missing))
+        self.left_out.lost.append(Lost(origin.message or 0, _path(origin), why, missing))
 
 
 def _path(origin: Origin) -> str:
     return ".".join(map(str, origin.path))
-
-
-def contains(output: str, text: str) -> bool:
-    """Whether a text is in an output, as it is (but for white space around it) or as JSON or Python writes it."""
-    if text.strip() in output:
-        return True
-    return any(form[1:-1] in output for form in (json.dumps(text, ensure_ascii=False), json.dumps(text), repr(text)))
 
 
 def _uncovered(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:

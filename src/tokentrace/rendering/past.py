@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from ..computed import computed
 from ..conversation.forms import Change, with_parsed_arguments
 from ..conversation.messages import Messages
@@ -26,7 +28,6 @@ from ..template.trace import Rendering, Span
 
 Run = Callable[[Messages, bool], Rendering]
 """Runs the template, with a generation prompt or without."""
-Render = Callable[[Messages], Rendering]
 
 
 class Past(StrEnum):
@@ -52,9 +53,9 @@ class WrittenText(NamedTuple):
     rendering: Rendering
     messages: Messages
     """The messages as the template received them."""
-    changes: list[Change]
+    changes: Sequence[Change] = ()
     """Turns that differ from what the template writes."""
-    notes: list[str]
+    notes: Sequence[str] = ()
 
 
 def write_conversation(
@@ -68,11 +69,10 @@ def write_conversation(
         return _write_patched(run, messages, prompt, messages if originals is None else originals)
     rendering = _run(run, messages, prompt)
     if past not in (Past.PRESERVE, Past.TOOL_CALLS):
-        return WrittenText(rendering, messages, [], [])
+        return WrittenText(rendering, messages)
     users = (at for at, message in enumerate(messages) if message["role"] == "user")
     since = max(users, default=-1) if past is Past.TOOL_CALLS else -1
-    rendering, changes, notes = keep_reasoning(rendering, messages, lambda some: run(some, False), since=since)
-    return WrittenText(rendering, messages, changes, notes)
+    return keep_reasoning(rendering, messages, run, since=since)
 
 
 def after_prompt(run: Run, rendering: Rendering, messages: Messages, past: Past) -> Rendering:
@@ -99,30 +99,19 @@ def _run(run: Run, messages: Messages, prompt: bool) -> Rendering:
     return rendering
 
 
-def _write_patched(run: Run, messages: Messages, prompt: bool, originals: Messages) -> WrittenText:
-    """Write the conversation with its history as it was sampled; calls are those of `originals`."""
-    try:
-        parsed = with_parsed_arguments(messages)
-        rendering = _run(run, parsed, prompt)
-    except (InputError, TemplateError):  # arguments that are not JSON, or a template that takes only JSON text
-        parsed, rendering = list(messages), _run(run, messages, prompt)
-    sampled = [
-        {**message, "tool_calls": original["tool_calls"]} if message.get("tool_calls") else message
-        for message, original in zip(messages, originals, strict=True)
-    ]
-
-    def render(some: Messages) -> Rendering:
-        return run(some, False)
-
-    rendering, notes = _as_sampled(rendering, parsed, render, sampled)
-    rendering, _, more = keep_reasoning(rendering, parsed, render)
-    notes += more
-    try:
-        changes = _compare_turns(render(messages), rendering, messages)
-    except TemplateError as refusal:
-        changes = []
-        notes.append(f"the shipped template refuses this conversation as it is ({refusal.problem})")
-    return WrittenText(rendering, parsed, changes, notes)
+def _rewrite_turns(
+    rendering: Rendering, messages: Messages, rewrite: Callable[[int, list[Span]], list[Span] | None]
+) -> Rendering:
+    """The rendering with assistant turns as `rewrite` returns them from message and spans; None keeps one as it is."""
+    pieces: list[Span] = []
+    at = 0
+    for turn in turn_spans(rendering):
+        if messages[turn.message]["role"] == "assistant":
+            spans = rewrite(turn.message, rendering.spans(turn.start, turn.end))
+            if spans is not None:
+                pieces += rendering.spans(at, turn.start) + spans
+                at = turn.end
+    return Rendering.of([*pieces, *rendering.spans(at)]) if at else rendering
 
 
 # -- reasoning
@@ -151,28 +140,25 @@ def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: in
     return reasoning.strip() in "".join(text for text, _, origin in spans if origin == Origin.of(index, name))
 
 
-def keep_reasoning(
-    rendering: Rendering, messages: Messages, render: Render, *, since: int = -1
-) -> tuple[Rendering, list[Change], list[str]]:
+def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since: int = -1) -> WrittenText:
     """Put back reasoning that the template dropped from turns after message `since`. Only ever adds text."""
     changes: list[Change] = []
     notes: list[str] = []
-    replaced: dict[int, list[Span]] = {}
-    turns = _TurnRenderer(messages, render)
-    for turn in turn_spans(rendering):
-        index = turn.message
-        old = rendering.spans(turn.start, turn.end)
-        if index <= since or messages[index]["role"] != "assistant" or shows_reasoning(messages[index], old, index):
-            continue
+    turns = _TurnRenderer(messages, run)
+
+    def rewrite(index: int, old: list[Span]) -> list[Span] | None:
+        if index <= since or shows_reasoning(messages[index], old, index):
+            return None
         fuller = (new for new in turns.candidates(index) if shows_reasoning(messages[index], new, index))
         spans = next((spans for new in fuller if (spans := _extended(old, new)) is not None), None)
         spans = spans or turns.with_reasoning_block(index, old)
         if spans is None:
             notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
-            continue
-        replaced[turn.start] = spans
-        changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
-    return _spliced(rendering, replaced), changes, notes
+        else:
+            changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
+        return spans
+
+    return WrittenText(_rewrite_turns(rendering, messages, rewrite), messages, changes, notes)
 
 
 def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
@@ -207,12 +193,9 @@ def _is_subsequence(short: str, long: str) -> bool:
 class _TurnRenderer:
     """Renders the turn of one message among chosen other messages. Each choice is rendered once."""
 
-    def __init__(self, messages: Messages, render: Render) -> None:
+    def __init__(self, messages: Messages, run: Run) -> None:
         self._messages = messages
-        self._render = render
-        roles = [message["role"] for message in messages]
-        self._users = [i for i, role in enumerate(roles) if role == "user"]
-        self._systems = [i for i, role in enumerate(roles) if role in ("system", "developer")]
+        self._run = run
         self._turns: dict[tuple[int, ...], dict[int, list[Span]]] = {}
 
     def turn(self, index: int, chosen: Sequence[int]) -> list[Span] | None:
@@ -220,23 +203,20 @@ class _TurnRenderer:
         key = tuple(chosen)
         if key not in self._turns:
             try:
-                rendering = self._render([self._messages[i] for i in key])
+                rendering = self._run([self._messages[i] for i in key], False)
                 first = {key[turn.message]: turn for turn in reversed(turn_spans(rendering))}
                 self._turns[key] = {at: rendering.spans(turn.start, turn.end) for at, turn in first.items()}
             except TokentraceError:
                 self._turns[key] = {}
         spans = self._turns[key].get(index)
-        if spans is None:
-            return None
-        return [(text, index, origin and origin.renumbered(key)) for text, _, origin in spans]
+        return spans and [(text, index, origin and origin.renumbered(key)) for text, _, origin in spans]
 
     def candidates(self, index: int) -> Iterator[list[Span]]:
         """The turn in its exchange (up to the next user message), then as the last message; alone, then after all."""
-        at = bisect.bisect_left(self._users, index)
-        begin = self._users[at - 1] if at else 0
-        after = at + (at < len(self._users) and self._users[at] == index)
-        end = self._users[after] if after < len(self._users) else len(self._messages)
-        head = self._systems[: bisect.bisect_left(self._systems, begin)]
+        roles = [message["role"] for message in self._messages]
+        begin = max((at for at in range(index) if roles[at] == "user"), default=0)
+        end = next((at for at in range(index, len(roles)) if roles[at] == "user"), len(roles))
+        head = [at for at in range(begin) if roles[at] in ("system", "developer")]
         for stop in (end, index + 1):
             for chosen in ((*head, *range(begin, stop)), range(stop)):
                 spans = self.turn(index, chosen)
@@ -269,7 +249,7 @@ class _TurnRenderer:
             plain = {**ANSWER, **extra}
             try:
                 without, thinking = (
-                    _text(_turns(self._render([USER, reply])).get(1, []))
+                    _text(_turns(self._run([USER, reply], False)).get(1, []))
                     for reply in (plain, {**plain, "reasoning_content": "reasoning"})
                 )
             except TokentraceError:
@@ -285,26 +265,33 @@ class _TurnRenderer:
 # -- history as it was sampled
 
 
-def _as_sampled(
-    rendering: Rendering, messages: Messages, render: Render, originals: Messages
-) -> tuple[Rendering, list[str]]:
-    """Every assistant turn as it was written when it was the last, with values as in `originals`.
+def _write_patched(run: Run, messages: Messages, prompt: bool, originals: Messages) -> WrittenText:
+    """Every assistant turn as it was written when it was the last, with all reasoning and values as in `originals`.
 
     White space that the template strips off a field is restored; booleans and null are JSON; arguments that were JSON
     text stay that text. Notes report text that the template moves, which no turn on its own can mend.
     """
-    replaced: dict[int, list[Span]] = {}
-    turns = _TurnRenderer(messages, render)
-    for turn in turn_spans(rendering):
-        index = turn.message
-        if messages[index]["role"] != "assistant":
-            continue
-        old = rendering.spans(turn.start, turn.end)
+    try:
+        parsed = with_parsed_arguments(messages)
+        rendering = _run(run, parsed, prompt)
+    except (InputError, TemplateError):  # arguments that are not JSON, or a template that takes only JSON text
+        parsed, rendering = list(messages), _run(run, messages, prompt)
+    turns = _TurnRenderer(parsed, run)
+
+    def rewrite(index: int, old: list[Span]) -> list[Span] | None:
+        message, calls = messages[index], originals[index].get("tool_calls")
+        sampled = {**message, "tool_calls": calls} if message.get("tool_calls") else message
         is_past = index < len(messages) - 1
-        new = _with_original_values((is_past and turns.turn(index, range(index + 1))) or old, originals[index])
-        if new != old:
-            replaced[turn.start] = new
-    return _spliced(rendering, replaced), _moved(rendering)
+        new = _with_original_values((is_past and turns.turn(index, range(index + 1))) or old, sampled)
+        return None if new == old else new
+
+    text = keep_reasoning(_rewrite_turns(rendering, parsed, rewrite), parsed, run)
+    changes, notes = list[Change](), [*_moved(rendering), *text.notes]
+    try:
+        changes = _compare_turns(run(messages, False), text.rendering, messages)
+    except TemplateError as refusal:
+        notes.append(f"the shipped template refuses this conversation as it is ({refusal.problem})")
+    return WrittenText(text.rendering, parsed, changes, notes)
 
 
 def _moved(rendering: Rendering) -> list[str]:
@@ -384,26 +371,17 @@ def _original(text: str, origin: Origin | None, message: Mapping[str, Any]) -> s
     if isinstance(value, str) and not inside:
         is_whole = origin[-1] == "arguments" or (text and value.strip() == text.strip())
         return value if is_whole else text
-    if isinstance(value, bool) or (value is None and text == "None"):
-        return json.dumps(value)
-    return text
+    return json.dumps(value) if isinstance(value, bool) or (value is None and text == "None") else text
 
 
 def _json_member(source: str, name: str | int) -> str | None:
     """The text of one member of a JSON object, as written in `source`; None for a string, or if there is none."""
-    decoder = json.JSONDecoder()
-    at = source.find("{") + 1
     try:
-        while True:
-            at += len(source[at:]) - len(source[at:].lstrip(" \t\r\n,"))
-            key, at = decoder.raw_decode(source, at)
-            at += len(source[at:]) - len(source[at:].lstrip(" \t\r\n:"))
-            value, end = decoder.raw_decode(source, at)
-            if key == name:
-                return None if isinstance(value, str) else source[at:end]
-            at = end
-    except (ValueError, IndexError):
+        members = msgspec.json.decode(source, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, ValueError):
         return None
+    text = bytes(members.get(str(name), b"")).decode()
+    return None if text.startswith('"') else text or None
 
 
 # -- spans
@@ -428,19 +406,6 @@ def _text(spans: Sequence[Span]) -> str:
     return "".join(text for text, _, _ in spans)
 
 
-def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Rendering:
-    """The rendering with some of its turns replaced, each by where it begins."""
-    if not replaced:
-        return rendering
-    pieces: list[Span] = []
-    at = 0
-    for turn in turn_spans(rendering):
-        if turn.start in replaced:
-            pieces += rendering.spans(at, turn.start) + replaced[turn.start]
-            at = turn.end
-    return Rendering.of([*pieces, *rendering.spans(at)])
-
-
 # -- a last message that is left open, for the model to continue: prefill
 #
 # As in transformers, a mark goes after the content and the rendering is cut there. So the template sees a message with
@@ -455,44 +420,29 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
     """The messages with a mark after the content of the last one; InputError if there is nothing to go on with."""
     at = len(messages) - 1
     last = messages[at]
+    content, field = last.get("content"), None
     if last["role"] != "assistant":
-        raise InputError(
-            f"continue_final_message goes on with an assistant's message, and the last one is of role {last['role']}; "
-            "use add_generation_prompt for a new one",
-            message=at,
-        )
-    if last.get("tool_calls"):
-        raise InputError(
-            "continue_final_message goes on with content, and tool calls come after it; leave the calls out",
-            message=at,
-            field="tool_calls",
-        )
-    content = last.get("content")
-    if isinstance(content, str):
+        problem = f"an assistant's message, and the last one is of role {last['role']}; "
+        problem += "use add_generation_prompt for a new one"
+    elif last.get("tool_calls"):
+        problem, field = "content, and tool calls come after it; leave the calls out", "tool_calls"
+    elif isinstance(content, str):
         return [*messages[:at], {**last, "content": content + _TAG}]
-    if isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]:
+    elif isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]:
         part = {**content[-1], "text": content[-1]["text"] + _TAG}
         return [*messages[:at], {**last, "content": [*content[:-1], part]}]
-    raise InputError("continue_final_message needs content to go on with, if only an empty one", message=at)
+    else:
+        problem = "content, if only an empty one"
+    raise InputError(f"continue_final_message goes on with {problem}", message=at, field=field)
 
 
 def left_open(rendering: Rendering, message: int) -> Rendering:
     """The rendering up to the mark. Where the template strips content, white space before the mark goes too."""
-    at = _place(rendering, message)
-    if at < 0:
-        raise TemplateError(
-            "the template does not write the content of this message where it could be continued", message=message
-        )
-    if not rendering.text.startswith(_TAG, at):
-        at = len(rendering.text[:at].rstrip())
-    return rendering.until(at)
-
-
-def _place(rendering: Rendering, message: int) -> int:
-    """Where the mark stands in text of the message itself: others may spell it too."""
     at = len(rendering.text)
     while (at := rendering.text.rfind(_MARK, 0, at)) >= 0:
         origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]
-        if origin is not None and origin.message == message:
-            return at
-    return -1
+        if origin is not None and origin.message == message:  # other messages may spell it too
+            stripped = not rendering.text.startswith(_TAG, at)
+            return rendering.until(len(rendering.text[:at].rstrip()) if stripped else at)
+    problem = "the template does not write the content of this message where it could be continued"
+    raise TemplateError(problem, message=message)

@@ -40,8 +40,7 @@ class Token(NamedTuple):
     sampled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
+class TokenSpan(NamedTuple):
     """Tokens ``start`` to ``stop`` (exclusive) that came from one field of one message."""
 
     start: int
@@ -51,7 +50,7 @@ class TokenSpan:
     field: str
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False)
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
@@ -107,6 +106,11 @@ class RenderedTokens(ShowsItself):
     def dropped(self) -> list[Lost]:
         """What the template drops from the past by design, with the name of that policy."""
         return self._left_out.dropped
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All of it but the functions that find notes and lost text: their results take their place."""
+        state = {**vars(self), "notes": self.notes, "_left_out": self._left_out}
+        return {name: value for name, value in state.items() if name not in ("find_notes", "find_lost")}
 
     @computed
     def messages(self) -> npt.NDArray[np.int32]:
@@ -184,10 +188,9 @@ class RenderedTokens(ShowsItself):
         chosen = np.ones(len(self.ids), np.bool_)
         roles = [row["role"] for row in self.conversation]
         if message is not None:
-            if not -1 <= whole("message", message) < len(roles):
-                raise RendererError(
-                    f"there is no message {message}; there are {len(roles)}, from 0 to {len(roles) - 1}"
-                )
+            last = len(roles) - 1
+            if not -1 <= whole("message", message) <= last:
+                raise RendererError(f"there is no message {message}; there are {len(roles)}, from 0 to {last}")
             chosen &= self.messages == message
         if role is not None:
             _check_name("role", role, {*ROLES, *roles})
@@ -195,8 +198,9 @@ class RenderedTokens(ShowsItself):
         if field is not None:
             names = {str(key) for row in self.conversation for key in row} | set(self._span_fields)
             _check_name("field", field, _FIELDS.union(name.split(".")[0] for name in names))
-            fits = np.asarray([_is_field(name, field) for name in self._span_fields], np.bool_)
-            chosen &= self.encoded.per_token(fits)
+            same = REASONING_FIELDS if field in REASONING_FIELDS else (field,)  # reasoning is one, by whatever name
+            fits = [name in same or name.startswith(field + ".") for name in self._span_fields]
+            chosen &= self.encoded.per_token(np.asarray(fits, np.bool_))
         if sampled is not None:
             chosen &= self.mask == flag("sampled", sampled)
         return chosen
@@ -205,11 +209,9 @@ class RenderedTokens(ShowsItself):
         """The text of the chosen tokens, for people to read."""
         try:
             ids = self.ids if chosen is None else np.atleast_1d(self.ids[chosen])
+            return self.tokenizer.decode(ids.tolist())
         except (IndexError, TypeError, ValueError, OverflowError) as error:
             raise RendererError(f"chosen is a mask, a slice or positions of these tokens: {error}") from None
-        if ids.ndim != 1:
-            raise RendererError("chosen is one row: a mask, a slice or positions of these tokens")
-        return self.tokenizer.decode(ids.tolist())
 
     @overload
     def __getitem__(self, at: int) -> Token: ...
@@ -221,17 +223,9 @@ class RenderedTokens(ShowsItself):
         if isinstance(at, slice):
             return [self[index] for index in range(*at.indices(len(self)))]
         index = range(len(self))[at]  # IndexError where there is none
-        span, message = int(self.encoded.spans[index]), int(self.messages[index])
-        number = int(self.ids[index])
-        return Token(
-            number,
-            self.tokenizer.decode((number,)),
-            message,
-            self.role(message),
-            self._span_fields[span],
-            self.rendering.origins[span],
-            bool(self.mask[index]),
-        )
+        span, message, number = (int(column[index]) for column in (self.encoded.spans, self.messages, self.ids))
+        place = (message, self.role(message), self._span_fields[span], self.rendering.origins[span])
+        return Token(number, self.tokenizer.decode((number,)), *place, bool(self.mask[index]))
 
     def __iter__(self) -> Iterator[Token]:
         return (self[index] for index in range(len(self)))
@@ -254,13 +248,6 @@ def _check_name(kind: str, name: Any, names: Collection[str]) -> None:
     """Raise RendererError for a name that does not begin with one of these."""
     if not isinstance(name, str) or name.split(".")[0] not in names:
         raise RendererError(f"there is no {kind} {brief(name)}; there are {', '.join(sorted(names))}")
-
-
-def _is_field(name: str, chosen: str) -> bool:
-    """Whether a field is the chosen one, or lies below it. Reasoning is one field by whatever name it came."""
-    if chosen in REASONING_FIELDS:
-        return name in REASONING_FIELDS
-    return name == chosen or name.startswith(chosen + ".")
 
 
 def field_name(origin: Origin | None) -> str:
@@ -302,40 +289,25 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
     return owners
 
 
-# -- notes
-
-
-def mask_notes(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
+def mask_notes(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> Iterator[str]:
     """Notes on generation tags that disagree with the mask, and on control tokens that stayed text."""
-    return [*compare_generation_tags(encoded, mask), *_literal_tokens(encoded)]
-
-
-def _literal_tokens(encoded: Encoded) -> Iterator[str]:
-    """A note for each control token that a field spells and does not hold: transformers would make it one."""
-    origins = encoded.rendering.origins if encoded.forged else []
+    rendering = encoded.rendering
+    if rendering.generation:
+        tagged = np.zeros(len(mask), np.bool_)
+        begins, ends = zip(*rendering.generation, strict=True)
+        for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
+            tagged[first:stop] = True
+        differ = tagged != mask
+        only_tagged, only_derived = (int(np.count_nonzero(differ & one)) for one in (tagged, mask))
+        if only_tagged or only_derived:
+            yield (
+                f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but "
+                f"not sampled, {only_derived} sampled but not tagged; the first at token {int(differ.argmax())}"
+            )
+    origins = rendering.origins if encoded.forged else []
     for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.forged):
         message = None if origin is None else origin.message
-        yield (
+        yield (  # transformers would make it one
             f"{place(message, field_name(origin))}spells the control token {token!r}, which stays text "
             "(control_tokens='literal')"
         )
-
-
-def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
-    """A note where the template's own generation tags do not agree with the derived mask."""
-    if not encoded.rendering.generation:
-        return []
-    tagged = np.zeros(len(mask), np.bool_)
-    begins, ends = zip(*encoded.rendering.generation, strict=True)
-    for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
-        tagged[first:stop] = True
-    differ = tagged != mask
-    count = int(np.count_nonzero(differ))
-    if not count:
-        return []
-    only_tagged = int(np.count_nonzero(tagged & differ))
-    only_derived, where = count - only_tagged, int(differ.argmax())
-    return [
-        f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
-        f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
-    ]

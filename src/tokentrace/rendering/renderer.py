@@ -1,20 +1,22 @@
 """Renderer: messages to ids with a model's own template. `rendering.factory` makes them.
 
-`Renderer.render` is the whole path: check, adapt, run the template, put history back, encode, mask, account for what is
-lost. Each stage has a module; what is known of the template comes from its `TemplateStudy`.
+`Renderer._render` is the whole path. What is known of the template comes from its `TemplateStudy`.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import marshal
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
+from ..conversation.place import Place
 from ..conversation.remarks import conversation_remarks
+from ..conversation.values import is_plain, plain_json
 from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -23,6 +25,7 @@ from ..parsing.marked import MarkedBytes
 from ..parsing.parser import StreamingParser, parse
 from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
+from ..parsing.values import Tools, schemas_of
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL, USER
@@ -30,17 +33,17 @@ from ..study.sampling import find_sampled
 from ..study.seams import BridgeRefusal, EncodedTurns
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
-from ..template.chat_template import Template
+from ..template.chat_template import Template, wrap_tools
+from ..template.origin import Origin
 from ..template.trace import Rendering
+from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
-from .bridged import BridgedTokens
+from .bridged import BridgedTokens, SeamFinder, Stream, Truncation
 from .bridging import Bridger
-from .closing import Stream, Truncation
-from .inputs import ToolCache, credit_content, with_original_text
-from .lost import LostPolicy, find_lost, report_lost
+from .lost import LeftOut, LostPolicy, find_lost, report_lost
 from .past import Past, after_prompt, left_open, with_mark, write_conversation
 from .rendered import RenderedTokens, mask_notes
 from .trust import TRUSTED, forged_error, trust_of, unencodable_error
@@ -75,7 +78,7 @@ class Renderer:
         self._studies = {
             name: study_of(template, self.tokenizer, self.template_kwargs) for name, template in self.templates.items()
         }
-        self._tools = ToolCache(as_json=self.messages is MessageForm.ADAPT)
+        self._tools = _ToolCache(as_json=self.messages is MessageForm.ADAPT)
         self._cache = Memory()
 
     # -- rendering
@@ -93,20 +96,23 @@ class Renderer:
         `add_generation_prompt` ends it with the prompt for a new reply. `continue_final_message` leaves the last
         message, an assistant's, open after its content. The mask is 0 for the open turn, including any prefilled text.
 
-        Raises InputError (naming message and field) for messages that are not a conversation, TemplateError if the
-        template refuses it, ControlTokenError if untrusted text spells a control token and the policy is ``reject``.
-        Text that reaches no token is in `lost` of the result, with a `LostTextWarning` or, with ``lost="error"``, a
-        LostTextError.
+        Raises InputError (naming message and field), TemplateError if the template refuses the conversation, and
+        ControlTokenError if untrusted text spells a control token and the policy is ``reject``. Text that reaches no
+        token is in `lost` of the result, with a `LostTextWarning` or, with ``lost="error"``, a LostTextError.
         """
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
+        if prompt and continued:
+            raise InputError(
+                "continue_final_message leaves the last message open, add_generation_prompt begins a new one; "
+                "ask for one of them"
+            )
         return self._reported(self._render(messages, tools, prompt, continued))
 
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
         """Render a conversation up to an assistant's turn, with the history that the prompt for that turn shows.
 
-        Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
-        calls that are answered, Mistral's the system message. Raises what `render` raises.
+        Harmony's template drops reasoning beside answered calls once the turn is there, Mistral's the system message.
         """
         return self._reported(self._render(messages, tools, False, as_prompted=True))
 
@@ -120,44 +126,34 @@ class Renderer:
         self, messages: Any, tools: Any, prompt: bool, continued: bool = False, as_prompted: bool = False
     ) -> RenderedTokens:
         """The stages of `render`: check, adapt, write, encode, find the turns. Reports no lost text."""
-        if prompt and continued:
-            raise InputError(
-                "continue_final_message leaves the last message open, add_generation_prompt begins a new one; "
-                "ask for one of them"
-            )
         study = self.study(tools)
         checked, adapted = self._read(study, messages, tools)
         schemas = self._tools.wrap(tools)
-        run = functools.partial(study.run_with, schemas)
+        run = functools.partial(study.run, schemas)
         conversation = with_mark(adapted.messages) if continued else adapted.messages
         text = write_conversation(run, conversation, prompt, self.past, originals=checked)
         rendering = left_open(text.rendering, len(checked) - 1) if continued else text.rendering
         if as_prompted:
             rendering = after_prompt(run, rendering, text.messages, self.past)
-        credit_content(rendering, adapted)
+        _credit_content(rendering, adapted.wrapped)
         encoded = self.encode_text(rendering, text.messages, tools=tools)
         sampling = find_sampled(study, encoded, text.messages, schemas)
         if continued:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
         mask = sampling.mask(len(encoded.ids))
-        originals = with_original_text(adapted.messages if continued else text.messages, adapted, checked)
 
         def notes() -> list[str]:
-            """What could not be proven or does not agree. It runs when somebody reads the notes."""
             remarks = conversation_remarks(checked, continued=continued)
             return [*text.notes, *sampling.notes, *mask_notes(encoded, mask), *remarks]
 
-        return RenderedTokens(
-            tokenizer=self.tokenizer,
-            encoded=encoded,
-            conversation=checked,
-            turns=sampling.turns,
-            mask=mask,
-            prompted=prompt,
-            changes=[*adapted.changes, *text.changes],
-            find_notes=notes,
-            find_lost=lambda: find_lost(rendering, originals, study.forms, tools=schemas or ()),
-        )
+        def lost() -> LeftOut:
+            originals = list(adapted.messages if continued else text.messages)
+            for at in adapted.wrapped:
+                originals[at] = checked[at]
+            return find_lost(rendering, originals, study.forms, tools=schemas or ())
+
+        changes = [*adapted.changes, *text.changes]
+        return RenderedTokens(self.tokenizer, encoded, checked, sampling.turns, mask, prompt, changes, notes, lost)
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
@@ -165,12 +161,10 @@ class Renderer:
 
     def render_text(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Rendering:
         """The text alone, as spans: nothing is encoded."""
-        study = self.study(tools)
         adapted = self.adapt_messages(messages, tools=tools)
-        schemas = self._tools.wrap(tools)
-        run = functools.partial(study.run_with, schemas)
+        run = functools.partial(self.study(tools).run, self._tools.wrap(tools))
         rendering = write_conversation(run, adapted.messages, add_generation_prompt, self.past).rendering
-        credit_content(rendering, adapted)
+        _credit_content(rendering, adapted.wrapped)
         return rendering
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
@@ -193,23 +187,20 @@ class Renderer:
         """The study of the template that is used: models may ship another one for tools."""
         if tools is not None and not isinstance(tools, Sequence):
             check_tools(tools)  # raises InputError
-        study = self._studies.get("tool_use") if tools is not None else None
-        study = study or self._studies.get("default")
-        if study is None:
-            names = ", ".join(sorted(self._studies))
-            raise RendererError(f"this tokenizer has no default chat template, only {names}; pass chat_template=")
-        return study
+        for name in ("tool_use", "default") if tools is not None else ("default",):
+            if (study := self._studies.get(name)) is not None:
+                return study
+        names = ", ".join(sorted(self._studies))
+        raise RendererError(f"this tokenizer has no default chat template, only {names}; pass chat_template=")
 
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows. Raises InputError."""
-        study = self.study(tools)
+        study, control = self.study(tools), self.tokenizer.vocabulary.control_pattern
 
-        def prints(role: str) -> bool:
-            """Whether the template prints any role, and this one spells no control token."""
-            control = self.tokenizer.vocabulary.control_pattern
+        def is_printed(role: str) -> bool:
             return study.forms.prints_roles and (control is None or not control.search(role))
 
-        return check_messages(messages, more_roles=study.template.constants, any_role=prints)
+        return check_messages(messages, more_roles=study.template.constants, any_role=is_printed)
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
         """The messages in the form that the template reads, and what was changed for it."""
@@ -258,9 +249,9 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        Returns a `BridgeRefusal`, which is false and has a reason, if that cannot be proven. Raises InputError for
-        messages or ids that are not valid. Pass the tools of the first prompt. `messages` is the conversation before
-        the completion; it is used only if the template makes what follows depend on it.
+        Returns a `BridgeRefusal`, which is false and has a reason, if that cannot be proven. Raises InputError. Pass
+        the tools of the first prompt. `messages`, the conversation before the completion, is used only if the template
+        makes what follows depend on it.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
@@ -268,14 +259,12 @@ class Renderer:
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
-        stream = Stream(prev_prompt_ids, completion, prev_completion_ids)
+        stream = Stream(prev_prompt_ids, completion)
         bridger, key = self._bridger(study, bool(tools)), self._tools.key(tools)
         bridged = bridger.bridge(stream, list(adapted.messages), tools, key, before)
         if isinstance(bridged, BridgedTokens):
-            if adapted.changes:
-                bridged.changes = list(adapted.changes)
-            if bridged.lost:
-                report_lost(bridged.lost, self.lost)
+            bridged.changes = list(adapted.changes)
+            report_lost(bridged.lost, self.lost)
         return bridged
 
     def bridge_to_next_turn(
@@ -291,23 +280,12 @@ class Renderer:
         bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
         return bridged if type(bridged) is BridgedTokens else None
 
-    def bridge_after(
-        self, prompt_ids: Any, completion_ids: Any, messages: Messages, message: int, *, tools: Any = None
-    ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt of a whole conversation (adapted), with these ids up to the turn of one of its messages."""
-        stream = Stream(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids)
-        return self._bridger(self.study(tools), bool(tools)).bridge_after(stream, messages, message, tools)
-
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
-            return Bridger(
-                study,
-                functools.partial(self._render_small, study),
-                functools.partial(self._compiled, study, has_tools),
-                has_tools=has_tools,
-                as_inference=self.past is Past.INFERENCE,
-                truncation=self.truncation,
-            )
+            compiled = functools.partial(self._compiled, study, has_tools)
+            seams = SeamFinder(study, study.endings(has_tools), self.truncation, compiled)
+            write = functools.partial(self._render_small, study)
+            return Bridger(write, seams, as_inference=self.past is Past.INFERENCE)
 
         return self._cache.once(("bridger", id(study), has_tools), make)
 
@@ -315,7 +293,7 @@ class Renderer:
         self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
     ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
-        run = functools.partial(study.run_with, self._tools.wrap(tools))
+        run = functools.partial(study.run, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
         rendering = write_conversation(run, messages, prompt, self.past if has_past else Past.TEMPLATE).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
@@ -365,19 +343,16 @@ class Renderer:
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
         """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
         rendered = self._render(messages, tools, False)
-        conversation = self.adapt_messages(messages, tools=tools).messages
         turns: dict[int, list[ParsedResponse]] = {}
         for turn in rendered.turns:
             ids, prompt = rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
-            turns.setdefault(turn.message, []).append(
-                self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
-            )
-        return [
-            unreadable
-            for index, message in enumerate(conversation)
-            if message["role"] == "assistant"
-            for unreadable in find_unreadable(index, message, turns.get(index, ()))
-        ]
+            parsed = self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
+            turns.setdefault(turn.message, []).append(parsed)
+        unreadable: list[Unreadable] = []
+        for index, message in enumerate(self.adapt_messages(messages, tools=tools).messages):
+            if message["role"] == "assistant":
+                unreadable += find_unreadable(index, message, turns.get(index, ()))
+        return unreadable
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         """The grammar that completions are parsed with. A note says where it does not read back its own template."""
@@ -417,20 +392,16 @@ class Renderer:
 
     def with_past(self, past: Past) -> Renderer:
         """This renderer with another `past`. Shares what is known of the template."""
-        if self.past is past:
-            return self
         other = copy.copy(self)
         other.past = past
         other._cache = Memory()
-        return other
+        return self if self.past is past else other
 
     def silent(self) -> Renderer:
         """This renderer without reports of lost text: for renders that the user did not ask for."""
-        if self.lost is LostPolicy.IGNORE:
-            return self
         other = copy.copy(self)
         other.lost = LostPolicy.IGNORE
-        return other
+        return self if self.lost is LostPolicy.IGNORE else other
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
         """This renderer with other template variables beside its own."""
@@ -450,3 +421,63 @@ class Renderer:
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+def _credit_content(rendering: Rendering, wrapped: set[int]) -> None:
+    """Give text that was wrapped in a part for the template the origin of its content."""
+    if wrapped:
+        rendering.origins = [
+            Origin.of(origin.message, "content")
+            if origin is not None and origin.message in wrapped and origin.field == "content"
+            else origin
+            for origin in rendering.origins
+        ]
+
+
+class _ToolCache:
+    """Tools wrapped for templates, and as parsers read them. The same ones come again and again.
+
+    Keys are contents, not identities, since a caller may change a list of tools. Cached values are copies. With
+    `as_json`, values that are not JSON become JSON.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._cache = Memory(most=256)
+
+    def wrap(self, tools: Any) -> TracedList | None:
+        """Tools, checked and wrapped."""
+
+        def make() -> TracedList:
+            checked = self._check(tools)
+            return wrap_tools(marshal.loads(marshal.dumps(checked)) if is_plain(checked) else checked)
+
+        return None if tools is None else self._once("wrapped", tools, make)
+
+    def schemas(self, tools: Any) -> Tools:
+        """Tools, checked, for a parser that needs the types of bare values."""
+        return self._once("schemas", tools, lambda: schemas_of(check_tools(tools)))
+
+    def key(self, tools: Any) -> object:
+        """Equal for equal tools. Raises InputError for tools that are not valid, or too deep or too large to print."""
+
+        def canonical() -> object:
+            checked = tools if is_plain(tools) else self._check(tools)
+            # version 2 writes equal values in one way, a shared one each time: only for values of a limited size
+            return marshal.dumps(checked, 2) if is_plain(checked) else repr(checked)
+
+        try:
+            graph = marshal.dumps(tools)  # writes a shared value once, so equal tools may have several graphs
+        except ValueError:  # too deep, or objects of other types, a function for one
+            return canonical()
+        return self._cache.once(("key", graph), canonical, keep=lambda _: is_plain(tools))
+
+    def _once(self, what: str, tools: Any, make: Callable[[], Value]) -> Value:
+        key = self.key(tools)
+        return self._cache.once((what, key), make) if type(key) is bytes else make()
+
+    def _check(self, tools: Any) -> list[dict[str, Any]]:
+        checked = check_tools(tools) or []
+        if self._as_json:
+            return [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
+        return checked

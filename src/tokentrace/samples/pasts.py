@@ -85,9 +85,6 @@ class PastTurns:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer.silent()
-        self._changed: dict[_TurnKind, bool] = {}
-        self._thinking: dict[_TurnKind, bool] = {}
-        self._stops: dict[tuple[str, bool], int | None] = {}
 
     def remarks(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int], *, of_history: bool
@@ -106,72 +103,58 @@ class PastTurns:
         of_past = ((left_out, REASONING_LEFT_OUT), (changed, CHANGED)) if of_history else ()
         return [
             *(HistoryWarning(f"{listed(turns)}: {what}") for turns, what in of_past if turns),
-            *self.starts(rendered, messages, tools, set(chosen) - {*left_out, *changed}),
+            *turn_starts(rendered, set(chosen) - {*left_out, *changed}),
             *([f"{listed(nowhere)}: {REASONING_NOWHERE}"] if nowhere else []),
-        ]
-
-    def starts(
-        self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Collection[int]
-    ) -> list[TurnStartWarning]:
-        """A warning for chosen turns that do not continue their generation prompt."""
-        by_prompt: dict[str, list[int]] = {}
-        for turn in rendered.turns:
-            if turn.other_prompt and turn.message in chosen:
-                by_prompt.setdefault(turn.other_prompt[-_EXCERPT:], []).append(turn.message)
-        return [
-            TurnStartWarning(
-                f"{listed(turns)}: the prompt for such a turn ends in {prompt!r} and the row does not go on from "
-                f"there, so it trains a start that inference never gives. {REMEDY}"
-            )
-            for prompt, turns in by_prompt.items()
         ]
 
     def stop_before(self, messages: Messages, following: Mapping[str, Any], tools: Any) -> int | None:
         """The token that ends the last turn of a conversation when `following` comes after it."""
-        key = (str(following["role"]), bool(tools))
-        if key not in self._stops:
-            try:
-                rendered = self._renderer.render([*messages, following], tools=tools)
-            except TokentraceError:
-                return None
-            ends = [turn.stop_token for turn in rendered.turns if turn.message == len(messages) - 1]
-            self._stops[key] = ends[-1] if ends else None
-        return self._stops[key]
+        last = len(messages) - 1
+
+        def find() -> int | None:
+            turns = self._renderer.render([*messages, following], tools=tools).turns
+            return next((turn.stop_token for turn in reversed(turns) if turn.message == last), None)
+
+        try:
+            return self._renderer.once(("stop before", following["role"], bool(tools)), find)
+        except TokentraceError:
+            return None
 
     def _can_think(self, kind: _TurnKind, tools: Any) -> bool:
         """Whether the template shows the reasoning of such a turn when it is the last."""
-        if kind not in self._thinking:
+
+        def find() -> bool:
             try:
-                self._thinking[kind] = "thought" in self._render([USER, kind.turn()], tools).text
+                return "thought" in self._render([USER, kind.turn()], tools).text
             except TokentraceError:  # the template refuses it: only this row, which left it out, is known
-                self._thinking[kind] = True
-        return self._thinking[kind]
+                return True
+
+        return self._renderer.once(("can think", kind), find)
 
     def _changed_among(self, messages: Messages, turns: Sequence[int], tools: Any) -> list[int]:
         """Those of the turns that the template writes otherwise than when they were the last."""
         last = {message["role"]: at for at, message in enumerate(messages) if not message.get("tool_calls")}
         user, answer = last.get("user", -1), last.get("assistant", -1)
-        return [
-            at
+        kinds = {
+            at: _kind(messages[at], tools)._replace(before_user=at < user, before_answer=at < answer)
             for at in turns
             if at < len(messages) - 1
-            and self._is_changed(
-                _kind(messages[at], tools)._replace(before_user=at < user, before_answer=at < answer), tools
-            )
-        ]
+        }
+        return [at for at, kind in kinds.items() if self._is_changed(kind, tools)]
 
     def _is_changed(self, kind: _TurnKind, tools: Any) -> bool:
         """Whether such a turn is written differently when others follow; False if the template refuses it."""
-        if kind not in self._changed:
+
+        def find() -> bool:
             try:
                 alone = self._render([USER, kind.turn()], tools)
                 whole = self._render([USER, kind.turn(), *kind.following()], tools)
             except TokentraceError:
-                self._changed[kind] = False
-            else:
-                stop = max((turn.stop for turn in alone.turns if turn.message == 1), default=0)
-                self._changed[kind] = not np.array_equal(alone.ids[:stop], whole.ids[:stop])
-        return self._changed[kind]
+                return False
+            stop = max((turn.stop for turn in alone.turns if turn.message == 1), default=0)
+            return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
+
+        return self._renderer.once(("changed", kind), find)
 
     def _render(self, messages: Messages, tools: Any) -> RenderedTokens:
         """A small conversation, with arguments as a mapping or, if the template refuses that, as a JSON string."""
@@ -179,6 +162,21 @@ class PastTurns:
             return self._renderer.render(messages, tools=tools)
         except TokentraceError:
             return self._renderer.render([stringified(message) for message in messages], tools=tools)
+
+
+def turn_starts(rendered: RenderedTokens, chosen: Collection[int]) -> list[TurnStartWarning]:
+    """A warning for chosen turns that do not continue their generation prompt."""
+    by_prompt: dict[str, list[int]] = {}
+    for turn in rendered.turns:
+        if turn.other_prompt and turn.message in chosen:
+            by_prompt.setdefault(turn.other_prompt[-_EXCERPT:], []).append(turn.message)
+    return [
+        TurnStartWarning(
+            f"{listed(turns)}: the prompt for such a turn ends in {prompt!r} and the row does not go on from there, so "
+            f"it trains a start that inference never gives. {REMEDY}"
+        )
+        for prompt, turns in by_prompt.items()
+    ]
 
 
 def _kind(message: Mapping[str, Any], tools: Any) -> _TurnKind:

@@ -25,7 +25,7 @@ from ..settings import choose, flag, instance, items, whole
 from ..tokens.kinds import Kind, Part
 from ..tokens.table import Deferred, TokenTable, join
 from .parts import part_columns
-from .pasts import PastTurns, Remark, listed
+from .pasts import PastTurns, Remark, listed, turn_starts
 from .sample import Sample
 
 FLAGS: Final = ("train", "weight")
@@ -268,7 +268,7 @@ class SampleBuilder:
         for rendered, turns in rows:
             last = turns[-1] if turns else len(messages) - 1
             texts = [at for at in chosen if before < at <= last and messages[at]["role"] != "assistant"]
-            remarks: list[Remark] = [*notes, *self._pasts.starts(rendered, messages, tools, turns)]
+            remarks: list[Remark] = [*notes, *turn_starts(rendered, turns)]
             samples.append(self._sample(rendered, messages, tools, sorted([*turns, *texts]), remarks, keep))
             before = last
         return samples

@@ -73,7 +73,9 @@ class _Deriver:
     def derive(self) -> TurnGrammar:
         reader = self.reader
         plain = reader.turn({"content": "answer"})
-        closing = self._closing(plain)
+        content = plain.first("content")
+        after = plain.text[content.stop :] if content is not None else ""
+        closing = Frame(trail=leading(after), close=after.strip(), after=trailing(after) if after.strip() else "")
         if closing.close:
             reader.ends.append(closing.close)
             plain = reader.turn({"content": "answer"})
@@ -93,13 +95,13 @@ class _Deriver:
             frame = self._hidden(before or "")
         head, opened, after_empty = self._head(before, reasoned, frame, opening)
         opened = opened or self._opened_beside(head, frame)
-        content = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
-        grammar = TurnGrammar(head, self.prompt, frame, after_empty, content)
+        around = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
+        grammar = TurnGrammar(head, self.prompt, frame, after_empty, around)
         calls = self._calls(grammar)
         opened = calls.section_open or calls.open if calls is not None else ""
-        if opened.strip() and content.open and head.endswith(opened):  # the prompt opens whatever comes first
-            content = dataclasses.replace(content, open=opened + content.open)
-            grammar = grammar.replace(head=head.removesuffix(opened), content=content)
+        if opened.strip() and around.open and head.endswith(opened):  # the prompt opens whatever comes first
+            around = dataclasses.replace(around, open=opened + around.open)
+            grammar = grammar.replace(head=head.removesuffix(opened), content=around)
         return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
 
     def _reasoned(self) -> WrittenTurn:
@@ -112,14 +114,6 @@ class _Deriver:
             if turn.first("reasoning") is not None:
                 return turn
         return WrittenTurn()
-
-    def _closing(self, plain: WrittenTurn) -> Frame:
-        """What the template writes after content, before the stop of a turn."""
-        content = plain.first("content")
-        after = plain.text[content.stop :] if content is not None else ""
-        if not after.strip():
-            return Frame(trail=after)
-        return Frame(trail=leading(after), close=after.strip(), after=trailing(after))
 
     # -- reasoning
 
@@ -169,7 +163,9 @@ class _Deriver:
         How the model sets it off cannot be seen, so no white space belongs to the grammar.
         """
         prompt = self.prompt.rstrip()
-        for opened, closed in self._tag_pairs(head):
+        texts = "\n".join((self.prompt, head, *sorted(self.constants)))
+        for left, name, right in dict.fromkeys(re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", texts)):
+            opened, closed = f"{left}{name}{right}", f"{left}/{name}{right}"
             beyond = prompt.endswith(opened) and opened not in head
             turn = self.reader.turn({"content": f"{opened}alpha{closed}omega"})
             dropped = "omega" in turn.text and "alpha" not in turn.text
@@ -179,14 +175,6 @@ class _Deriver:
                 lead = self.prompt[self.prompt.rindex(opened) + len(opened) :] if beyond else ""
                 return Frame(opened, lead, "", closed, "")
         return None
-
-    def _tag_pairs(self, head: str) -> list[tuple[str, str]]:
-        """Tags in the prompt, before content, or in strings of the template."""
-        pairs: dict[tuple[str, str], None] = {}
-        for text in (self.prompt, head, *sorted(self.constants)):
-            for left, name, right in re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", text):
-                pairs[f"{left}{name}{right}", f"{left}/{name}{right}"] = None
-        return list(pairs)
 
     # -- the head of a turn
 
@@ -214,8 +202,11 @@ class _Deriver:
             common = self.reader.common_prefix(before, prompt)
             if common.strip() and before[len(common) :].strip():
                 head, opening = common, before[len(common) :]
-        elif not self.prompt and not opening and frame is None:
-            head, opening = self._without_prompt(before)
+        elif not self.prompt and not opening and frame is None:  # compare with a call instead
+            turn = self.reader.called({"key": "value"})
+            common = self.reader.common_prefix(before, turn.text[: turn.holes[0].start] if turn else before)
+            if before[len(common) :].strip():
+                head, opening = common, before[len(common) :]
         return head, opening, prompted if prompted is not None else after_empty
 
     def _opened_beside(self, head: str, frame: Frame | None) -> str:
@@ -227,13 +218,6 @@ class _Deriver:
         before = _split_at_reasoning(beside.text[: content.start], frame)[0]
         opened = before.removeprefix(head)
         return opened if before.startswith(head) and self.reader.tag.fullmatch(opened.strip()) else ""
-
-    def _without_prompt(self, before: str) -> tuple[str, str]:
-        """What turns begin with, and what opens content, without a prompt to compare."""
-        turn = self.reader.called({"key": "value"})
-        called = turn.text[: turn.holes[0].start] if turn else before
-        head = self.reader.common_prefix(before, called)
-        return (head, before[len(head) :]) if before[len(head) :].strip() else (before, "")
 
     # -- channels
 
@@ -298,9 +282,13 @@ class _Deriver:
             return None
         if not beside:
             reader.notes.append("the template shows no content before tool calls")
-        elif self._begins_again(beside, grammar):
-            reader.notes.append(TWO_TURNS)
-            beside = WrittenTurn()
+        else:
+            head = _split_at_reasoning(self.prompt, grammar.reasoning)[0].strip()
+            content, first = beside.first("content"), beside.first_of_calls()
+            between = beside.between(content, first) if content is not None and first is not None else ""
+            if head in between and reader.tag.match(head) is not None:
+                reader.notes.append(TWO_TURNS)
+                beside = WrittenTurn()
         two = reader.called({"key": "value"}, {"key": "value"})
         if not two:
             reader.notes.append(ONE_CALL)
@@ -308,14 +296,6 @@ class _Deriver:
         if calls is not None and beside and (calls.section_open or calls.open).strip() in ("", "[", "{"):
             reader.notes.append(BARE_CALLS)
         return calls
-
-    def _begins_again(self, beside: WrittenTurn, grammar: TurnGrammar) -> bool:
-        """True if the head of the generation prompt is between content and calls."""
-        head = _split_at_reasoning(self.prompt, grammar.reasoning)[0].strip()
-        content, calls = beside.first("content"), beside.first_of_calls()
-        if content is None or calls is None or self.reader.tag.match(head) is None:
-            return False
-        return head in beside.between(content, calls)
 
 
 def _split_at_reasoning(text: str, frame: Frame | None) -> tuple[str, str | None]:

@@ -17,6 +17,7 @@ from ..formats.grammar import CallGrammar, Style, TurnGrammar, Value
 from .probes import ONE_ARGUMENT, TWO_ARGUMENTS
 from .reading import Hole, TurnReader, WrittenTurn, leading
 
+_TYPED: Final = {"boolean": True, "null": None, "array": ["one"], "object": {"inner": "one"}}
 AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
 _CDATA: Final = ("<![CDATA[", "]]>")
 
@@ -84,15 +85,16 @@ class CallDeriver:
             json_object = self._object(turn, number)
             return json_object[:2] if json_object is not None else None
 
-        named: dict[str, Any] = {"named_key": True} if named_key else {"keys": tuple(keys)}
-        return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), **named, **self._around(extent))
+        paths = () if named_key else tuple(keys)
+        around = self._around(extent)
+        return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=paths, **around)
 
     # -- a name, and arguments that are JSON
 
     def _json_arguments(self) -> CallGrammar | None:
         head, begin = self._head(self.one, 0)
         around = self._parts(self._extent(), head)
-        opened, leads = around.pop("open"), around.pop("head")
+        opened, leads = around["open"], around["head"]
         id_is_name = all(field != "name" for _, field in leads)
         numbered, begin = self._numbered(begin)
         if any(len(lead.split()) > 1 for lead, _ in numbered):  # apart from the name: not a part of an id
@@ -104,8 +106,8 @@ class CallDeriver:
                 # the call's number stands after its name: the two, with what is before them, are an id
                 begin, id_is_name, leads = shared, True, (("", "id"),)
                 opened = opened[: self.reader.groups(opened)[-1][1]] if self.reader.groups(opened) else opened
-        named: dict[str, Any] = {"open": opened, "head": leads, "begin": begin, "id_is_name": id_is_name}
-        return CallGrammar(Style.JSON_ARGUMENTS, ascii=self._ascii(), **named, **around)
+        around |= {"open": opened, "head": leads, "begin": begin, "id_is_name": id_is_name}
+        return CallGrammar(Style.JSON_ARGUMENTS, ascii=self._ascii(), **around)
 
     def _fields(self, turn: WrittenTurn, number: int = 0) -> list[Hole]:
         """The fields of a call before its arguments."""
@@ -135,9 +137,13 @@ class CallDeriver:
         begin = several.between(self._fields(several)[-1], keys[0])
         alike = len(opened.strip()) > 1 and _value_opening(number) == opened
         if begin == "(" and opened.startswith("="):
-            return self._python(Value.QUOTED if alike else None)
+            others = Value.QUOTED if alike else self._other_values()
+            return CallGrammar(Style.PYTHON, others=others, **self._around(self._extent(bracket=")")))
         if begin == "{" and opened.startswith(":"):
-            return self._braces(opened[1:].strip(), Value.QUOTED if alike else Value.JSON)
+            around = self._around(self._extent(bracket="}"))
+            around["open"], around["head"] = self._split_open(around["open"], self._head(self.one, 0)[0])
+            others = Value.QUOTED if alike else Value.JSON
+            return CallGrammar(Style.BRACES, begin="{", quote=opened[1:].strip(), others=others, **around)
         if len(keys) == 4:
             return self._tree(several, keys, values)
         return self._pairs(several, number, keys, values)
@@ -161,24 +167,14 @@ class CallDeriver:
             return self._not_understood("nothing stands around the arguments")
         other_open = _value_opening(number) or value_open
         numbered, begin = self._numbered(begin)
-        typed: dict[str, Any] = {}
+        opens: dict[str, Any] = {"value_open": other_open}
         if other_open != value_open:
-            typed = {"string_open": value_open, "typed_opens": tuple(self._typed_opens(other_open))}
+            ways = {kind: _value_opening(reader.called({"key": value})) for kind, value in _TYPED.items()}
+            typed = tuple((kind, way) for kind, way in ways.items() if way and way != other_open)
+            opens |= {"string_open": value_open, "typed_opens": typed}
         around = self._parts(self._extent(len(value_close)), [*self._head(several, 0)[0], *numbered])
-        tags: dict[str, Any] = {
-            "begin": begin,
-            "key_open": key_open,
-            "value_open": other_open,
-            "value_close": value_close,
-        }
-        return CallGrammar(Style.PAIRS, ascii=self._ascii(), **tags, **typed, **self._values(), **around)
-
-    def _typed_opens(self, usual: str) -> Iterator[tuple[str, str]]:
-        """What opens values of a type that do not open as numbers do."""
-        for kind, value in {"boolean": True, "null": None, "array": ["one"], "object": {"inner": "one"}}.items():
-            opened = _value_opening(self.reader.called({"key": value})) or usual
-            if opened != usual:
-                yield kind, opened
+        tags = {"begin": begin, "key_open": key_open, "value_close": value_close, **opens}
+        return CallGrammar(Style.PAIRS, ascii=self._ascii(), **tags, **self._values(), **around)
 
     def _numbered(self, begin: str) -> tuple[list[tuple[str, str]], str]:
         """Take the number of a call out of what stands between its last field and its arguments."""
@@ -198,29 +194,11 @@ class CallDeriver:
         key_open = reader.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
         begin, value_close = to_key[: len(to_key) - len(key_open)], several.between(values[0], keys[1])
         around = self._parts(self._extent(len(value_open)), self._head(several, 0)[0])
-        tags: dict[str, Any] = {
-            "begin": begin,
-            "key_open": key_open,
-            "value_open": value_open,
-            "value_close": value_close,
-        }
-        item = self._item(key_open, value_open)
-        return CallGrammar(Style.TREE, item=item, **tags, **self._values(), **around)
-
-    def _item(self, key_open: str, value_open: str) -> str:
-        """The name of the elements of a list."""
-        opened = _value_opening(self.reader.called({"key": ["one", "two"]}))
-        names = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
-        return names[-1] if names else ""
-
-    def _python(self, others: Value | None) -> CallGrammar | None:
-        others = others or (Value.PYTHON if self._value_text(True) == "True" else Value.JSON)
-        return CallGrammar(Style.PYTHON, others=others, **self._around(self._extent(bracket=")")))
-
-    def _braces(self, quote: str, others: Value) -> CallGrammar | None:
-        around = self._around(self._extent(bracket="}"))
-        opened, leads = self._split_open(around.pop("open"), self._head(self.one, 0)[0])
-        return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, others=others, **around)
+        tags: dict[str, Any] = {"begin": begin, "key_open": key_open, "value_close": value_close}
+        opened = _value_opening(reader.called({"key": ["one", "two"]}))
+        items = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
+        tags |= {"value_open": value_open, "item": items[-1] if items else ""}
+        return CallGrammar(Style.TREE, **tags, **self._values(), **around)
 
     def _values(self) -> dict[str, Any]:
         """How strings and other values are written."""
@@ -232,7 +210,10 @@ class CallDeriver:
             strings = Value.CDATA
         elif text != AWKWARD:
             self.reader.notes.append("strings among the arguments are changed by the template")
-        return {"strings": strings, "others": Value.PYTHON if self._value_text(True) == "True" else Value.JSON}
+        return {"strings": strings, "others": self._other_values()}
+
+    def _other_values(self) -> Value:
+        return Value.PYTHON if self._value_text(True) == "True" else Value.JSON
 
     def _value_text(self, value: Any) -> str | None:
         turn = self.reader.called({"key": value})
@@ -268,9 +249,10 @@ class CallDeriver:
     def _parts(self, extent: Extent, head: list[tuple[str, str]]) -> dict[str, Any]:
         """What is around calls, with their delimiters split into outer and inner."""
         around = self._around(extent)
-        opened, leads = self._split_open(around.pop("open"), head)
-        ended, closed = self._split_close(around.pop("close"))
-        return {**around, "open": opened, "head": leads, "end": ended, "close": closed}
+        closed, groups = around["close"], self.reader.groups(around["close"])
+        cut = groups[-1][0] if groups else 0
+        around["open"], around["head"] = self._split_open(around["open"], head)
+        return {**around, "end": closed[:cut], "close": closed[cut:]}
 
     def _around(self, extent: Extent) -> dict[str, Any]:
         """Split what is around calls into the delimiters of a call and of a section."""
@@ -293,12 +275,11 @@ class CallDeriver:
         closed = reader.common_prefix(between[: len(between) - len(opened)], tail)
         groups = reader.groups(closed)
         closed = closed[: groups[-1][1]] if groups else closed.rstrip()
-        section_open = lead[: len(lead) - len(opened)]
-        after = tail[len(closed) :]
+        section_open, after = lead[: len(lead) - len(opened)], tail[len(closed) :]
         section_close = after.rstrip() if section_open.strip() else ""
-        separator, after = between[len(closed) : len(between) - len(opened)], after[len(section_close) :]
+        separator = between[len(closed) : len(between) - len(opened)]
         section = {"section_open": section_open, "section_close": section_close, "separator": separator}
-        return {"before": before, "open": opened, "close": closed, "after": after, **section}
+        return {"before": before, "open": opened, "close": closed, "after": after[len(section_close) :], **section}
 
     def _lead(self, extent: Extent) -> tuple[str, str]:
         """The white space between content and calls, and what stands before the first call."""
@@ -324,11 +305,6 @@ class CallDeriver:
             cut = groups[0][1] + len(leading(opened[groups[0][1] :]))
         leads = [(opened[cut:] + head[0][0], head[0][1]), *head[1:]] if head else []
         return opened[:cut], tuple(leads)
-
-    def _split_close(self, closed: str) -> tuple[str, str]:
-        groups = self.reader.groups(closed)
-        cut = groups[-1][0] if groups else 0
-        return closed[:cut], closed[cut:]
 
 
 def _value_opening(turn: WrittenTurn) -> str:

@@ -164,7 +164,12 @@ class ReadCalls:
         """Arguments that are JSON text, if a mapping is written the same way or not read."""
         if all(as_mapping for as_mapping, _ in self._good):
             return False
-        return not self.mapping or self._writes_alike(self.silence[0])
+        for after, tools in _CALL_CASES if self.mapping else ():
+            probes = ([USER, _calling(as_mapping, self.silence[0]), *after] for as_mapping in (True, False))
+            mapping, text = (self._study.probe(probe, tools) for probe in probes)
+            if mapping is not None and (text is None or mapping.text != text.text):
+                return False
+        return True
 
     @computed
     def silence(self) -> tuple[Silence, ...]:
@@ -207,16 +212,12 @@ class ReadCalls:
             return False
         inner = [(path[3:], text) for path, text in spans if path[:3] == ("tool_calls", 0, "function")]
         named = any(path == ("name",) for path, _ in inner) or any(path[2:] == ("id",) for path, _ in spans)
-        return named and (_is_json(inner, ("arguments",)) or _has_leaves(inner))
-
-    def _writes_alike(self, silence: Silence) -> bool:
-        """True if arguments are written the same as a mapping and as JSON text."""
-        for after, tools in _CALL_CASES:
-            probes = ([USER, _calling(as_mapping, silence), *after] for as_mapping in (True, False))
-            mapping, text = (self._study.probe(probe, tools) for probe in probes)
-            if mapping is not None and (text is None or mapping.text != text.text):
-                return False
-        return True
+        texts = {path: text for path, text in inner if path[:1] == ("arguments",)}
+        by_itself = ("arguments",) not in texts and all(
+            value in texts.get(("arguments", key), "") and ("arguments", key, KEY) in texts
+            for key, value in TWO_ARGUMENTS.items()
+        )
+        return named and (by_itself or _is_json(inner, ("arguments",)))
 
 
 def _calling(as_mapping: bool, silence: Silence) -> Message:
@@ -233,9 +234,14 @@ def _spans(study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, 
 
     A template that reads nothing but parts gets the other messages as parts.
     """
-    rendering = study.probe(probe, tools) or study.probe(
-        [message if index == at else _as_parts(message) for index, message in enumerate(probe)], tools
-    )
+    rendering = study.probe(probe, tools)
+    if rendering is None:
+        texts = (None if index == at else message.get("content") for index, message in enumerate(probe))
+        as_parts = [
+            {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
+            for message, text in zip(probe, texts, strict=True)
+        ]
+        rendering = study.probe(as_parts, tools)
     if rendering is None:
         return None
     return [
@@ -245,11 +251,6 @@ def _spans(study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, 
     ]
 
 
-def _as_parts(message: Message) -> Message:
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
-
-
 def _is_json(spans: Spans | None, path: FieldPath) -> bool:
     """True if the spans of a field are JSON of the probe's mapping."""
     text = "".join(text for inner, text in spans or () if inner[: len(path)] == path and inner != (*path, KEY))
@@ -257,12 +258,3 @@ def _is_json(spans: Spans | None, path: FieldPath) -> bool:
         return bool(json.loads(text) == TWO_ARGUMENTS)
     except ValueError:
         return False
-
-
-def _has_leaves(spans: Spans) -> bool:
-    """True if every argument of the probe's call is written by itself, with its key."""
-    texts = {path: text for path, text in spans if path[:1] == ("arguments",)}
-    return ("arguments",) not in texts and all(
-        value in texts.get(("arguments", key), "") and ("arguments", key, KEY) in texts
-        for key, value in TWO_ARGUMENTS.items()
-    )

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..computed import computed
 from ..conversation.messages import Messages
-from ..errors import TokentraceError
-from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.tokenizer import Tokenizer
 from .memory import Memory
 from .probes import CONTINUED, USER
-from .turns import Render, TurnSpan, cut_points, matched_prefix
+from .turns import GenerationPrompt, Render, TurnSpan, cut_points, matched_prefix, prompt_after
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
-
-
-@dataclass(frozen=True)
-class GenerationPrompt:
-    """What asks for a reply."""
-
-    tail: str
-    """The text after the last turn."""
-    added: str
-    """What asking adds to the text: less than the tail if a template writes the end of a message outside its turn
-    (Llama's first user message beside tools), more if it writes the prompt inside of one."""
-
-    @computed
-    def texts(self) -> tuple[str, ...]:
-        """Both, the shorter first."""
-        return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))
 
 
 class GenerationPrompts:
@@ -54,7 +34,7 @@ class GenerationPrompts:
         counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
         for count in counts:
             if count not in prompts:
-                prompts[count] = self.constant or _prompt_after(messages[:count], render)
+                prompts[count] = self.constant or prompt_after(messages[:count], render)
         return [prompts[count] for count in counts]
 
     @computed
@@ -62,17 +42,17 @@ class GenerationPrompts:
         """The prompt of every turn, where it is the same for all; None where it may not be."""
         if not self._study.template.asks_alike:
             return None
-        prompts: list[GenerationPrompt] = []
+        prompts: list[GenerationPrompt | None] = []
         for messages in (CONTINUED, (USER,)):
-            prompted, plain = (self._study.probe(messages, False, prompt) for prompt in (True, False))
+            plain, prompted = (self._study.probe(messages, False, prompt) for prompt in (False, True))
             if prompted is not None and plain is not None and len(messages) - 1 in prompted.turns:
-                prompts.append(_compared(prompted, plain))
+                prompts.append(GenerationPrompt.between(plain, prompted))
         return prompts[0] if prompts and all(prompt == prompts[0] for prompt in prompts) else None
 
-    def alone(self, has_tools: bool) -> GenerationPrompt | None:
-        """The generation prompt after a question by itself."""
-        prompted, plain = (self._study.probe((USER,), has_tools, prompt) for prompt in (True, False))
-        return None if prompted is None else _compared(prompted, plain)
+    def alone(self, has_tools: bool, changes: Mapping[str, Any] | None = None) -> GenerationPrompt | None:
+        """The generation prompt after a question by itself; `changes` are other values of variables."""
+        plain, prompted = (self._study.probe((USER,), has_tools, prompt, changes) for prompt in (False, True))
+        return GenerationPrompt.between(plain, prompted)
 
     def length(
         self,
@@ -93,8 +73,9 @@ class GenerationPrompts:
         # it may begin with the separator that ends the turn before, and end in a field that brings its own ``<think>``
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
-            end = whole + len(tail)
-            if end <= turn.body or _spells_control_tokens(encoded, turn.body, end, self._study.tokenizer):
+            end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern
+            names = pattern.finditer(text, turn.body, end) if pattern is not None and end > turn.body else ()
+            if all(encoded.control[encoded.first_touching([match.start()])[0]] for match in names):  # not letters
                 return end - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None
@@ -107,25 +88,7 @@ class GenerationPrompts:
 
     def _end_in(self, scaffold: str, tail: str) -> int | None:
         """Cached, because turns begin alike."""
-        find = functools.partial(_prompt_end, scaffold, tail, self._study.tokenizer)
-        return self._ends.once((scaffold, tail), find)
-
-
-def _prompt_after(messages: Messages, render: Render) -> GenerationPrompt | None:
-    try:
-        prompted = render(messages, True)
-    except TokentraceError:
-        return None
-    try:
-        return _compared(prompted, render(messages, False))
-    except TokentraceError:
-        return _compared(prompted, None)
-
-
-def _compared(prompted: Rendering, plain: Rendering | None) -> GenerationPrompt:
-    text = prompted.text
-    added = text[len(plain.text) :] if plain is not None and text.startswith(plain.text) else ""
-    return GenerationPrompt(text[prompted.tail :], added)
+        return self._ends.once((scaffold, tail), lambda: _prompt_end(scaffold, tail, self._study.tokenizer))
 
 
 def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
@@ -139,10 +102,3 @@ def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
             best, end = length, at + length
         at = scaffold.find(head, at + 1)
     return end if best else None
-
-
-def _spells_control_tokens(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
-    """True if control tokens that a text spells are tokens, and not letters."""
-    pattern = tokenizer.vocabulary.control_pattern
-    named = list(pattern.finditer(encoded.rendering.text, start, end)) if pattern is not None else []
-    return all(encoded.control[encoded.first_touching([match.start()])[0]] for match in named)

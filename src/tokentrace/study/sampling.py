@@ -50,7 +50,7 @@ class Sampling:
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
     """The tokens that the model samples."""
-    render = functools.partial(study.run_with, tools)
+    render = functools.partial(study.run, tools)
     turns, notes = assistant_turns(encoded.rendering, messages, render, study.tokenizer)
     if not turns:
         return Sampling(notes=notes)

@@ -23,7 +23,6 @@ from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError
 from ..template.chat_template import Template
-from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.tokenizer import Ids
@@ -191,20 +190,13 @@ class StandIn:
         if self.calls:
             answered = results[:1] if self.single else results
             arguments: Any = "{}" if self.text_arguments else {}
-            message["tool_calls"] = [
-                {
-                    "id": _call_id(result, at),
-                    "type": "function",
-                    "function": {"name": names[at] if at < len(names) else UNKNOWN_NAME, "arguments": arguments},
-                }
-                for at, result in enumerate(answered or [{}])
-            ]
+            message["tool_calls"] = []
+            for at, result in enumerate(answered or [{}]):
+                call_id = result.get("tool_call_id")
+                call_id = call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
+                function = {"name": names[at] if at < len(names) else UNKNOWN_NAME, "arguments": arguments}
+                message["tool_calls"].append({"id": call_id, "type": "function", "function": function})
         return message
-
-
-def _call_id(result: Mapping[str, Any], at: int) -> str:
-    call_id = result.get("tool_call_id")
-    return call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
 
 
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
@@ -241,29 +233,23 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
 
     Raises InputError for a field that contains itself, or is too deep or too large to print.
     """
+    out: list[Any] = []
     for at, message in enumerate(messages):
         for key, value in message.items():
             if type(value) is not str:
                 check_depth(value, Place(at, str(key)))
-    return tuple(
-        (
-            message["role"],
-            tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role")),
-            _words_in(message.get("content"), words),
-        )
-        for message in messages
-    )
+        content = message.get("content")
+        parts = [content] if isinstance(content, (str, Mapping)) else content or ()
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+        inside = tuple(word for word in words if any(isinstance(text, str) and word in text for text in texts))
+        fields = tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role"))
+        out.append((message["role"], fields, inside))
+    return tuple(out)
 
 
 def searched_words(template: Template) -> list[str]:
     """Words that the template looks for in messages: a part of their shape."""
     return sorted(word for word in template.searched if len(word) > 1)
-
-
-def _words_in(content: Any, words: Sequence[str]) -> tuple[str, ...]:
-    parts = [content] if isinstance(content, (str, Mapping)) else content or ()
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return tuple(word for word in words if any(isinstance(text, str) and word in text for text in texts))
 
 
 def _sketch(value: Any) -> str:
@@ -303,7 +289,8 @@ def check_continuation(
         if message == first - 1 and origin.field != "tool_calls":
             problem = f"the template writes {path} of the assistant's message after what answers it"
             return BridgeRefusal(RefusalReason.REPEATS_PAST, problem)
-        if message == first - 1 and not _is_true_value(origin, name_count):
+        named = origin[-1] == "name" and int(origin.path[1]) < name_count  # results bring names and ids
+        if message == first - 1 and not named and origin[-1] != "id":
             problem = f"the template repeats {path} of the assistant's message after its turn"
             advice = "give tool results the name of the function they answer"
             return BridgeRefusal(RefusalReason.UNKNOWN_VALUE, f"{problem}; {advice}")
@@ -312,11 +299,6 @@ def check_continuation(
             advice = "pass messages=, the conversation so far"
             return BridgeRefusal(RefusalReason.REPEATS_PAST, f"{problem}; {advice}")
     return None
-
-
-def _is_true_value(origin: Origin, names: int) -> bool:
-    """True if results bring the true value: ids and names of calls."""
-    return origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < names)
 
 
 def shows_tools(rendering: Rendering, cut: int) -> bool:

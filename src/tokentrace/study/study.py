@@ -26,8 +26,7 @@ from ..tokens.control import Trust
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy, encode_spans
 from ..tokens.tokenizer import Tokenizer
-from . import derive, inner
-from .endings import TurnEndings, find_endings, past_close
+from . import derive, endings
 from .forms import TemplateForms
 from .memory import Memory
 from .outline import TemplateOutline
@@ -68,12 +67,9 @@ class TemplateStudy:
 
     # -- rendering
 
-    def run(self, messages: Messages, tools: TracedList | None, prompt: bool) -> Rendering:
+    def run(self, tools: TracedList | None, messages: Messages, prompt: bool) -> Rendering:
         """Run the template on a conversation. Nothing is cached."""
         return self.template.render(messages, tools, add_generation_prompt=prompt, variables=self.variables)
-
-    def run_with(self, tools: TracedList | None, messages: Messages, prompt: bool) -> Rendering:
-        return self.run(messages, tools, prompt)
 
     def probe(
         self, messages: Probe, tools: bool = False, prompt: bool = False, changes: Mapping[str, Any] | None = None
@@ -132,20 +128,20 @@ class TemplateStudy:
         return self._rendered(REASONED, False) is None and self._rendered(REASONED, True) is not None
 
     @learned
-    def endings(self, tools: bool) -> TurnEndings:
+    def endings(self, tools: bool) -> endings.TurnEndings:
         """How turns end, with tools or without; without, if it refuses the tool."""
-        endings = find_endings(self, tools)
-        return self.endings(False) if tools and not endings.seen else endings
+        seen = endings.find_endings(self, tools)
+        return self.endings(False) if tools and not seen.seen else seen
 
     @learned
     def past_close(self) -> str:
         """What the template writes after the words of a past answer, in its turn."""
-        return past_close(self)
+        return endings.past_close(self)
 
     @learned
     def turn_tokens(self) -> frozenset[int]:
         """The control tokens that the template writes in an assistant's turn."""
-        return frozenset(inner.control_tokens(self).assistant)
+        return frozenset(endings.control_tokens(self).assistant)
 
     @learned
     def grammar(self, tools: bool) -> TurnGrammar:
@@ -160,14 +156,14 @@ class TemplateStudy:
         return NO_CALLS not in self._derived(tools, True).notes
 
     def _derived(self, tools: bool, declared: bool) -> TurnGrammar:
-        endings = self.endings(tools)
-        ends = endings.stops | endings.closers | self.eos
+        seen = self.endings(tools)
+        ends = seen.stops | seen.closers | self.eos
         return self.facts.once(("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
         """The control tokens that an assistant's text may hold."""
-        return inner.inner_tokens(self, grammar)
+        return endings.inner_tokens(self, grammar)
 
 
 _SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValueDictionary()

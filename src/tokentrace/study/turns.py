@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
+from ..computed import computed
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
@@ -52,11 +53,11 @@ def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list
 
 def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before: int) -> TurnSpan:
     """The turn that is written in the spans `first` to `stop`."""
-    ends, origins = rendering.ends, rendering.origins
+    ends = rendering.ends
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
     fields = [
         span
-        for span, origin in enumerate(origins[first:stop], first)
+        for span, origin in enumerate(rendering.origins[first:stop], first)
         if origin is not None and not (origin[-1] == "role" and origin.is_role)
     ]
     if not fields:
@@ -107,25 +108,57 @@ def _after_prompt(rendering: Rendering, messages: Messages, render: Render, toke
     before = _shared_length(rendering, messages, render)
     if not messages or before is None:
         return before
-    try:
-        prompt = render(messages, True).text
-    except TokentraceError:
+    prompt = prompt_after(messages, render)
+    if prompt is None:
         return None
-    tail = prompt[before:]
-    if not prompt.startswith(rendering.text[:before]) or not tail:
-        return before
-    return before + matched_prefix(rendering.text[before:], tail, cut_points(tail, tokenizer))
+    return before + matched_prefix(rendering.text[before:], prompt.added, cut_points(prompt.added, tokenizer))
 
 
 def _shared_length(rendering: Rendering, messages: Messages, render: Render) -> int | None:
     """How long the rendering of `messages` is, if the whole rendering begins with it."""
     if not messages:
         return 0
+    before = rendered_after(messages, render)
+    return len(before.text) if before is not None and rendering.text.startswith(before.text) else None
+
+
+def rendered_after(messages: Messages, render: Render, *, prompt: bool = False) -> Rendering | None:
+    """A conversation up to some message; None if the template refuses that."""
     try:
-        text = render(messages, False).text
+        return render(messages, prompt)
     except TokentraceError:
         return None
-    return len(text) if rendering.text.startswith(text) else None
+
+
+@dataclass(frozen=True)
+class GenerationPrompt:
+    """What asks for a reply."""
+
+    tail: str
+    """The text after the last turn."""
+    added: str
+    """What asking adds to the text: less than the tail if a template writes the end of a message outside its turn
+    (Llama's first user message beside tools), more if it writes the prompt inside of one."""
+
+    @classmethod
+    def between(cls, plain: Rendering | None, prompted: Rendering | None) -> GenerationPrompt | None:
+        """The prompt that one rendering has and the other has not."""
+        if prompted is None:
+            return None
+        text = prompted.text
+        added = text[len(plain.text) :] if plain is not None and text.startswith(plain.text) else ""
+        return cls(text[prompted.tail :], added)
+
+    @computed
+    def texts(self) -> tuple[str, ...]:
+        """Both, the shorter first."""
+        return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))
+
+
+def prompt_after(messages: Messages, render: Render) -> GenerationPrompt | None:
+    """The prompt after a conversation; None if the template refuses one there."""
+    prompted = rendered_after(messages, render, prompt=True)
+    return GenerationPrompt.between(None if prompted is None else rendered_after(messages, render), prompted)
 
 
 def cut_points(prompt: str, tokenizer: Tokenizer) -> list[int]:

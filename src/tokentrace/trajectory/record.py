@@ -4,21 +4,66 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, brief
-from ..tokens.ids import common_prefix
+from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
 from .channels import Channel, Entries
 from .inputs import Logprobs, as_count, as_ids, from_json
-from .stream import Stream
 from .turns import Branch, Context, IdsLike, SharedPrefix, Turn, Write
+
+
+class _Stream:
+    """The ids of one branch, which are only ever appended, and the same as JSON text.
+
+    A full array moves to a larger one. Views that `ids` returned earlier keep the old array, so they never change.
+    """
+
+    def __init__(self, branch: int = -1) -> None:
+        self.branch = branch
+        self._array: Ids = np.empty(0, np.int32)
+        self._length = self._text_length = 0
+        self._text: list[bytes] = []
+
+    def __copy__(self) -> _Stream:
+        twin = _Stream(self.branch)
+        vars(twin).update(vars(self), _array=self.ids, _text=[*self._text])  # without room: it moves before it grows
+        return twin
+
+    def extend(self, ids: Ids) -> None:
+        stop = self._length + len(ids)
+        if stop > len(self._array):
+            larger = np.empty(max(stop, self._length + self._length // 8 + 16), np.int32)
+            larger[: self._length] = self._array[: self._length]
+            self._array = larger
+        self._array[self._length : stop] = ids
+        self._length = stop
+
+    @property
+    def ids(self) -> Ids:
+        view = self._array[: self._length]
+        view.flags.writeable = False
+        return view
+
+    def wire_parts(self) -> tuple[bytes, ...]:
+        """Each piece is joined with the one before it once it has half its size, so there are at most some twenty."""
+        if self._text_length < self._length:
+            added = msgspec.json.encode(self._array[self._text_length : self._length].tolist())[1:-1]
+            text = b"," + added if self._text_length else added
+            while self._text and len(self._text[-1]) < 2 * len(text):
+                text = self._text.pop() + text
+            self._text.append(text)
+            self._text_length = self._length
+        return (b"[", *self._text, b"]")
 
 
 class Record:
@@ -37,7 +82,7 @@ class Record:
         self._writes: list[Write] = []
         self._by_branch: list[list[Write]] = []
         self._rewards: list[tuple[int, float | None]] = []
-        self._stream = Stream()
+        self._stream = _Stream()
 
     def __copy__(self) -> Self:
         """A copy that can be written to while this one stays as it is. Shares the tokens of all writes."""
@@ -45,7 +90,7 @@ class Record:
         vars(twin).update(vars(self))
         twin._writes, twin._rewards = [*self._writes], [*self._rewards]
         twin._by_branch = [[*writes] for writes in self._by_branch]
-        twin._stream = self._stream.copy()
+        twin._stream = copy(self._stream)
         return twin
 
     # -- one stream
@@ -64,14 +109,14 @@ class Record:
         return self._cached(branch).wire_parts()
 
     def wire(self, branch: int | None = None) -> bytes:
-        """The stream as JSON text in one piece."""
+        """The stream as JSON text."""
         return b"".join(self.wire_parts(branch))
 
-    def _cached(self, branch: int | None) -> Stream:
+    def _cached(self, branch: int | None) -> _Stream:
         index = self._index(branch)
         if self._stream.branch != index:
-            self._stream = Stream(index)
-        for write in self._along(index, since=len(self._stream)):
+            self._stream = _Stream(index)
+        for write in self._along(index, since=len(self._stream.ids)):
             self._stream.extend(write.tokens.ids)
         return self._stream
 
@@ -114,15 +159,14 @@ class Record:
 
     def completion(self, turn: Turn) -> Ids:
         """The ids of a turn."""
-        self._check_turn(turn)
-        return turn.tokens.ids
+        return self._check_turn(turn).tokens.ids
 
     def completion_logprobs(self, turn: Turn) -> Logprobs:
         """The logprobs of a turn."""
         self._require_logprobs()
-        self._check_turn(turn)
-        assert turn.tokens.logprobs is not None
-        return turn.tokens.logprobs
+        logprobs = self._check_turn(turn).tokens.logprobs
+        assert logprobs is not None
+        return logprobs
 
     def channels(self, branch: int | None = None) -> dict[str, Channel]:
         """The side channels along a stream, by name; shared prefixes included.
@@ -133,16 +177,15 @@ class Record:
         for turn in self.turns(branch):
             for name, packed in turn.channels:
                 pieces.setdefault(name, []).append((turn.start, packed.entries()[: len(turn)]))
-        length = self._last(self._index(branch)).stop
-        return {name: Channel(length, tuple(runs)) for name, runs in pieces.items()}
+        return {name: Channel(self.length(branch), tuple(runs)) for name, runs in pieces.items()}
 
     def message_count(self, branch: int | None = None) -> int:
         """How many messages the conversation of a branch holds."""
-        return self._last(self._index(branch)).messages
+        return self._last(branch).messages
 
     def length(self, branch: int | None = None) -> int:
         """How many tokens the stream of a branch has."""
-        return self._last(self._index(branch)).stop
+        return self._last(branch).stop
 
     # -- the whole record
 
@@ -169,8 +212,7 @@ class Record:
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata, as a new dict."""
-        metadata: dict[str, Any] = from_json(self._metadata)
-        return metadata
+        return dict(from_json(self._metadata))
 
     @property
     def reward(self) -> float | None:
@@ -189,15 +231,15 @@ class Record:
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        return tuple(map(self._branch, range(self.num_branches)))
-
-    def _branch(self, index: int) -> Branch:
-        writes = self._by_branch[index]
-        opening, *more = writes[:2]
-        retries = index > 0 and not len(opening.tokens) and all(isinstance(write, Turn) for write in more)
-        sampled = sum(len(write) for write in writes if isinstance(write, Turn))
-        cause = opening.cause if isinstance(opening, Context) else ""
-        return Branch(index, _parent(writes), opening.start, writes[-1].stop, sampled, cause, retries)
+        branches = []
+        for index, writes in enumerate(self._by_branch):
+            opening, *more = writes[:2]
+            retries = index > 0 and not len(opening.tokens) and all(isinstance(write, Turn) for write in more)
+            sampled = sum(len(write) for write in writes if isinstance(write, Turn))
+            cause = opening.cause if isinstance(opening, Context) else ""
+            place = (index, _parent(writes), opening.start, writes[-1].stop)
+            branches.append(Branch(*place, sampled, cause, retries))
+        return tuple(branches)
 
     @property
     def num_branches(self) -> int:
@@ -228,10 +270,8 @@ class Record:
 
     def __repr__(self) -> str:
         label = f"{self.name!r}, " if self.name else ""
-        tree = f"{self.num_branches} branches, " if self.num_branches > 1 else ""
-        return (
-            f"Trajectory({label}{tree}{self.num_tokens} tokens, {self.num_sampled} sampled, {self.num_writes} writes)"
-        )
+        label += f"{self.num_branches} branches, " if self.num_branches > 1 else ""
+        return f"Trajectory({label}{self.num_tokens} tokens, {self.num_sampled} sampled, {self.num_writes} writes)"
 
     # -- the tree
 
@@ -244,27 +284,25 @@ class Record:
             raise TrajectoryError(f"there is no branch {branch}: the trajectory has {self.num_branches}")
         return int(branch)
 
-    def _last(self, index: int) -> Write:
-        return self._by_branch[index][-1]
+    def _last(self, branch: int | None) -> Write:
+        return self._by_branch[self._index(branch)][-1]
 
     def _along(self, index: int, since: int = 0) -> Iterator[Write]:
         """The writes of a stream that start at `since` or later, in order.
 
-        A write belongs to the stream if it began before the branch left its owner. If the branch left in the middle
-        of it, only its head is returned.
+        If the branch left its owner in the middle of a write, only the head of that is returned.
         """
-        lineage: list[tuple[list[Write], int | None]] = []
-        limit: int | None = None
+        lineage: list[tuple[list[Write], int]] = []
+        limit = INT32_MAX + 1
         while index >= 0:
             writes = self._by_branch[index]
             lineage.append((writes, limit))
             index, limit = _parent(writes), writes[0].start
         for writes, limit in reversed(lineage):
-            first = bisect_left(writes, since, key=_start)
-            for write in writes[first:] if first else writes:
-                if limit is not None and write.start >= limit:
+            for write in writes[bisect_left(writes, since, key=_start) :]:
+                if write.start >= limit:
                     break
-                yield write if limit is None else _cut(write, limit)
+                yield _cut(write, limit)
 
     def _owner(self, index: int, position: int) -> int:
         """The branch that owns the token before `position` of a stream; -1 for position 0."""
@@ -281,11 +319,12 @@ class Record:
         write = writes[bisect_left(writes, position, key=_start) - 1]
         return write.messages if write.stop <= position else write.message
 
-    def _check_turn(self, turn: Turn) -> None:
+    def _check_turn(self, turn: Turn) -> Turn:
         if not isinstance(turn, Turn):
             raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {brief(turn)}")
         if not 0 <= turn.write < self.num_writes or turn != _cut(self._writes[turn.write], turn.stop):
             raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
+        return turn
 
     def _require_logprobs(self) -> None:
         if not self.has_logprobs:

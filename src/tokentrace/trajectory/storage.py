@@ -116,14 +116,8 @@ class Loaded:
 
 def to_bytes(trajectory: Trajectory) -> bytes:
     """The whole trajectory."""
-    return b"".join(_records(trajectory))
-
-
-def _records(trajectory: Trajectory) -> Iterator[bytes]:
-    yield preamble(trajectory)
-    yield from write_records(trajectory)
-    for write, reward in trajectory.rewarded:  # each follows the record of its turn
-        yield _record(_Reward(write, reward))
+    rewards = (_record(_Reward(write, reward)) for write, reward in trajectory.rewarded)
+    return b"".join((preamble(trajectory), *write_records(trajectory), *rewards))
 
 
 def preamble(trajectory: Trajectory) -> bytes:
@@ -271,27 +265,25 @@ def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise TrajectoryError(f"its JSON is not valid: {error}") from error
     arrays = payload[end:]
-    if trajectory is not None and isinstance(fields, _Tokens):
-        _add(fields, arrays, trajectory)
-        return trajectory
-    if len(arrays):
+    if not isinstance(fields, _Tokens) and len(arrays):
         raise TrajectoryError(f"{len(arrays)} bytes after its JSON")
     if trajectory is None:
         return Trajectory(**msgspec.structs.asdict(fields))
-    assert isinstance(fields, _Reward)
-    trajectory.replay_reward(fields.write, fields.reward)
+    if isinstance(fields, _Tokens):
+        _add(fields, arrays, trajectory)
+    elif isinstance(fields, _Reward):
+        trajectory.replay_reward(fields.write, fields.reward)
     return trajectory
 
 
 def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     """Add the tokens of a record to a trajectory."""
-    is_turn = isinstance(fields, _Completion)
-    width = _LOGPROBS.itemsize * trajectory.has_logprobs if is_turn else _KINDS.itemsize
+    turn = fields if isinstance(fields, _Completion) else None
+    width = _KINDS.itemsize if turn is None else _LOGPROBS.itemsize * trajectory.has_logprobs
     middle = fields.tokens * _IDS.itemsize
-    end = middle + fields.tokens * width
+    at = end = middle + fields.tokens * width
     channels: dict[str, Packed] = {}
-    at = end
-    for one in fields.channels if isinstance(fields, _Completion) else ():
+    for one in () if turn is None else turn.channels:
         if one.name in channels:
             raise TrajectoryError(f"channel {brief(one.name)} is there twice")
         channels[one.name] = Packed(fields.tokens, bytes(arrays[at : at + one.bytes]), one.dtype, tuple(one.shape))
@@ -299,11 +291,11 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     if at != len(arrays):
         raise TrajectoryError(f"{len(arrays)} bytes of arrays do not hold {fields.tokens} tokens")
     ids = np.frombuffer(arrays[:middle], _IDS).astype(np.int32)
-    if isinstance(fields, _Completion):
-        trajectory.check_follows(fields.branch, fields.start)
-        how = {name: getattr(fields, name) for name in _HOW}
+    if turn is not None:
+        trajectory.check_follows(turn.branch, turn.start)
+        how = {name: getattr(turn, name) for name in turn.__struct_fields__ if name not in ("start", "tokens")}
         logprobs = np.frombuffer(arrays[middle:end], _LOGPROBS) if trajectory.has_logprobs else None
-        trajectory.append_completion(ids, logprobs, **how, channels=channels)
+        trajectory.append_completion(ids, logprobs, **(how | {"channels": channels}))
         return
     assert isinstance(fields, _Context)
     opens = (fields.parent, fields.cause) if isinstance(fields, _Open) else ()
@@ -311,8 +303,6 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     kinds = np.frombuffer(arrays[middle:end], _KINDS)
     trajectory.record_context(fields.branch, fields.start, ids, kinds, owners, fields.messages, *opens)
 
-
-_HOW: Final = ("branch", "finish_reason", "version", "continues", "sampling", "logprobs_kind", "cached_tokens")
 
 # -- files
 
@@ -322,7 +312,7 @@ def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> Non
 
     Only its owner may read it, since it holds whole conversations.
     """
-    write_whole(Path(path), _records(trajectory), private=True)
+    write_whole(Path(path), [to_bytes(trajectory)], private=True)
     if os.name == "posix":  # makes the rename last through a power cut
         folder = os.open(Path(path).parent, os.O_RDONLY)
         try:

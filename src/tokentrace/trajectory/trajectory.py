@@ -119,15 +119,14 @@ class Trajectory(ShowsItself, Record):
         It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`, and
         the number of the new message, counted from 0. The cost depends on the new ids alone.
         """
-        index = self._index(branch)
-        last, added = self._last(index), as_count(messages, "messages")
+        last, added = self._last(branch), as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
         owners = as_owners(message_spans, len(ids), added, first=last.messages)
-        self.record_context(index, last.stop, ids, kinds, owners, last.messages + added)
+        self.record_context(self._index(branch), last.stop, ids, kinds, owners, last.messages + added)
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this stream."""
-        length = self._last(self._index(branch)).stop
+        length = self.length(branch)
         if not hasattr(bridge, "stream_length"):
             raise TrajectoryError(f"append_bridge takes BridgedTokens, not {brief(bridge)}; was the bridge refused?")
         if as_count(bridge.stream_length, "bridge.stream_length") != length:
@@ -135,16 +134,13 @@ class Trajectory(ShowsItself, Record):
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {length}: "
                 "make the bridge from the stream as it is recorded"
             )
-        completion = np.asarray(bridge.completion, None if type(bridge.completion) is np.ndarray else np.int64)
-        if not np.array_equal(self.stream(branch)[length - len(completion) :], completion):
+        if not np.array_equal(self.stream(branch)[length - len(bridge.completion) :], bridge.completion):
             raise TrajectoryError(
                 "the bridge was made for another completion than the one recorded last: make it from the ids that "
                 "the engine returned"
             )
-        spans = bridge.new.message_spans()
-        self.append_context(
-            bridge.new.ids, bridge.new.kinds, message_spans=spans, messages=bridge.new_count, branch=branch
-        )
+        new, spans = bridge.new, bridge.new.message_spans()
+        self.append_context(new.ids, new.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
 
     def append_completion(
         self,
@@ -220,26 +216,22 @@ class Trajectory(ShowsItself, Record):
         """
         index = self._index(branch)
         last = self._last(index)
-        ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        shared = common_prefix(self.stream(index), ids)
+        ids, stream = as_ids(prompt_ids, "prompt_ids", self.vocab_size), self.stream(index)
+        shared = common_prefix(stream, ids)
         if shared < last.stop:
-            if shared == len(ids):
-                reason = f"the prompt ends at {shared}, inside the recorded stream of {last.stop} ids"
-            else:
-                recorded, kind = int(self.stream(index)[shared]), Kind(int(self.kinds(index)[shared])).name
-                reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
+            reason = f"the prompt ends at {shared}, inside the recorded stream of {last.stop} ids"
+            if shared < len(ids):
+                recorded = f"{int(stream[shared])} ({Kind(int(self.kinds(index)[shared])).name})"
+                reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded}"
             advice = f"it does not extend branch {index}; record a rewritten history with branch(prompt_ids)"
             raise ExtensionError(f"{reason}: {advice}", position=shared)
         total = last.messages if messages is None else as_count(messages, "messages")
         owners = as_owners(message_spans, len(ids), total)[shared:]
         codes = as_kinds(Kind.CONTEXT if kinds is None else kinds, len(ids), allowed=LATER_KINDS, skip=shared)[shared:]
-        if len(ids) == shared:
-            if total != last.messages:
-                raise TrajectoryError(
-                    f"messages is {total}, but the stream holds {last.messages} and the prompt has no new token"
-                )
-            return 0
-        self.record_context(index, shared, ids[shared:], codes, owners, total)
+        if len(ids) > shared:
+            self.record_context(index, shared, ids[shared:], codes, owners, total)
+        elif total != last.messages:
+            raise TrajectoryError(f"messages is {total}, and the prompt of {last.messages} messages has no new token")
         return len(ids) - shared
 
     def branch(
@@ -314,13 +306,12 @@ class Trajectory(ShowsItself, Record):
 
     def check_follows(self, branch: int, start: int) -> None:
         """Raise `TrajectoryError` if a branch does not end at `start`."""
-        if not 0 <= branch < self.num_branches or start != self._last(branch).stop:
+        if not 0 <= branch < self.num_branches or start != self.length(branch):
             raise TrajectoryError(f"there is no branch {branch} that ends at {start}")
 
     def _owns(self, branch: int, position: int) -> bool:
         """Whether a branch owns the tokens on both sides of a position."""
-        exists = 0 <= branch < self.num_branches
-        return exists and self._by_branch[branch][0].start < position < self._last(branch).stop
+        return 0 <= branch < self.num_branches and self._by_branch[branch][0].start < position < self.length(branch)
 
     def _continued(self, index: int) -> int:
         """The message that a completion with `continues` continues."""

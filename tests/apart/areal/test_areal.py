@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 from areal.api import ModelRequest, ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters
 
-from tests.guides import GUIDES, blocks
-from tests.integrations.rollouts import QUESTION, check_rows, make_agent, random_tree
+from tests.integrations.rollouts import QUESTION, check_rows, random_tree, recipe
 from tokentrace import Budget, EmbeddedEngine, Trajectory
 from tokentrace.engines.protocol import Engine, SamplingParams
 from tokentrace.errors import SampleError
@@ -53,15 +50,8 @@ class Server:
 def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tuple[Any, list[Rollout], Server]:
     kept: list[Rollout] = []
     settings = GenerationHyperparameters(max_tokens=2048)
-    recipe = next(block.code for block in blocks(GUIDES / "rows-for-trainers.md") if block.title == "my_areal.py")
-    module = types.ModuleType("my_agent")
-    module.make_agent = lambda engine: make_agent(  # type: ignore[attr-defined]
-        engine, SamplingParams(64, seed=seed), kept=kept, **options
-    )
-    names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "my_agent", module)
-        exec(compile(recipe, "my_areal.py", "exec"), names)
+        names = recipe("my_areal.py", patch, sampling=SamplingParams(64, seed=seed), kept=kept, **options)
     workflow = names["AgentWorkflow"](settings)
     assert isinstance(workflow, RolloutWorkflow)
 

@@ -15,7 +15,7 @@ import time
 import venv
 from pathlib import Path
 
-from tests.assets.errors import AssetError
+from tests.assets.lock import AssetError
 from tests.assets.store import cache_root, locked
 
 HERE = Path(__file__).parent
