@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..pocket import POCKET
-from ..pocket.model import Cache, Floats, PocketModel, load_pocket
-from ..pocket.weights import weights_from
+from ..pocket.model import Cache, Floats, PocketModel, load_pocket, weights_from
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
