@@ -13,9 +13,8 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt
-from ..conversation.messages import Messages, check_messages, check_tools
+from ..conversation.messages import Messages, check_messages, check_tools, conversation_remarks
 from ..conversation.place import Place
-from ..conversation.remarks import conversation_remarks
 from ..conversation.values import is_plain, plain_json
 from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
