@@ -29,7 +29,7 @@ from ..errors import LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
-from ..template.spans import Rendering
+from ..template.trace import Rendering
 
 BOOKKEEPING: Final = frozenset(
     {
