@@ -18,8 +18,7 @@ from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
 from .channels import Channel, Entries
-from .inputs import Logprobs, as_count, as_ids, from_json
-from .turns import Branch, Context, IdsLike, SharedPrefix, Turn, Write
+from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write, as_count, as_ids, from_json
 
 
 class _Stream:
