@@ -1,7 +1,4 @@
-"""Samples as tables: columns of ids, mask and provenance, and metadata that says how they were made.
-
-docs/rows.md is the specification of the columns.
-"""
+"""Samples as tables of columns, and metadata that says how they were made. docs/rows.md is the specification."""
 
 from __future__ import annotations
 
@@ -87,7 +84,6 @@ def sample_columns(*optional: str) -> Columns:
 
 
 def _columns_of(samples: Sequence[Sample]) -> Columns:
-    """The columns that some of the samples fill."""
     optional = ("parts", "logprobs", "advantages")
     filled = {
         **{name: any(getattr(one, name) is not None for one in samples) for name in optional},
@@ -115,10 +111,7 @@ def _arrow_type(kind: Any) -> Any:
 def samples_table(
     samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Samples as an Arrow table. `places` are values that a sample does not have, such as its row.
-
-    Without them samples are rows 1, 2, 3… of what their names say.
-    """
+    """Samples as an Arrow table. `places` are values that samples do not have; without them they are rows 1, 2, 3…"""
     columns = columns or _columns_of(samples)
     places = places or ({"row": at} for at in range(1, len(samples) + 1))
     rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
@@ -172,7 +165,6 @@ def _typed(name: str, entries: Sequence[Any] | None) -> Any:
 
 
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
-    """The channels of a row that has these columns, as Python reads them from Arrow."""
     channels = json.loads(row["channels"]) if row.get("channels") else {}
     if not isinstance(channels, dict) or not all(isinstance(entries, list) for entries in channels.values()):
         raise SampleError(f"channels must be lists of entries by name, not {brief(channels)}")
@@ -236,7 +228,7 @@ class TableWriter:
     def write(self, table: Any) -> None:
         """Write rows. Groups of Parquet and Arrow wait until they are large enough."""
         if self._writer is None:
-            self._out.writelines(map(_line, table.to_pylist()))
+            self._out.writelines(_lines(table))
             return
         self._pending.append(table)
         rows, size = sum(one.num_rows for one in self._pending), sum(one.nbytes for one in self._pending)
@@ -403,20 +395,13 @@ def metadata_path(path: Path) -> Path:
     return path.with_name(path.name + ".metadata")
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    try:
+def _lines(table: Any) -> Iterator[bytes]:
+    """The rows of a table. NaN means that nothing was sampled; JSON has null for that."""
+    for row in table.to_pylist():
+        for name in (name for name in ("logprobs", "advantages") if row.get(name) is not None):
+            row[name] = [None if math.isnan(value) else value for value in row[name]]
         try:
-            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
-        except ValueError:  # NaN means that nothing was sampled; JSON has null for that
-            text = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise InputError("a row holds an infinite number, which JSON cannot: write it to a .parquet file") from error
-    return text.encode() + b"\n"
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _without_nan(item) for name, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+            yield json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        except ValueError as error:
+            problem = "a row holds an infinite number, which JSON cannot: write it to a .parquet file"
+            raise InputError(problem) from error

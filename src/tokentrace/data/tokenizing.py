@@ -20,7 +20,6 @@ from ..samples.sample import Sample
 from ..samples.supervised import SampleBuilder, SampleSettings
 from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, whole
-from ..show.visible import counted
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
@@ -100,10 +99,7 @@ class TokenizeSettings:
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
-        """The settings that `described` returned, for this tokenizer; missing ones have their defaults.
-
-        Pass the source of a template as ``chat_template``. Raises SampleError for settings that do not exist.
-        """
+        """The settings that `described` returned, with the source of a template. Raises SampleError."""
         names = SampleSettings.__dataclass_fields__
         if unknown := sorted(set(described) - set(cls.__dataclass_fields__) - set(names)):
             raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
@@ -122,7 +118,6 @@ class TokenizeSettings:
 
 
 def _filled(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
@@ -157,10 +152,6 @@ class RowResult:
         """Why the row gave no sample; None if it gave one."""
         return None if self.samples else self.problems[0]
 
-    def __repr__(self) -> str:
-        why = f": {self.problems[0].reason}" if self.problems else ""
-        return f"RowResult(row {self.row.number}, {counted(len(self.samples), 'sample')}{why})"
-
 
 class RowTokenizer:
     """Turns rows into samples. An error in a row is part of its result, and never ends a run."""
@@ -172,7 +163,6 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
-        """The builder for rows with these template variables."""
         key = json.dumps(variables, sort_keys=True, default=repr)
         if key not in self._builders:
             if len(self._builders) >= _MANY_SETTINGS:
@@ -227,7 +217,6 @@ class RowTokenizer:
         return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
     def _fitted(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
-        """The sample with the notes of its row, or why it is left out."""
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
             notes = (*notes, *dict.fromkeys(lost))

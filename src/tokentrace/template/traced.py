@@ -124,10 +124,7 @@ class TracedList(list[Any]):
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
     raw: list[Any]
-    """What was wrapped."""
     texts: dict[Any, str]
-    """Its JSON, by options (see `jsonify`)."""
-
     __str__ = _print
 
 

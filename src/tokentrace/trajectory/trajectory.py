@@ -134,8 +134,7 @@ class Trajectory(ShowsItself, Record):
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {length}: "
                 "make the bridge from the stream as it is recorded"
             )
-        completion = np.asarray(bridge.completion, None if type(bridge.completion) is np.ndarray else np.int64)
-        if not np.array_equal(self.stream(branch)[length - len(completion) :], completion):
+        if not np.array_equal(self.stream(branch)[length - len(bridge.completion) :], bridge.completion):
             raise TrajectoryError(
                 "the bridge was made for another completion than the one recorded last: make it from the ids that "
                 "the engine returned"
