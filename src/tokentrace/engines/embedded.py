@@ -51,8 +51,6 @@ def _token_bytes() -> TokenBytes:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request under way, and what was sampled for it."""
-
     request: GenerateRequest
     prompt: Ids
     random: np.random.Generator
@@ -219,7 +217,6 @@ class EmbeddedEngine(Engine):
         return _Sequence(request, prompt, np.random.default_rng(seed), cache, cached, stops)
 
     async def _work(self) -> None:
-        """Sample one token of all requests, again and again."""
         while True:
             self._wake.clear()
             for sequence in [one for one in self._active if one.aborted]:
@@ -271,7 +268,6 @@ class EmbeddedEngine(Engine):
 
 
 def _step(model: PocketModel, batch: Sequence[_Sequence]) -> list[Delta]:
-    """Read what is new of each request, and sample a token of each."""
     unread = [one.stream()[one.cache.length :] for one in batch]
     rows = model.extend([one.cache for one in batch], unread)
     return [_sample(logits, sequence) for sequence, logits in zip(batch, rows, strict=True)]
