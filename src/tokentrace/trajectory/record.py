@@ -41,6 +41,8 @@ class _Stream:
 
     def extend(self, ids: Ids) -> None:
         stop = self._length + len(ids)
+        if stop == self._length:  # a copy may not even write nothing
+            return
         if stop > len(self._array):
             larger = np.empty(max(stop, self._length + self._length // 8 + 16), np.int32)
             larger[: self._length] = self._array[: self._length]
