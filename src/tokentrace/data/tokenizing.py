@@ -16,9 +16,8 @@ from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
-from ..samples.sample import Sample
+from ..samples.sample import Overlong, Sample, truncate
 from ..samples.supervised import SampleBuilder, SampleSettings
-from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, whole
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer

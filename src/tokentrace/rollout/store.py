@@ -20,9 +20,8 @@ from typing import Any, Final, TypeVar
 
 from ..errors import InputError, brief
 from ..files import lock, owned, write_whole
-from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
-from ..samples.trajectories import owned_turns, trajectory_samples
+from ..samples.trajectories import Relative, owned_turns, relative_to_group, trajectory_samples
 from ..settings import flat
 from ..store.opening import open_store
 from ..store.store import Label, SessionInfo, State, Store, TurnRecord

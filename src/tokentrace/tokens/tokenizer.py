@@ -275,7 +275,6 @@ class _Core:
 
     @computed
     def _normalizer(self) -> Any:
-        """The normalizer by itself, without a vocabulary."""
         import tokenizers
 
         spec = self.vocabulary.parts.get("normalizer")

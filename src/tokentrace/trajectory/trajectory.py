@@ -19,10 +19,20 @@ from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable
 from ..tokens.tokenizer import Ids
 from .channels import pack_channels
-from .inputs import (
+from .record import Record, frozen
+from .turns import (
     LATER_KINDS,
     PROMPT_KINDS,
+    Context,
+    IdsLike,
+    KindsLike,
+    LogprobKind,
+    LogprobsLike,
     Owners,
+    SpansLike,
+    Turn,
+    VersionLike,
+    Write,
     as_count,
     as_ids,
     as_kinds,
@@ -32,8 +42,6 @@ from .inputs import (
     as_versions,
     mapping_json,
 )
-from .record import Record, frozen
-from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
 
 if TYPE_CHECKING:
     from ..rendering.bridged import BridgedTokens
