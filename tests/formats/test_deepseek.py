@@ -162,11 +162,8 @@ SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
 OUT_OF_ORDER = [
     ASK,
     assistant("", PARIS, ROME, call("now", {}, "call00003"), reasoning="All three."),
-    result("noon", "call00003"),
-    RAINY,
-    user("While you wait."),
-    SUNNY,
-]
+    result("noon", "call00003"), RAINY, user("While you wait."), SUNNY,
+]  # fmt: skip
 
 OWN: dict[str, Conversation] = {
     "system_response_format": Conversation([SYS | {"response_format": SCHEMA}, HI], SIMPLE),

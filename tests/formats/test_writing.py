@@ -224,29 +224,21 @@ def test_what_a_dialect_writes_is_read_back(name: str) -> None:
 OWN: Final = {
     "a name as the only key": CallGrammar(Style.JSON_CALL, open="<call>", close="</call>", named_key=True),
     "keys in keys": CallGrammar(
-        Style.JSON_CALL,
-        open="<call>",
-        close="</call>",
+        Style.JSON_CALL, open="<call>", close="</call>",
         keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments"))),
     ),
     "braces": CallGrammar(
         Style.BRACES, open="<|call|>", head=(("", "name"),), begin="{", close="<|done|>", quote='<|"|>'
     ),
     "CDATA": CallGrammar(
-        Style.PAIRS,
-        open="<call>",
-        head=(("", "name"),),
-        close="</call>",
-        key_open="<k>",
-        value_open="</k><v>",
-        value_close="</v>",
-        strings=Value.CDATA,
+        Style.PAIRS, open="<call>", head=(("", "name"),), close="</call>", key_open="<k>", value_open="</k><v>",
+        value_close="</v>", strings=Value.CDATA,
     ),
     "Python with JSON's constants": CallGrammar(
         Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", "
     ),
     "escaped": replace(DIALECTS["hermes"].calls or CallGrammar(Style.JSON_CALL), ascii=True),
-}
+}  # fmt: skip
 """Grammars that no dialect has."""
 
 
