@@ -110,7 +110,7 @@ class Spoken:
     """Whether no white space stands before ``<|constrain|>``."""
 
     @property
-    def said(self) -> list[Item]:
+    def items(self) -> list[Item]:
         return item_of(self.channel, self.to, self.text)
 
     def ids(self, gpt_oss: GptOss) -> list[int]:
