@@ -36,7 +36,7 @@ agents, a training run."""
 LONGEST = (
     "tests/test_install.py",
     "tests/tokens/test_encoding.py",
-    "tests/data/test_job_files.py",
+    "tests/data/test_job.py",
     "tests/gateway/test_kill.py",
     "tests/pocket/test_model.py",
     "tests/rendering/bridge/test_matrix.py",
@@ -61,7 +61,7 @@ LENGTHY = (
     "tests/engines/test_hostile.py",
     "tests/engines/test_sampling.py",
     "tests/engines/test_weights.py",
-    "tests/data/test_job_files.py",
+    "tests/data/test_job.py",
     "tests/diagnose/test_lines.py::test_a_forced_run",
     "tests/integrations/test_converters.py",
     "tests/pocket/test_model.py",

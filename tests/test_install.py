@@ -58,15 +58,11 @@ SERVER = {
 
 
 DOORS = {
-    **{
-        "gateway.py": {"httpx2"},
-        "nemo_gym.py": {"nemo_gym"},
-        "trainers.py": {"areal", "torch"},
-    },
+    **{"gateway.py": {"httpx2"}, "nemo_gym.py": {"nemo_gym"}, "trainers.py": {"areal", "torch"}},
     **{"renderers.py": {"renderers"}, "renderers_compat.py": {"renderers"}, "torchtune.py": {"torchtune"}},
-    **{"trl_async.py": {"trl"}, "verl.py": {"verl"}, "verl_parser.py": {"omegaconf", "verl"}},
-    **{"verl_sft.py": {"torch", "verl"}, "tinker.py": {"tinker", "tinker_cookbook", "torch"}},
-    **{"tinker_rollouts.py": {"tinker"}, "pytest_plugin.py": {"pytest"}},
+    **{"trl_async.py": {"trl"}, "verl.py": {"verl"}, "verl_sft.py": {"omegaconf", "torch", "verl"}},
+    **{"tinker.py": {"tinker", "tinker_cookbook", "torch"}, "tinker_rollouts.py": {"tinker"}},
+    **{"pytest_plugin.py": {"pytest"}},
 }
 """What the doors into trainers import: the trainer itself, and what it brings. Who opens one has it; pytest opens its
 own."""

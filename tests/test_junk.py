@@ -20,7 +20,7 @@ import pytest
 
 import tokentrace as tt
 from tokentrace.data import TokenizeSettings, read_samples, tokenize_rows, write_samples
-from tokentrace.diagnose import splice_prefix, tokenize_incrementally
+from tokentrace.diagnose import tokenize_incrementally
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.errors import brief
@@ -254,11 +254,6 @@ DOORS: list[Door] = [
         "tokenize_incrementally",
         lambda **given: tokenize_incrementally(RENDERER, **given),
         {**TALK, "mode": "fixed_base", "sanity_check": "off"},
-    ),
-    (
-        "splice_prefix",
-        lambda **given: splice_prefix(RENDERER, **given),
-        {**TALK, "prompt_ids": PROMPT, "completion_ids": SAMPLED, "message": 2},
     ),
     (
         "explain_break",

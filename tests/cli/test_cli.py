@@ -1,4 +1,4 @@
-"""The command line: what it reads and writes, how it fails, and the examples."""
+"""The command line: what it reads and writes, how it fails, completion, colours, JSON for every table, the examples."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import json
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 import tokentrace
+from tests.diagnose.planted import SHAPES, rollouts
 from tests.pages import Page, assert_only_its_own_code_runs
-from tokentrace import InputError, create_renderer
+from tokentrace import InputError, create_renderer, load_tokenizer
 from tokentrace.cli import COMMANDS, main
 from tokentrace.cli.inputs import parse_json, parse_kwargs, read_conversation
 from tokentrace.data.tables import read_samples
+from tokentrace.errors import TokenizerError
+from tokentrace.formats.dialects import DIALECTS
 from tokentrace.formats.families import FAMILIES
 from tokentrace.pocket import EXAMPLE, POCKET
 from tokentrace.trajectory.storage import load_trajectory
@@ -29,8 +34,11 @@ CONSOLE_SCRIPT = Path(sys.executable).parent / "tokentrace"
 ROOT = Path(__file__).parents[2]
 
 
-def run(*args: Any, stdin: str | None = None, **env: str) -> Result:
-    return CliRunner().invoke(main, [str(arg) for arg in args], input=stdin, env=env or None)
+NAMES = [family.name for family in FAMILIES]
+
+
+def run(*args: Any, stdin: str | None = None, color: bool = False, **env: str) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args], input=stdin, color=color, env=env or None)
 
 
 @pytest.fixture
@@ -117,19 +125,16 @@ def test_an_error_is_one_line_that_names_message_and_field_and_debug_shows_the_t
         assert isinstance(run(*args).exception, InputError)
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ('[\n  {"role": user}\n]', "line 2, column 12"),
-        ("", "line 1, column 1"),
-        ('[{"role": "user"}', "line 1, column 18"),
-    ],
-)
-def test_bad_json_names_file_line_and_column(tmp_path: Path, text: str, place: str) -> None:
-    path = written(tmp_path, text)
-    result = run("render", path)
-    assert result.exit_code == 2
-    assert f"{path}, {place}: not valid JSON" in result.stderr.replace("\n", "")
+def test_bad_json_names_file_line_and_column(tmp_path: Path) -> None:
+    for text, place in {
+        '[\n  {"role": user}\n]': "line 2, column 12",
+        "": "line 1, column 1",
+        "[{": "line 1, column 3",
+    }.items():
+        path = written(tmp_path, text)
+        result = run("render", path)
+        assert result.exit_code == 2
+        assert f"{path}, {place}: not valid JSON" in result.stderr.replace("\n", "")
 
 
 def test_lines_that_are_no_conversation_are_named(tmp_path: Path) -> None:
@@ -175,34 +180,31 @@ def test_the_demo_of_rendering_shows_writes_and_explains(tmp_path: Path) -> None
 
 
 def test_the_demo_compares_paths_and_writes_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run("demo", "--rollouts", 6, "--seed", 3, "-o", tmp_path / "out", COLUMNS="100")
+    out = tmp_path / "out"
+    result = run("demo", "--rollouts", 2, "--seed", 3, "-o", out, COLUMNS="100")
     assert result.exit_code == 0, result.output
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert (summary["seed"], list(summary["paths"])) == (3, ["re-render", "fixed base", "tokentrace"])
     ours = summary["paths"]["tokentrace"]
-    assert (ours["rollouts"], ours["breaks"], ours["samples"], ours["mismatched_tokens"]) == (6, 0, 6, 0)
+    assert (ours["rollouts"], ours["breaks"], ours["samples"], ours["mismatched_tokens"]) == (2, 0, 2, 0)
     assert ours["largest_logprob_gap"] < 1e-4
-    assert_only_its_own_code_runs((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
-    for remark in summary["remarks"]:
-        assert remark in result.stdout
-    files = list((tmp_path / "out" / "trajectories").rglob("*.tt"))
-    assert len(files) == 18
+    assert_only_its_own_code_runs((out / "report.html").read_text(encoding="utf-8"))
+    assert all(remark in result.stdout for remark in summary["remarks"])
     for path, row in summary["paths"].items():
-        folder = tmp_path / "out" / "trajectories" / path.replace(" ", "-")
-        stored = [load_trajectory(file).trajectory for file in sorted(folder.iterdir())]
+        stored = [
+            load_trajectory(file).trajectory for file in (out / "trajectories" / path.replace(" ", "-")).iterdir()
+        ]
+        assert len(stored) == 2
         assert sum(one.num_samples for one in stored) == row["samples"]
-        assert f"{row['samples']} from 6" in result.stdout
-    rows = list(read_samples(tmp_path / "out" / "rows.parquet"))
+        assert f"{row['samples']} from 2" in result.stdout
+    rows = list(read_samples(out / "rows.parquet"))
     assert sum(row.trained for row in rows) == ours["sampled_tokens"]
     for name in ("rows.parquet", "trajectories", "report.html"):
-        assert str(tmp_path / "out" / name) in result.stderr
-
+        assert str(out / name) in result.stderr
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    again = run("demo", "-n", 1, "-o", tmp_path / "out")
-    assert again.exit_code == 0
-    assert len(list((tmp_path / "out" / "trajectories").rglob("*.tt"))) == 3, "those of the run before are replaced"
-    (line,) = (tmp_path / "out" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    row = json.loads(line)
+    assert run("demo", "-n", 1, "-o", out).exit_code == 0
+    assert len(list((out / "trajectories").rglob("*.tt"))) == 3, "those of the run before are replaced"
+    row = json.loads((out / "rows.jsonl").read_text(encoding="utf-8"))
     assert [value is not None for value in row["logprobs"]] == row["loss_mask"]
 
 
@@ -226,15 +228,11 @@ def test_the_console_script_runs(chat: Path) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; from tokentrace.cli import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
-    )
+    program = "import sys; from tokentrace.cli import main; main(['-h'], standalone_mode=False); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(result.stdout.split())
-    assert loaded.isdisjoint(
-        {"transformers", "torch", "rich", "tokenizers", "tokentrace.show", "tokentrace.cli.render"}
-    )
-    assert tokentrace.__name__ in loaded
+    heavy = {"transformers", "torch", "rich", "tokenizers", "tokentrace.show", "tokentrace.cli.render"}
+    assert heavy.isdisjoint(result.stdout.split())
+    assert tokentrace.__name__ in result.stdout.split()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
@@ -242,3 +240,119 @@ def test_examples_run_and_are_short(path: Path, capsys: pytest.CaptureFixture[st
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+
+
+# -- typos
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["tokenise", "x"], "'tokenise'"),
+        (["render", EXAMPLE, "--tokeniser", "x"], "--tokenizer"),
+        (["families", "qwen33"], "did you mean 'qwen3'?"),
+        (["render", EXAMPLE, "--renderer", "gpt-os"], "did you mean 'gpt_oss'?"),
+    ],
+)
+def test_a_name_that_is_not_there_has_a_hint(args: list[Any], hint: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+# -- completion
+
+
+def completed(*words: str) -> list[str]:
+    items = ShellComplete(main, {}, "tokentrace", "_TOKENTRACE_COMPLETE").get_completions(list(words[:-1]), words[-1])
+    return [item.value if item.type == "plain" else item.type for item in items]
+
+
+def test_commands_options_families_dialects_and_paths_are_completed() -> None:
+    assert completed("ch") == ["check"]
+    assert completed("render", "--renderer", "") == ["auto", "default", *NAMES]
+    assert completed("render", "--renderer", "glm") == [name for name in NAMES if name.startswith("glm")]
+    assert completed("families", "kimi") == [name for name in NAMES if name.startswith("kimi")]
+    assert completed("audit", "--tool-parser", "he") == [name for name in DIALECTS if name.startswith("he")]
+    assert all("--debug" in completed(command, "--de") for command in COMMANDS)
+    assert completed("render", "-t", "./") == completed("audit", "./") == ["dir"]
+    assert all(completed(command, "./") == ["file"] for command in ("check", "view", "export", "render"))
+
+
+# -- colours and JSON
+
+
+def test_every_table_can_be_had_without_colours_and_as_json(tmp_path: Path) -> None:
+    """A call of every command that prints a table or a view and needs no server."""
+    lines = SHAPES["calls lines"](rollouts("pocket")[:3], False)
+    dump = written(tmp_path, "".join(json.dumps(line) + "\n" for line in lines), "dump.jsonl")
+    chats = written(tmp_path, json.dumps({"messages": MESSAGES}) + "\n", "chats.jsonl")
+    rows, slow = tmp_path / "rows.parquet", (["audit", POCKET], ["demo", "-n", "1", "-o", tmp_path / "demo"])
+    commands: list[list[Any]] = [
+        ["families"],
+        ["families", "qwen3"],
+        ["render", EXAMPLE],
+        ["audit", "--on", EXAMPLE],
+        ["audit", "--grammar"],
+        ["check", dump, "-t", POCKET],
+        ["tokenize", chats, "-o", rows, "-t", POCKET, "--overwrite", "--stats"],
+        ["check", rows],
+        *slow,
+        ["families", "nobody"],
+    ]
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "120"}
+    coloured = 0
+    for args in commands:
+        plain = run(*args, color=True, NO_COLOR="1", **terminal)
+        assert "\x1b[" not in plain.stdout, args
+        assert not any(code in plain.stderr for code in ("\x1b[1m", "\x1b[2m", "\x1b[3", "\x1b[9")), args
+        result = run(*args, "--json")
+        assert result.exit_code == plain.exit_code, (args, result.output)
+        assert args[-1] == "nobody" or json.loads(result.stdout), args
+        if args not in slow:
+            bright = run(*args, color=True, NO_COLOR="", **terminal)
+            coloured += "\x1b[" in bright.stdout + bright.stderr
+    assert coloured >= len(commands) - len(slow) - 1
+
+
+# -- models
+
+
+def test_pocket_is_a_name_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pocket").mkdir()  # a folder of that name without a tokenizer is not meant
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer("pocket").digest == load_tokenizer(POCKET).digest
+    assert run("render", EXAMPLE, "-t", "pocket").stdout == run("render", EXAMPLE).stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("LocalEntryNotFoundError", "the hub could not be reached"),
+        ("OfflineModeIsEnabled", "the hub could not be reached"),
+        ("RepositoryNotFoundError", "the hub has no such model, or it needs a login"),
+        ("GatedRepoError", "the hub requires a login for it"),
+        ("RevisionNotFoundError", "the hub has no such revision of it"),
+        ("HFValidationError", "that is not the name of a model on the hub"),
+    ],
+)
+def test_a_model_that_cannot_be_fetched(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "Got: ConnectError: [Errno -2] Name or service not known\nand a page of advice"
+
+    def download(*_: Any, **__: Any) -> str:
+        raise type(error, (Exception,), {})(long)
+
+    hub = types.SimpleNamespace(snapshot_download=download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer("someone/something")
+    assert str(caught.value) == f"'someone/something' is not a folder here, and {words}"
+
+
+def test_a_tokenizer_that_the_library_does_not_know(tmp_path: Path) -> None:
+    spec = json.loads((POCKET / "tokenizer.json").read_text(encoding="utf-8")) | {"pre_tokenizer": {"type": "Nope"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(tmp_path).encode("x")
+    assert "untagged enum" not in str(caught.value)
+    assert "tokenizers" in str(caught.value)

@@ -59,8 +59,7 @@ def states(where: Path) -> dict[str, str]:
     async def read(store: Any) -> dict[str, str]:
         return {info.id: str(info.state) async for info in store.sessions()}
 
-    found: dict[str, str] = within(where, read)
-    return found
+    return within(where, read)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -78,7 +77,7 @@ def test_rows_of_all_sessions_are_written_and_sealed_ones_are_marked(store: Path
     assert (data["sessions"], data["rows"], data["marked"], data["causes"]) == (2, 3, 0, {"retry": 1})
     assert (data["trained"], data["longest"]) == (trained, max(map(len, samples)))
     assert (tmp_path / name).stat().st_mode & 0o077 == 0
-    assert not list(tmp_path.glob("*.unfinished"))
+    assert not list(tmp_path.glob("*.draft"))
 
 
 def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conversations import assistant, call, user
 from tests.support import examples
 from tokentrace import create_renderer
-from tokentrace.conversation.remarks import conversation_remarks
+from tokentrace.conversation.messages import conversation_remarks
 from tokentrace.data import TokenizeSettings, tokenize_rows
 from tokentrace.data.tokenizing import Counts
 from tokentrace.pocket import POCKET

@@ -1,13 +1,17 @@
-"""Generated conversations: as many as are asked for, the same for the same seed."""
+"""Generated conversations, the same for the same seed, and what tests of tokenize jobs share."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tokentrace.data.tokenizing import TokenizeSettings
+from tokentrace.pocket import POCKET
+
+SETTINGS = TokenizeSettings(str(POCKET))
 TEXT = (
     "the river keeps its own time and nobody asks why a bridge was built here where water is wide and cold in March "
     "call function returns value error seven blue Zürich naïve 東京 data 3.14 x=1; if not found: retry() {'a': 1}"
@@ -15,13 +19,12 @@ TEXT = (
 
 
 def conversations(count: int, seed: int = 0, *, fewest: int = 2, most: int = 40) -> Iterator[dict[str, Any]]:
-    """Conversations of `fewest` to `most` messages with tools, reasoning and calls."""
+    """Conversations of `fewest` to `most` messages with tools, reasoning and calls, that end with an answer."""
     for number in range(count):
-        yield conversation(random.Random(f"{seed}-{number}"), fewest, most)
+        yield _conversation(random.Random(f"{seed}-{number}"), fewest, most)
 
 
-def conversation(rng: random.Random, fewest: int = 2, most: int = 40) -> dict[str, Any]:
-    """One conversation that ends with an assistant's answer."""
+def _conversation(rng: random.Random, fewest: int, most: int) -> dict[str, Any]:
     length = rng.randint(fewest, most)
     messages: list[dict[str, Any]] = []
     if length > 2 and rng.random() < 0.5:
@@ -46,8 +49,13 @@ def _text(rng: random.Random, most: int) -> str:
     return " ".join(rng.choices(TEXT.split(), k=rng.randint(1, most)))
 
 
-def write_conversations(path: Path, count: int, seed: int = 0) -> None:
-    """A JSON Lines file of conversations."""
+def write_conversations(path: Path, count: int, seed: int = 0) -> Path:
+    """Write a JSON Lines file of conversations."""
+    return write_lines(path, conversations(count, seed))
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """Write a JSON Lines file of rows, or of lines that are text."""
     with path.open("w", encoding="utf-8") as file:
-        for row in conversations(count, seed):
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.writelines((row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+    return path

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.generate import conversations, write_conversations
+from tests.data.generate import SETTINGS, conversations, write_lines
 from tests.ray_cluster import children_of, local_ray
 from tokentrace.data import cluster as on_ray
-from tokentrace.data.job import Finished, tokenize_files
+from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import Batch, Format, Row
 from tokentrace.data.tables import samples_table
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
@@ -32,7 +32,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc"),
 ]
 
-SETTINGS = TokenizeSettings(str(POCKET))
 WORKERS = ("ray::tokenize_in_worker", "ray::IDLE")
 
 
@@ -48,10 +47,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     rows = folder / "rows"
     rows.mkdir()
+    bad = ['{"messages": [', "", "[1, 2]", {"messages": [{"role": "user", "content": "nobody answers"}]}]
     for number in range(4):
-        write_conversations(rows / f"{number}.jsonl", 25, seed=number)
-    with (rows / "1.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"messages": [\n\n[1, 2]\n{"messages": [{"role": "user", "content": "nobody answers"}]}\n')
+        write_lines(rows / f"{number}.jsonl", [*conversations(25, number), *(bad if number == 1 else [])])
     short = [*conversations(300, 5, most=3), {"messages": []}]
     (rows / "5.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, short)).encode(), mtime=0))
     (rows / "6.json").write_text(json.dumps(list(conversations(20, 6))), encoding="utf-8")
@@ -59,38 +57,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def relative(inputs: Path) -> TokenizeSettings:
-    """Settings that hold in the folder of the inputs only, where the workers of our Ray are not."""
-    return TokenizeSettings(os.path.relpath(POCKET, inputs))
-
-
-@pytest.fixture(scope="module")
-def expected(inputs: Path, relative: TokenizeSettings, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """What one process of this machine makes of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(inputs)
-        done = tokenize_files(["rows"], tmp_path_factory.mktemp("expected") / "out.parquet", relative, workers=1)
-    assert done.counts.bad_rows == 4
-    return done
-
-
-def check_same(actual: Finished, expected: Finished) -> None:
-    assert actual.output.read_bytes() == expected.output.read_bytes()
-    assert actual.bad_rows is not None
-    assert expected.bad_rows is not None
-    assert actual.bad_rows.read_bytes() == expected.bad_rows.read_bytes()
-    assert actual.counts == expected.counts
-    assert sorted(path.name for path in actual.output.parent.iterdir()) == ["out.bad.jsonl", "out.parquet"]
-
-
 # -- the same file
 
 
-def test_workers_that_die_change_nothing(
-    inputs: Path, relative: TokenizeSettings, expected: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = []
+def test_workers_that_die_change_nothing(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer's path holds in the folder of the inputs only, where the workers of our Ray are not."""
+    monkeypatch.chdir(inputs)
+    settings, killed = TokenizeSettings(os.path.relpath(POCKET, inputs)), []
 
     def kill_workers(*_: Any) -> None:
         if not killed:
@@ -98,10 +71,17 @@ def test_workers_that_die_change_nothing(
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    monkeypatch.chdir(inputs)
-    done = on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", relative, workers=2, progress=kill_workers)
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here = tokenize_files(["rows"], tmp_path / "here" / "out.parquet", settings, workers=1)
+    target = tmp_path / "there" / "out.parquet"
+    there = on_ray.tokenize_on_ray(["rows"], target, settings, workers=2, progress=kill_workers)
     assert killed
-    check_same(done, expected)
+    assert here.counts.bad_rows == 4
+    assert there.counts == here.counts
+    for name in ("out.bad.jsonl", "out.parquet"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert len(list((tmp_path / "there").iterdir())) == 2
 
 
 # -- what goes wrong on a node
@@ -135,24 +115,17 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
     dataset = ray.data.from_arrow([table.slice(at, 10) for at in range(0, len(rows), 10)])
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False
-    made = on_ray.tokenize_dataset(dataset, settings, concurrency=1, keep=["id"])
-    found = pa.concat_tables(list(made.iter_batches(batch_size=None, batch_format="pyarrow"))).to_pylist()
-
-    assert list(found[0]) == [
-        *(name for name in settings.output if name != "row"),
-        "error",
-        "id",
-    ]
+    tokenized = on_ray.tokenize_dataset(dataset, settings, concurrency=1, keep=["id"])
+    actual = pa.concat_tables(list(tokenized.iter_batches(batch_size=None, batch_format="pyarrow"))).to_pylist()
+    assert list(actual[0]) == [*(name for name in settings.output if name != "row"), "error", "id"]
     results = list(tokenize_rows(settings, rows))
     assert any(one.bad is not None and one.bad.kind == "left out" for one in results)
-    assert [row["id"] for row in found] == [f"r{at}" for at in range(len(rows))]
-    for row, one in zip(found, results, strict=True):
+    assert [row["id"] for row in actual] == [f"r{at}" for at in range(len(rows))]
+    for row, one in zip(actual, results, strict=True):
         if one.bad is None:
-            (sample,) = one.samples
-            assert row["error"] is None
-            (table,) = samples_table([sample]).to_pylist()
-            names = [name for name in table if name not in ("row", "source", "num_messages")]
-            assert {name: row[name] for name in names} == {name: table[name] for name in names}
+            (expected,) = samples_table(one.samples).to_pylist()
+            names = ["error", *(name for name in expected if name not in ("row", "source", "num_messages"))]
+            assert {name: row[name] for name in names} == {name: expected.get(name) for name in names}
         else:
             assert row["error"] == f"{one.bad.kind}: {one.bad.reason}"
             assert row["input_ids"] == row["loss_mask"] == row["parts"] == row["notes"] == []
@@ -170,14 +143,15 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_addresses_that_are_refused(ray: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(InputError, match=r"ray://head:10001 is an address of the Ray Client"):
-        on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS, address="ray://head:10001")
+
+    def refused(address: str, problem: str) -> None:
+        with pytest.raises(InputError, match=problem):
+            on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS, address=address)
+
+    refused("ray://head:10001", r"ray://head:10001 is an address of the Ray Client")
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and nobody listens
-        with pytest.raises(InputError, match=r"there is no Ray at '127.0.0.1:\d+': ConnectionRefusedError: "):
-            on_ray.tokenize_on_ray(
-                ["rows"], tmp_path / "out.parquet", SETTINGS, address=f"127.0.0.1:{bound.getsockname()[1]}"
-            )
+        port = bound.getsockname()[1]
+        refused(f"127.0.0.1:{port}", rf"there is no Ray at '127.0.0.1:{port}': ConnectionRefusedError: ")
     monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError("could not find any")))
-    with pytest.raises(InputError, match=r"there is no Ray at 'auto': ConnectionError: could not find any"):
-        on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS, address="auto")
+    refused("auto", r"there is no Ray at 'auto': ConnectionError: could not find any")

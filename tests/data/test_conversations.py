@@ -13,26 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conversation.test_shapes import (
-    BARE,
-    HOSTILE,
-    JSON,
-    OPENAI_TOOL,
-    attempt,
-    call,
-    turn,
-)
+from tests.conversation.test_shapes import BARE, HOSTILE, JSON, OPENAI_TOOL, attempt, call, turn
 from tests.lazy import lazy
 from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import Message
-from tokentrace.data.conversations import (
-    Columns,
-    Conversation,
-    conversation_of,
-    table_row,
-    without_nulls,
-)
+from tokentrace.data.conversations import Columns, Conversation, conversation_of, table_row, without_nulls
 
 trl_utils = lazy("trl.trainer.utils")
 
@@ -70,13 +56,8 @@ def test_a_column_of_messages_that_holds_none(value: Any) -> None:
 @pytest.mark.parametrize(
     ("prompt", "completion"),
     [
-        ("hi", "hello"),
-        ("hi", [ANSWER]),
-        ([USER], "hello"),
-        ([USER], [ANSWER]),
-        ("hi", [turn("gpt", "hello")]),
-        ([turn("human", "hi")], "hello"),
-        ([turn("human", "hi")], [turn("gpt", "hello")]),
+        *(("hi", "hello"), ("hi", [ANSWER]), ([USER], "hello"), ([USER], [ANSWER])),
+        *(("hi", TURNS[1:]), (TURNS[:1], "hello"), (TURNS[:1], TURNS[1:])),
     ],
 )
 def test_prompt_and_completion(column: str, prompt: Any, completion: Any) -> None:

@@ -11,8 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.data.generate import conversations
-from tests.data.job import SETTINGS, write_lines
+from tests.data.generate import SETTINGS, write_conversations
 from tests.lazy import lazy
 from tokentrace import InputError
 from tokentrace.cli import main
@@ -25,12 +24,10 @@ from tokentrace.trajectory import Trajectory
 
 datasets = lazy("datasets")
 
-FORMS = [(name, "rows.parquet") for name in TRAINERS]
-
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_lines(tmp_path_factory.mktemp("chats") / "chats.jsonl", list(conversations(12, seed=3)))
+    return write_conversations(tmp_path_factory.mktemp("chats") / "chats.jsonl", 12, seed=3)
 
 
 def loaded(path: Path, folder: Path) -> Any:
@@ -39,45 +36,41 @@ def loaded(path: Path, folder: Path) -> Any:
     return datasets.load_dataset(form, data_files=str(path), split="train", cache_dir=str(folder / "cache"))
 
 
-@pytest.mark.parametrize(("name", "file"), [*FORMS, ("trl", "rows.jsonl")])
+@pytest.mark.parametrize(("name", "file"), [*((name, "rows.parquet") for name in TRAINERS), ("trl", "rows.jsonl")])
 def test_a_file_for_a_trainer_has_what_it_reads_and_nothing_else(
     name: str, file: str, chats: Path, tmp_path: Path
 ) -> None:
     plain = tokenize_files([str(chats)], tmp_path / "plain.parquet", SETTINGS, workers=1)
     done = tokenize_files([str(chats)], tmp_path / file, SETTINGS, workers=1, trainer=name)
-    rows = loaded(done.output, tmp_path)
-    samples = list(read_samples(plain.output))
+    rows, samples = loaded(done.output, tmp_path), list(read_samples(plain.output))
     assert rows.column_names == list(TRAINERS[name].columns)
-    assert len(rows) == len(samples) == 12
+    assert len(samples) == 12
     for row, sample in zip(rows, samples, strict=True):
         assert row["input_ids"] == sample.token_ids
         assert row["labels"] == sample.labels.tolist()
         assert row.get("attention_mask", [1] * len(sample)) == [1] * len(sample)
     assert done.longest == max(map(len, samples))
-    if file.endswith(".parquet"):
-        assert read_metadata(done.output)["tokenizer_sha256"] == read_metadata(plain.output)["tokenizer_sha256"]
+    assert read_metadata(done.output)["tokenizer_sha256"] == read_metadata(plain.output)["tokenizer_sha256"]
 
 
-def test_rows_of_rollouts_can_be_written_for_a_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TRAINERS)
+def test_rows_of_rollouts_can_be_written_for_a_trainer(name: str, tmp_path: Path) -> None:
     trajectory = Trajectory(name="t")
     trajectory.begin([1, 2, 3], messages=1)
     trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
     trajectory.branch([1, 2, 4], cause="edit")
     trajectory.append_completion([9], [-0.75], finish_reason="stop")
-    for name, file in FORMS:
-        path = tmp_path / name / file
-        path.parent.mkdir()
-        write_samples(path, trajectory_samples(trajectory), trainer=name)
-        rows = loaded(path, tmp_path)
-        assert rows["input_ids"][:] == [[1, 2, 3, 7, 8], [1, 2, 4, 9]]
-        assert rows["labels"][:] == [[-100, -100, -100, 7, 8], [-100, -100, -100, 9]]
+    write_samples(tmp_path / "rows.parquet", trajectory_samples(trajectory), trainer=name)
+    rows = loaded(tmp_path / "rows.parquet", tmp_path)
+    assert rows["input_ids"][:] == [[1, 2, 3, 7, 8], [1, 2, 4, 9]]
+    assert rows["labels"][:] == [[-100, -100, -100, 7, 8], [-100, -100, -100, 9]]
 
 
 @pytest.mark.parametrize("file", ["a.jsonl.parquet", "b.jsonl", "Straße 😀.parquet"])
 def test_advice_names_the_file_and_its_form(file: str) -> None:
-    said = yaml.safe_load(TRAINERS["axolotl"].advice_for(Path(file), 7))
+    advice = yaml.safe_load(TRAINERS["axolotl"].advice_for(Path(file), 7))
     form = "json" if file.endswith(".jsonl") else "parquet"
-    assert said == {"datasets": [{"path": file, "ds_type": form, "type": None}], "sequence_len": 7}
+    assert advice == {"datasets": [{"path": file, "ds_type": form, "type": None}], "sequence_len": 7}
     assert json.dumps(file, ensure_ascii=False) in TRAINERS["trl"].advice_for(Path(file), 7)
     assert TRAINERS["trl"].advice_for(Path(file), 0) == "# there are no rows to train on"
 
@@ -98,19 +91,15 @@ def test_a_form_that_the_trainer_does_not_read_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def invoke(*arguments: Any) -> Any:
-    return CliRunner().invoke(main, ["tokenize", "-t", str(POCKET), *map(str, arguments)])
-
-
 def test_the_command_says_what_to_configure(chats: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    done = invoke(chats, "-o", tmp_path / "a.jsonl", "--for", "axolotl")
-    assert done.exit_code == 0, done.output
-    said = yaml.safe_load(done.stdout.partition("for axolotl:\n")[2])
+
+    def advice(file: str, trainer: str) -> str:
+        arguments = ["tokenize", "-t", str(POCKET), str(chats), "-o", str(tmp_path / file), "--for", trainer]
+        return CliRunner().invoke(main, arguments, catch_exceptions=False).stdout.partition(f"for {trainer}:\n")[2]
+
+    axolotl = yaml.safe_load(advice("a.jsonl", "axolotl"))
     longest = max(len(json.loads(line)["input_ids"]) for line in (tmp_path / "a.jsonl").read_text().splitlines())
-    assert said == {
-        "datasets": [{"path": (tmp_path / "a.jsonl").as_posix(), "ds_type": "json", "type": None}],
-        "sequence_len": longest,
-    }
-    done = invoke(chats, "-o", tmp_path / "t.parquet", "--for", "trl")
-    compile("if 1:\n" + done.stdout.partition("for trl:\n")[2], "advice", "exec")
+    source = {"path": (tmp_path / "a.jsonl").as_posix(), "ds_type": "json", "type": None}
+    assert axolotl == {"datasets": [source], "sequence_len": longest}
+    compile("if 1:\n" + advice("t.parquet", "trl"), "advice", "exec")

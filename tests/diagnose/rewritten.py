@@ -100,22 +100,20 @@ SYSTEM_AT = (
 
 CASES: dict[str, Case] = {
     # compaction
-    "Claude Code compacts": Case([system(), user(CLAUDE_SUMMARY)], C.COMPACTION, 1, "replaced by 1"),
+    "Claude Code compacts": Case([system(), user(CLAUDE_SUMMARY)], C.COMPACTION, 1),
     "Claude Code compacts under a dated prompt": Case(
         [system(SYSTEM_AT.replace("10:31", "10:57")), user(CLAUDE_SUMMARY)], C.COMPACTION, 0,
         recorded=[system(SYSTEM_AT), *RECORDED[1:]]),
     "langchain summarises and keeps the tail": Case(
         [system(), user("Here is a summary of the conversation to date:\n\nThe parser is read."), *RECORDED[6:10]],
-        C.COMPACTION, 1, "kept"),
+        C.COMPACTION, 1),
     "langmem puts the summary into the system prompt": Case(
         [system(SYSTEM + "\n\nSummary of the conversation so far: the parser was read."), *RECORDED[8:10]],
         C.COMPACTION, 0),
-    "a summary in one word": Case([system(), user("Summary: the parser was read.")], C.COMPACTION, 1,
-        "replaced by 1"),
+    "a summary in one word": Case([system(), user("Summary: the parser was read.")], C.COMPACTION, 1),
     "words of its own after the task": Case([*RECORDED[:2], user("All of it was read. Go on with the second half.")],
         C.COMPACTION, 2),
-    "langgraph trims to a window": Case([RECORDED[0], *RECORDED[6:10]], C.COMPACTION, 1,
-        "5 messages were left out before it"),
+    "langgraph trims to a window": Case([RECORDED[0], *RECORDED[6:10]], C.COMPACTION, 1),
     "a window over calls with equal results": Case(
         [*RECORDED[:2], call("b"), result("fine"), call("c"), result("fine")], C.COMPACTION, 2,
         recorded=[*RECORDED[:2], *(each for name in "abc" for each in (call(name), result("fine"))), reply("Done.")]),
@@ -137,15 +135,13 @@ CASES: dict[str, Case] = {
         [system(), user("Links were checked."), call("task", prompt="Check the pictures.")], C.COMPACTION, 1,
         others=[[*PARENT, call("task", prompt="Check the pictures."), result("All fine.")]]),
     # trimmed results
-    "Claude Code clears a result": Case(with_text(3, "[Old tool result content cleared]"), C.TRIMMED_RESULTS, 3,
-        "characters became 33"),
+    "Claude Code clears a result": Case(with_text(3, "[Old tool result content cleared]"), C.TRIMMED_RESULTS, 3),
     "a result is emptied": Case(with_text(5, ""), C.TRIMMED_RESULTS, 5),
     "a result is cut in the middle": Case(with_text(3, LISTING[:500] + "\n… truncated …\n" + LISTING[-300:]),
         C.TRIMMED_RESULTS, 3),
     "a result is cut at its end": Case(with_text(5, SOURCE[:1000]), C.TRIMMED_RESULTS, 5),
     "two results are cut": Case(
-        [*RECORDED[:3], result("[removed]"), RECORDED[4], result("[removed]"), *RECORDED[6:10]], C.TRIMMED_RESULTS, 3,
-        "and 1 more after it"),
+        [*RECORDED[:3], result("[removed]"), RECORDED[4], result("[removed]"), *RECORDED[6:10]], C.TRIMMED_RESULTS, 3),
     # sub-agents
     "a sub-agent with a prompt of its own": Case(
         [system("You search the web and cite what you find."), user("Who maintains the parser library?")],
@@ -162,32 +158,30 @@ CASES: dict[str, Case] = {
         "gave it this task", others=[PARENT]),
     "a sub-agent without instructions": Case([user("Write a title for this chat, at most five words.")], C.SUB_AGENT,
         0),
-    "opencode asks for a title, then begins": Case([system(), user(TASK)], C.SUB_AGENT, 0, "begins like this",
+    "opencode asks for a title, then begins": Case([system(), user(TASK)], C.SUB_AGENT, 0,
         recorded=[system("You are a title generator. You output ONLY a thread title. Nothing else."),
                   user("Generate a title for this conversation:"), user(TASK), reply("Parser fails on empty input")]),
     "a window under other instructions that begins with a reply": Case(
         [system("You are a reviewer. Be strict."), *RECORDED[2:10]], C.COMPACTION, 0),
     # retries
-    "the same again": Case(RECORDED[:-1], C.RETRY, None, "sent again"),
-    "back to an earlier point": Case(RECORDED[:4], C.RETRY, None, "goes back"),
+    "the same again": Case(RECORDED[:-1], C.RETRY, None),
+    "back to an earlier point": Case(RECORDED[:4], C.RETRY, None),
     "an error in place of the last reply": Case([*RECORDED[:-1], user("Your answer was not valid JSON. Try again.")],
-        C.RETRY, 10, "the reply before it was left out"),
-    "several turns dropped for another instruction": Case([*RECORDED[:4], user("No, look at the lexer.")], C.RETRY, 4,
-        "goes back"),
+        C.RETRY, 10),
+    "several turns dropped for another instruction": Case([*RECORDED[:4], user("No, look at the lexer.")], C.RETRY, 4),
     # what was put in, or apart
     "a message put in before a short last reply": Case(
         [*RECORDED[:2], user("Please hurry."), reply("Done."), user("Thanks.")], C.EDIT, 2,
-        "1 message was put in here", recorded=[*RECORDED[:2], reply("Done.")]),
+        recorded=[*RECORDED[:2], reply("Done.")]),
     "a reply in two messages": Case(
         [*RECORDED[:2], reply("The parser fails."), reply("On empty input."), user("Thanks.")], C.EDIT, 2,
-        "it was split into 2 messages", recorded=[*RECORDED[:2], reply("The parser fails. On empty input.")]),
+        recorded=[*RECORDED[:2], reply("The parser fails. On empty input.")]),
     # calls
     "a repaired argument": Case(but(4, call("read_file", "The parser first.", path="/work/src/parser.py")),
-        C.REWRITTEN_CALL, 4, "arguments of read_file"),
-    "a repaired name": Case(but(4, call("readFile", "The parser first.", path="src/parser.py")), C.REWRITTEN_CALL, 4,
-        "the model called read_file"),
+        C.REWRITTEN_CALL, 4),
+    "a repaired name": Case(but(4, call("readFile", "The parser first.", path="src/parser.py")), C.REWRITTEN_CALL, 4),
     "a call left out of two": Case([*RECORDED[:2], call("list_files", path="src")], C.REWRITTEN_CALL, 2,
-        "2 calls of the model became 1", recorded=[*RECORDED[:2], TWO_CALLS]),
+        recorded=[*RECORDED[:2], TWO_CALLS]),
     "calls made of text": Case([*RECORDED[:2], call("list_files", path="src")], C.REWRITTEN_CALL, 2,
         recorded=[*RECORDED[:2], reply('<tool_call>{"name": "list_files", "arguments": {"path": "src"}}')]),
     "smolagents puts calls into words": Case([*RECORDED[:2], reply(SMOL_CALL), user("Observation:\n" + LISTING)],
@@ -202,7 +196,7 @@ CASES: dict[str, Case] = {
         recorded=RECORDED[:3]),
     "a tool's name inside a word": Case([system(), user("Sum it up."), user("It was computed by hand: 4.")], C.RETRY,
         2, recorded=[system(), user("Sum it up."), call("compute", expression="2+2")]),
-    "calls left out": Case(but(8, reply("I will test."), until=10), C.EDIT, 8, "calls were left out"),
+    "calls left out": Case(but(8, reply("I will test."), until=10), C.EDIT, 8),
     # instructions
     "another system prompt": Case(with_text(0, "You are a reviewer. Be strict, and look at style first of all."),
         C.CHANGED_SYSTEM, 0),
@@ -225,19 +219,18 @@ CASES: dict[str, Case] = {
     "another number in a question": Case([system(), reply("Hi."), user("Solve task 13")], C.EDIT, 2,
         recorded=[system(), reply("Hi."), user("Solve task 12"), reply("Done.")]),
     "the task itself": Case(with_text(1, TASK.replace("empty", "very long")), C.EDIT, 1,
-        "before: 'very long' in place of 'empty'"),
+        "content: 'very long' in place of 'empty'"),
     "the model's words": Case(with_text(2, "Let me see what is there."), C.EDIT, 2),
-    "content dropped beside a call": Case(with_text(4, ""), C.EDIT, 4, "left out"),
-    "a reminder put in": Case(but(4, user("Remember the time."), RECORDED[4]), C.EDIT, 4, "put in"),
+    "content dropped beside a call": Case(with_text(4, ""), C.EDIT, 4, "was left out"),
+    "a reminder put in": Case(but(4, user("Remember the time."), RECORDED[4]), C.EDIT, 4),
     "camel's last words come before a call without words": Case(
         [*RECORDED[:8], RECORDED[10], {**RECORDED[8], "content": None}, RECORDED[9], user("Thanks!")], C.EDIT, 8,
-        "in another order", recorded=[*RECORDED[:8], {**RECORDED[8], "content": "One more."}, *RECORDED[9:]]),
+        recorded=[*RECORDED[:8], {**RECORDED[8], "content": "One more."}, *RECORDED[9:]]),
     "camel's words and calls are two messages": Case(
-        [*RECORDED[:2], reply("Let me look."), call("list_files", path="src", depth=2), *RECORDED[3:10]], C.EDIT, 2,
-        "the model's calls are in another message now, in message 3"),
+        [*RECORDED[:2], reply("Let me look."), call("list_files", path="src", depth=2), *RECORDED[3:10]], C.EDIT, 2),
     "results in another order": Case(
         [*RECORDED[:2], RECORDED[2], result("second one of the two results"), result("first one of the two results")],
-        C.EDIT, 3, "another order",
+        C.EDIT, 3,
         recorded=[*RECORDED[:3], *map(result, ("first one of the two results", "second one of the two results")),
                   reply("Done.")]),
 }  # fmt: skip

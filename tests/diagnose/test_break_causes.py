@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conversations import assistant, call, result, user
+from tests.conversations import assistant, result, user
 from tests.diagnose.two_requests import (
     GO,
     HELLO,
@@ -51,8 +51,8 @@ def asked(family: str, arguments: str, values: Any) -> Rollout:
 
 PARIS = {"city": "Paris"}
 INVALID = called("invalid", {"tool": "Bash", "error": "Model tried to call unavailable tool Bash"})
-BASH = "the model called `Bash`, the next prompt has a call of `invalid`"
-SPACE = "only white space differs"
+BASH = "the stream has `Bash`, the next prompt `invalid`"
+SPACE = "Only white space differs"
 GLM_BASH = (
     "\n<think>I look.</think>\n<tool_call>Bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n"
     "</tool_call><|observation|>"
@@ -74,7 +74,7 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
         C.WHITESPACE, SPACE),
     **{f"other words, {family}": (said(family, "The answer is four.", "I refuse to say."), C.UNKNOWN, "shows why")
        for family in HERMES},
-    "a word less": (said("pocket", "The answer is four.", "The answer is five."), C.UNKNOWN, "nothing shows why"),
+    "a word less": (said("pocket", "The answer is four.", "The answer is five."), C.UNKNOWN, "shows why"),
     "a capital letter in prose": (said("pocket", "true stories", "True stories"), C.UNKNOWN, ""),
     **{f"a boolean that became a string, {family}": (
         asked(family, '{"city": "Paris", "now": true}', PARIS | {"now": "True"}), C.BOOLEAN_CASE, "")
@@ -82,18 +82,18 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
     **{f"JSON: {name}, {family}": (asked(family, *FORMATS[name]), C.JSON_FORMAT, "")
        for name in FORMATS for family in HERMES},
     "a stray closing tag": (
-        Rollout("qwen3.5", xml("now", "</parameter>\n"), called("now", {})), C.EMPTY_PARAMETER, "other markup"),
+        Rollout("qwen3.5", xml("now", "</parameter>\n"), called("now", {})), C.EMPTY_PARAMETER, "</parameter>"),
     "an empty parameter that vanished": (
         Rollout("qwen3.5", LONE_TAG, called("remove", {"path": "a.txt"})), C.EMPTY_PARAMETER,
-        "the stream gives `remove` the empty argument `dry_run`, the next prompt does not"),
+        'the stream has `dry_run=""`, the next prompt nothing'),
     "arguments left out": (
         Rollout("pocket", hermes('{"name": "now"}', family="pocket"), called("now", {})), C.EMPTY_PARAMETER, ""),
     "an empty block of reasoning that appeared": (
         Rollout("glm-4.5", f"\n{HELLO}<|user|>", (assistant(HELLO), BYE)), C.STRIPPED_REASONING,
-        "in the next prompt only"),
-    "a missing completion": (said("pocket", HELLO, ""), C.ZEROED_ANCHOR, "is missing whole"),
+        "the stream has nothing, the next prompt `<think>"),
+    "a missing completion": (said("pocket", HELLO, ""), C.ZEROED_ANCHOR, "lost part"),
     "a missing completion with reasoning": (
-        said("qwen3.5", f"Hm.\n</think>\n\n{HELLO}", ""), C.ZEROED_ANCHOR, "is missing whole"),
+        said("qwen3.5", f"Hm.\n</think>\n\n{HELLO}", ""), C.ZEROED_ANCHOR, "lost part"),
     "a repaired call of pocket": (
         Rollout("pocket", hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family="pocket"), INVALID),
         C.REWRITTEN_CALL, BASH),
@@ -102,7 +102,7 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
     "a repaired call of glm-4.5": (Rollout("glm-4.5", GLM_BASH, INVALID), C.REWRITTEN_CALL, BASH),
     "a call that was dropped": (
         Rollout("pocket", weather('{"city": "Paris"}', family="pocket"), (assistant("No.", reasoning="I look."), BYE)),
-        C.REWRITTEN_CALL, "has no such call"),
+        C.REWRITTEN_CALL, "the stream has `get_weather`, the next prompt nothing"),
 }  # fmt: skip
 
 
@@ -114,10 +114,6 @@ def test_the_cause_of_a_turn_that_was_rendered_again(name: str) -> None:
     assert words in broken.words
     if cause in (Cause.JSON_FORMAT, Cause.REWRITTEN_CALL):
         assert broken.later == ()
-    if words == BASH:
-        assert "[Bash]" in str(broken) or "[B][ash]" in str(broken)
-    if cause is Cause.UNKNOWN:
-        assert "before=" in broken.advice
 
 
 @pytest.mark.parametrize(
@@ -138,16 +134,13 @@ def test_boolean_written_by_str() -> None:
     turn = Rollout("qwen3.5", text, called("remove", {"path": "a.txt", "dry_run": False}))
     broken = turn.explain()
     assert broken.cause is Cause.BOOLEAN_CASE
-    assert broken.words == "the stream has `false`, the next prompt `False`: the value went through Python's str()"
+    assert broken.words.endswith("the stream has `false`, the next prompt `False`")
     assert broken.region == "completion 1"
     assert broken.stream_range[1] - broken.position == 1
     assert turn.renderer.tokenizer.decode(turn.stream[slice(*broken.stream_range)]) == "false"
     assert turn.renderer.tokenizer.decode(turn.next_prompt[slice(*broken.prompt_range)]) == "False"
-    report = str(broken)
-    ours, theirs = int(turn.stream[broken.position]), int(turn.next_prompt[broken.position])
-    assert f"{ours} (false) -> {theirs} (False)" in report
-    assert "=dry_run>⏎[false]⏎</parameter>" in report
-    assert "=dry_run>⏎[False]⏎</parameter>" in report
+    assert "│⟦false⟧│" in str(broken)
+    assert "│⟦False⟧│" in str(broken)
     assert broken.later == ()
 
 
@@ -164,19 +157,9 @@ def test_remerge(family: str) -> None:
     assert broken is not None
     consistent(broken, stream, after)
     assert broken.cause is Cause.BPE_REMERGE
-    assert "decoded and encoded again" in broken.words
+    assert "Other tokens spell the same text" in broken.words
     decode = renderer.tokenizer.decode
     assert decode(stream[slice(*broken.stream_range)]) == decode(after[slice(*broken.prompt_range)])
-
-
-def test_control_token_that_became_text() -> None:
-    tokenizer = renderer_of("pocket").tokenizer
-    stream = tokenizer.encode("Say <tool_call> aloud")
-    plain = tokenizer.encode_plain("Say <tool_call> aloud")
-    broken = explain_break(stream, plain, tokenizer)
-    assert broken is not None
-    assert broken.cause is Cause.BPE_REMERGE
-    assert "<tool_call> is a control token in the stream" in broken.words
 
 
 def test_json_of_a_tool_result() -> None:
@@ -216,14 +199,13 @@ def test_stripped_reasoning(family: str, text: str) -> None:
     turn = Rollout(family, text, (assistant(HELLO, **kept), BYE))
     broken = turn.explain()
     assert broken.cause is Cause.STRIPPED_REASONING
-    assert f"reasoning of {len(THOUGHT)} characters" in broken.words
+    assert THOUGHT[:14] in broken.words
     assert "preserve_all_thinking" in broken.advice
     # the reasoning drafts the answer word for word: all of it is in the range, and nothing of the answer
     decode = turn.renderer.tokenizer.decode
     assert THOUGHT in decode(turn.stream[broken.position - 4 : broken.stream_range[1]])
     assert decode(turn.stream[broken.stream_range[1] :]).count("Hello") == 1
     assert broken.prompt_range == (broken.position, broken.position)
-    assert "nothing" in str(broken)
 
 
 @pytest.mark.parametrize("tags", REASONING_TAGS, ids=[pair[0].strip() for pair in REASONING_TAGS])
@@ -237,8 +219,8 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
     assert broken.cause is Cause.STRIPPED_REASONING
 
 
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_two_turns_of_stripped_reasoning_are_both_reported(family: str) -> None:
+def test_two_turns_of_stripped_reasoning_are_both_reported() -> None:
+    family = "qwen3.5"
     renderer = renderer_of(family)
     first = [*GO, assistant(HELLO, reasoning=THOUGHT), BYE, assistant("Goodbye then, friend.", reasoning="Yes.")]
     kept = make_renderer(family, preserve_all_thinking=True).render(first, tools=TOOLS)
@@ -270,7 +252,6 @@ def test_empty_stream() -> None:
     broken = explain_break([], prompt, renderer, sampled=[])
     assert broken is not None
     assert (broken.cause, broken.position) == (Cause.ZEROED_ANCHOR, 0)
-    assert str(broken).startswith("break at token 0 of 0")
     assert explain_break([], [], renderer, sampled=[]) is None
 
 
@@ -280,16 +261,3 @@ def test_zeros_in_the_prompt() -> None:
     broken = explain_break(turn.stream, zeros, turn.renderer, sampled=turn.sampled)
     assert broken is not None
     assert broken.cause is Cause.ZEROED_ANCHOR
-
-
-def test_call_rewritten_in_the_messages() -> None:
-    renderer = renderer_of("pocket")
-    rows = [*GO, assistant("", call("Bash", {"command": "ls"})), OK]
-    changed = [*GO, assistant("", call("invalid", '{"tool": "Bash"}')), OK, user("And?")]
-    stream = renderer.render(rows, tools=TOOLS, add_generation_prompt=True).ids
-    after = renderer.render(changed, tools=TOOLS, add_generation_prompt=True).ids
-    pair: dict[str, Any] = {"before": {"messages": rows}, "after": {"messages": changed}}
-    broken = explain_break(stream, after, renderer, **pair)
-    assert broken is not None
-    assert broken.cause is Cause.REWRITTEN_CALL
-    assert "the model called Bash" in broken.words

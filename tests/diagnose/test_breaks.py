@@ -29,7 +29,7 @@ def test_a_request_that_was_repeated() -> None:
     assert found.cause is Cause.UNKNOWN
     assert found.position == len(made.prompt)
     assert found.prompt_range == (len(made.prompt), len(made.prompt))
-    assert "repeated" in found.words
+    assert "the next prompt nothing" in found.words
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,12 @@ def tool(name: str, description: str = "") -> Message:
 @pytest.mark.parametrize(
     ("sent", "recorded", "words"),
     [
-        ([], [tool("a")], "sent without tools"),
+        ([], [tool("a")], "tools left out: a"),
         ([tool("a"), tool("b")], [tool("a")], "new tools: b"),
         ([tool("a")], [tool("a"), tool("b")], "tools left out: b"),
         ([tool("a", "x")], [tool("a", "y")], "tools described otherwise: a"),
         ([tool("b"), tool("a")], [tool("a"), tool("b")], "another order"),
-        ([tool(str(number)) for number in range(9)], None, "new tools: 0, 1, 2, 3, 4 and 4 more"),
+        ([tool("a")], None, "new tools: a"),
     ],
 )
 def test_changed_tools_are_named(sent: Any, recorded: Any, words: str) -> None:

@@ -57,7 +57,7 @@ def test_a_template_that_refuses_the_second_round_holds_partly() -> None:
     for verdict in report.verdicts:
         assert any("one answer only" in words and "after" in words for words in verdict.against)
     assert report.unmet(["rl-append-only", "rl-user-turns"])
-    assert report.outcome(Append.USER) is Grade.PARTLY
+    assert report.grades[list(Append).index(Append.USER)] is Grade.PARTLY
 
 
 def test_refused_roles() -> None:

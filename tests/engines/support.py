@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -84,12 +85,10 @@ def json_reply(value: Any, status: int = 200, **headers: str) -> Reply:
 class Fake:
     """A server without a socket: what is answered at each path, in turn; the last answer is given again."""
 
-    def __init__(self, **answers: Any) -> None:
+    def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any]] = []
         self.slept: list[float] = []
         self.answers: dict[str, list[Any]] = {}
-        for path, answer in answers.items():
-            self.on(path, answer)
 
     def on(self, path: str, *answers: Any) -> Fake:
         """An answer is a `Reply`, an error to raise, a JSON value, or a function of the body that returns one."""
@@ -131,15 +130,9 @@ async def serving(answer: Callable[[bytes], Awaitable[list[bytes]]]) -> AsyncIte
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            length = next(
-                (
-                    int(line.split(b":")[1])
-                    for line in head.lower().split(b"\r\n")
-                    if line.startswith(b"content-length")
-                ),
-                0,
-            )
-            for piece in await answer(head + await reader.readexactly(length)):
+            length = re.search(rb"content-length: *(\d+)", head.lower() + b"content-length: 0")
+            assert length
+            for piece in await answer(head + await reader.readexactly(int(length[1]))):
                 writer.write(piece)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):

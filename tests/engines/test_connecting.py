@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.engines.dialects import FLAT, TINY, llamacpp_server, sglang_server, vllm_server
 from tests.engines.support import Fake, http_head, recording, serving
+from tests.loop import in_loop
 from tokentrace.engines import Engine, EngineAnswerError, EngineError, HTTPSettings, Router, connect
 from tokentrace.engines.llamacpp import LlamaCppEngine
 from tokentrace.engines.protocol import Capabilities, LogprobKind
@@ -29,12 +31,8 @@ KINDS = ["processed", "scaled", "raw"]
 
 
 def connected(kind: str, fake: Fake, **options: Any) -> Capabilities:
-    async def run() -> Capabilities:
-        engine: Engine = await SERVERS[kind][1].connect(fake.connection(), **options)
-        await engine.close()
-        return engine.capabilities
-
-    return asyncio.run(run())
+    engine: Engine = asyncio.run(SERVERS[kind][1].connect(fake.connection(), **options))
+    return engine.capabilities
 
 
 FULL = replace(TINY, versions=True, structures=True)
@@ -102,7 +100,8 @@ def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, nativ
 # -- by address
 
 
-def on_a_socket(fake: Fake) -> Callable[[bytes], Awaitable[list[bytes]]]:
+@asynccontextmanager
+async def on_a_socket(fake: Fake) -> AsyncIterator[str]:
     """A fake server's answers, over HTTP."""
 
     async def answer(request: bytes) -> list[bytes]:
@@ -113,60 +112,45 @@ def on_a_socket(fake: Fake) -> Callable[[bytes], Awaitable[list[bytes]]]:
         length = f"content-length: {len(data)}"
         return [http_head(length, "connection: close", status=f"{response.status_code} X"), data]
 
-    return answer
-
-
-def with_server(fake: Fake, work: Callable[[str], Awaitable[Any]]) -> None:
-    async def run() -> None:
-        async with serving(on_a_socket(fake)) as url:
-            await work(url)
-
-    asyncio.run(run())
+    async with serving(answer) as url:
+        yield url
 
 
 @pytest.mark.parametrize("kind", SERVERS)
 @pytest.mark.parametrize("named", [True, False])
-def test_a_server_is_recognised_by_what_only_it_answers(kind: str, named: bool) -> None:
-    async def work(url: str) -> None:
+@in_loop
+async def test_a_server_is_recognised_by_what_only_it_answers(kind: str, named: bool) -> None:
+    async with on_a_socket(SERVERS[kind][0]()) as url:
         engine = await connect(url, kind if named else "auto", vocab_size=1024, settings=QUICK)
         assert type(engine) is SERVERS[kind][1]
         assert engine.capabilities.vocab_size == 1024
         await engine.close()
 
-    with_server(SERVERS[kind][0](), work)
 
-
-def test_several_addresses_are_a_router_without_their_passwords() -> None:
-    async def work(url: str) -> None:
+@in_loop
+async def test_several_addresses_are_a_router_without_their_passwords() -> None:
+    async with on_a_socket(vllm_server()) as url:
         with_user = url.replace("http://", "http://me:secret@")
         router = await connect([with_user, url], vocab_size=1024, settings=QUICK)
         assert isinstance(router, Router)
         assert [one.name for one in router.circuits] == [url, url]
         await router.close()
 
-    with_server(vllm_server(), work)
 
-
-def test_an_unknown_server_is_an_error_with_what_was_tried() -> None:
+@in_loop
+async def test_an_unknown_server_is_an_error_with_what_was_tried() -> None:
     proxy = Fake().on("/v1/models", {"data": [{"id": "gpt"}]}).on("/props", {"a": 1}).on("/version", [1])
-
-    async def work(url: str) -> None:
+    async with on_a_socket(proxy) as url:
         with pytest.raises(EngineError) as caught:
             await connect(url, settings=QUICK)
-        message = str(caught.value)
-        assert message.startswith(url)
-        for name in ("SGLang", "/get_model_info", "404", "llama.cpp", "/props", "vLLM", "/version", "without /v1"):
-            assert name in message
-
-    with_server(proxy, work)
+    assert str(caught.value).startswith(url)
+    for name in ("SGLang", "/get_model_info", "404", "llama.cpp", "/props", "vLLM", "/version", "without /v1"):
+        assert name in str(caught.value)
 
 
-def test_settings_that_an_engine_has_not_are_refused() -> None:
-    async def work(url: str) -> None:
-        with pytest.raises(EngineError):
-            await connect(url, model="x", check_echo=True, settings=QUICK)
-
-    with_server(llamacpp_server(), work)
-    for urls, kind in (([], "auto"), ("http://x", "tgi")):
-        with pytest.raises(EngineError):
-            asyncio.run(connect(urls, kind))
+@in_loop
+async def test_settings_that_an_engine_has_not_are_refused() -> None:
+    async with on_a_socket(llamacpp_server()) as url:
+        for urls, kind, options in ((url, "auto", {"model": "x"}), ([], "auto", {}), ("http://x", "tgi", {})):
+            with pytest.raises(EngineError):
+                await connect(urls, kind, settings=QUICK, **options)

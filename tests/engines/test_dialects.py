@@ -382,12 +382,11 @@ ALLOWED = {"temperature": 0.7, "allow_raw_logprobs": True}
 def test_a_completion_says_of_which_distribution_its_logprobs_are(kind: str, sampling: Any, expected: str) -> None:
     answer = one_id(9, -1.0)
     answer["choices"][0] |= {"weight_versions": None}
-    prompt = asked(recording("vllm_generate"))[0]
     events = Reply([b"data: " + json.dumps(answer).encode() + b"\n\ndata: [DONE]\n\n"])
     engine, _ = VLLM.engine(answer, events, capabilities=replace(RAW, logprobs=LogprobKind(kind)))
-    params = SamplingParams(1, **sampling)
-    assert asyncio.run(engine.generate(prompt, params)).logprobs_kind is LogprobKind(expected)
-    assert asyncio.run(collected(engine.stream(prompt, params))).logprobs_kind is LogprobKind(expected)
+    asking = asked(recording("vllm_generate"))[0], SamplingParams(1, **sampling)
+    for work in (engine.generate(*asking), collected(engine.stream(*asking))):
+        assert asyncio.run(work).logprobs_kind is LogprobKind(expected)
 
 
 # -- orders

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.loop import in_loop
 from tokentrace import create_renderer
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.errors import EngineError, EngineRefusal
@@ -30,15 +32,13 @@ PROMPTS = [
 PROMPT = RENDERER.render([{"role": "user", "content": "What is 6 * 7?"}], add_generation_prompt=True).ids
 
 
-def with_engine(work: Callable[[EmbeddedEngine], Awaitable[Any]], **options: Any) -> Any:
-    async def go() -> Any:
-        engine = EmbeddedEngine(**options)
-        try:
-            return await work(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(go())
+@asynccontextmanager
+async def embedded(**options: Any) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(**options)
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
 
 def params(**settings: Any) -> SamplingParams:
@@ -58,46 +58,35 @@ def scored(model: PocketModel, prompt: Any, ids: Any) -> Any:
     return model.score(np.concatenate((prompt, ids)))[len(prompt) - 1 :]
 
 
-def test_logprobs_are_those_of_a_score_of_the_finished_row() -> None:
-    async def work(engine: EmbeddedEngine) -> list[Completion]:
-        ample = params(max_tokens=200)
-        return list(await asyncio.gather(*(engine.generate(prompt, ample) for prompt in PROMPTS)))
-
-    for prompt, completion in zip(PROMPTS, with_engine(work), strict=True):
-        np.testing.assert_allclose(completion.logprobs, scored(load_pocket(), prompt, completion.ids), atol=1e-4)
-        assert completion.finish_reason is FinishReason.STOP
-        assert int(completion.ids[-1]) in STOPS
-        assert completion.versions[0][1:] == (0, len(completion.ids))
-
-
-def test_a_batch_says_what_each_request_says_alone_and_a_stream_says_it_in_pieces() -> None:
-    async def together(engine: EmbeddedEngine) -> list[Completion]:
-        return list(await asyncio.gather(*(engine.generate(prompt, params()) for prompt in PROMPTS)))
-
-    async def apart(engine: EmbeddedEngine) -> list[list[Delta]]:
-        return [[delta async for delta in engine.stream(prompt, params())] for prompt in PROMPTS]
-
-    for one, pieces in zip(with_engine(together), with_engine(apart), strict=True):
-        same(one, joined(pieces))
-        assert [len(delta.ids) for delta in pieces] == [1] * len(one.ids)
-        assert [delta.finish_reason for delta in pieces[:-1]] == [None] * (len(pieces) - 1)
+@in_loop
+async def test_a_batch_says_what_each_request_says_alone_and_what_a_score_of_the_row_says() -> None:
+    async with embedded() as engine:
+        batch = await asyncio.gather(*(engine.generate(prompt, params(max_tokens=200)) for prompt in PROMPTS[:4]))
+    async with embedded() as engine:
+        for prompt, completion in zip(PROMPTS[:4], batch, strict=True):
+            pieces = [delta async for delta in engine.stream(prompt, params(max_tokens=200))]
+            same(completion, joined(pieces))
+            assert [len(delta.ids) for delta in pieces] == [1] * len(completion.ids)
+            assert [delta.finish_reason for delta in pieces[:-1]] == [None] * (len(pieces) - 1)
+            np.testing.assert_allclose(completion.logprobs, scored(load_pocket(), prompt, completion.ids), atol=1e-4)
+            assert completion.finish_reason is FinishReason.STOP
+            assert int(completion.ids[-1]) in STOPS
+            assert completion.versions[0][1:] == (0, len(completion.ids))
 
 
-def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[list[Completion], Completion, Completion]:
+@in_loop
+async def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None:
+    async with embedded() as engine:
         first = await engine.generate(PROMPTS[0], params(), session="a")
         longer = np.concatenate((PROMPTS[0], first.ids, PROMPTS[1][1:40]))
         second = await engine.generate(longer, params(), session="a")
         fresh = await engine.generate(longer, params())
         rewritten = np.concatenate((PROMPTS[0][:50], PROMPTS[1][20:]))
         third = await engine.generate(rewritten, params(), session="a")
-        return [first, second, third], fresh, await engine.generate(rewritten, params())
-
-    (first, second, third), fresh, anew = with_engine(work)
+        same(third, await engine.generate(rewritten, params()))
     assert (first.cached_tokens, fresh.cached_tokens, third.cached_tokens) == (0, 0, 50)
     assert second.cached_tokens == len(PROMPTS[0]) + len(first.ids) - 1, "the stop token was never read"
     same(second, fresh)
-    same(third, anew)
 
 
 # -- what is drawn
@@ -135,14 +124,12 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "settings", [*SETTINGS, {"temperature": 0}, {"temperature": 0.6, "top_k": 3}, {"temperature": 1.7, "top_p": 0.3}]
 )
-def test_logprobs_and_the_likeliest_ids_are_of_the_sampled_distribution(settings: dict[str, Any]) -> None:
+@in_loop
+async def test_logprobs_and_the_likeliest_ids_are_of_the_sampled_distribution(settings: dict[str, Any]) -> None:
     sampling = params(max_tokens=16, top_logprobs=5, **settings)
-
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion]:
+    async with embedded() as engine:
         plain = await engine.generate(PROMPT, params(max_tokens=16, **settings))
-        return joined([delta async for delta in engine.stream(PROMPT, sampling)]), plain
-
-    done, plain = with_engine(work)
+        done = joined([delta async for delta in engine.stream(PROMPT, sampling)])
     same(done, plain)
     assert plain.channels == {}
     assert done.logprobs_kind is (LogprobKind.PROCESSED if sampling.temperature else LogprobKind.RAW)
@@ -162,74 +149,65 @@ def test_logprobs_and_the_likeliest_ids_are_of_the_sampled_distribution(settings
 # -- how it ends
 
 
-def test_limits_and_stops_end_a_completion() -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion]:
-        short = await engine.generate(PROMPTS[0], params(max_tokens=3, stop_token_ids=()))
-        return short, await engine.generate(PROMPTS[0], params(stop_token_ids=(int(short.ids[1]),)))
-
-    short, stopped = with_engine(work)
-    assert (len(short.ids), short.finish_reason) == (3, FinishReason.LENGTH)
-    assert (int(stopped.ids[-1]), stopped.finish_reason) == (int(short.ids[1]), FinishReason.STOP)
-    assert len(stopped.ids) <= 2
-
-
-def test_a_stop_text_ends_a_completion_with_the_id_that_completes_it() -> None:
+@in_loop
+async def test_limits_stop_tokens_and_stop_texts_end_a_completion() -> None:
+    """A stop text ends it with the id that completes the text."""
     spelled = RENDERER.tokenizer.vocabulary.token_bytes
-
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion, Completion]:
+    async with embedded() as engine:
+        short = await engine.generate(PROMPTS[0], params(max_tokens=3, stop_token_ids=()))
+        stopped = await engine.generate(PROMPTS[0], params(stop_token_ids=(int(short.ids[1]),)))
         whole = await engine.generate(PROMPT, params(temperature=0))
         text = b"".join(map(spelled, whole.ids.tolist())).decode()
         stop = text[7:14]  # over several tokens, and from the middle of one
         assert text.count(stop) == 1
         asked = params(temperature=0, stop=("never", stop))
-        pieces = [delta async for delta in engine.stream(PROMPT, asked)]
+        streamed = joined([delta async for delta in engine.stream(PROMPT, asked)])
+        cut = await engine.generate(PROMPT, asked)
         never = await engine.generate(PROMPT, params(temperature=0, stop=["never"]))
-        return whole, await engine.generate(PROMPT, asked), joined(pieces), never
-
-    whole, cut, streamed, never = with_engine(work)
+    assert (len(short.ids), short.finish_reason) == (3, FinishReason.LENGTH)
+    assert (int(stopped.ids[-1]), stopped.finish_reason) == (int(short.ids[1]), FinishReason.STOP)
+    assert len(stopped.ids) <= 2
     count = len(cut.ids)
     assert 1 < count < len(whole.ids)
     assert cut.ids.tolist() == whole.ids[:count].tolist()
-    assert cut.finish_reason is FinishReason.STOP
+    assert (cut.finish_reason, cut.stopped_by) == (FinishReason.STOP, stop)
     before, through = (b"".join(map(spelled, ids)).decode() for ids in (cut.ids[:-1].tolist(), cut.ids.tolist()))
-    assert cut.stopped_by in through
-    assert cut.stopped_by not in before
-    assert (streamed.stopped_by, streamed.ids.tolist()) == (cut.stopped_by, cut.ids.tolist())
+    assert stop in through
+    assert stop not in before
+    assert (streamed.stopped_by, streamed.ids.tolist()) == (stop, cut.ids.tolist())
     same(never, whole)
     assert never.stopped_by is None
 
 
-def test_an_aborted_request_returns_what_was_sampled_and_touches_no_other() -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion]:
+@in_loop
+async def test_an_aborted_request_returns_what_was_sampled_and_touches_no_other() -> None:
+    async with embedded() as engine:
         victim = asyncio.create_task(engine.generate(PROMPTS[0], ENDLESS, request_id="victim"))
         other = asyncio.create_task(engine.generate(PROMPTS[1], params(), request_id="other"))
         async for _ in engine.stream(PROMPTS[2], params(max_tokens=5, stop_token_ids=())):
             pass
         await engine.abort("victim")
         await engine.abort("nobody")
-        return await victim, await other, await engine.generate(PROMPTS[1], params())
-
-    victim, other, alone = with_engine(work)
-    assert victim.finish_reason is FinishReason.ABORT
-    assert 1 <= len(victim.ids) < 400
-    same(other, alone)
+        assert (await victim).finish_reason is FinishReason.ABORT
+        assert 1 <= len((await victim).ids) < 400
+        same(await other, await engine.generate(PROMPTS[1], params()))
 
 
-def test_a_paused_engine_samples_nothing_until_it_is_resumed() -> None:
-    async def work(engine: EmbeddedEngine) -> Completion:
+@in_loop
+async def test_a_paused_engine_samples_nothing_until_it_is_resumed() -> None:
+    async with embedded() as engine:
         await engine.pause()
         task = asyncio.create_task(engine.generate(PROMPTS[0], params()))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not task.done()
         await engine.resume()
-        return await task
-
-    assert with_engine(work).finish_reason is FinishReason.STOP
+        assert (await task).finish_reason is FinishReason.STOP
 
 
-def test_impossible_requests_are_refused_and_a_closed_engine_takes_none() -> None:
-    async def work(engine: EmbeddedEngine) -> None:
+@in_loop
+async def test_impossible_requests_are_refused_and_a_closed_engine_takes_none() -> None:
+    async with embedded() as engine:
         for prompt in ([], [4096], [-1], [1] * 4090):
             with pytest.raises(EngineRefusal):
                 await engine.generate(prompt, params())
@@ -239,8 +217,6 @@ def test_impossible_requests_are_refused_and_a_closed_engine_takes_none() -> Non
         for request in (waiting, engine.generate(PROMPTS[0], params())):
             with pytest.raises(EngineError):
                 await request
-
-    with_engine(work)
 
 
 def test_a_later_event_loop_continues_with_the_engine_as_it_was_left() -> None:
@@ -301,7 +277,7 @@ class Tensor:
 
 def save(folder: Path, weights: dict[str, Any], shards: int = 2) -> Path:
     """A folder of safetensors, in several files as large models are saved."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     for shard in range(shards):
         head, body = {}, b""
         for name in sorted(weights)[shard::shards]:
@@ -325,49 +301,43 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_what_is_sampled_afterwards_is_of_the_new_weights(kind: str, tmp_path: Path) -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion]:
+@in_loop
+async def test_what_is_sampled_afterwards_is_of_the_new_weights(kind: str, tmp_path: Path) -> None:
+    async with embedded(version=1) as engine:
         before = await engine.generate(PROMPT, LONG)
         await engine.update_weights(SOURCES[kind](tmp_path), version=2)
         assert engine.version == 2
-        return before, await engine.generate(PROMPT, LONG)
-
-    before, after = with_engine(work, version=1)
+        after = await engine.generate(PROMPT, LONG)
     np.testing.assert_allclose(before.logprobs, scored(load_pocket(), PROMPT, before.ids), atol=1e-4)
     np.testing.assert_allclose(after.logprobs, scored(other_model(), PROMPT, after.ids), atol=1e-4)
     assert np.abs(after.logprobs - scored(load_pocket(), PROMPT, after.ids)).max() > 0.05
     assert (before.versions, after.versions) == ((VersionSpan(1, 0, 12),), (VersionSpan(2, 0, 12),))
 
 
-@pytest.mark.parametrize("what", ["update", "reset"])
-def test_a_prefix_that_the_old_weights_computed_is_not_read_again(what: str) -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, Any]:
+@pytest.mark.parametrize("update", [True, False])
+@in_loop
+async def test_a_prefix_that_the_old_weights_computed_is_not_read_again(update: bool) -> None:
+    async with embedded() as engine:
         first = await engine.generate(PROMPT, LONG, session="one")
-        if what == "update":
-            await engine.update_weights(other_weights(), version=2)
-        else:
-            await engine.reset_prefix_cache()
+        await (engine.update_weights(other_weights(), version=2) if update else engine.reset_prefix_cache())
         longer = np.concatenate((PROMPT, first.ids, PROMPT[1:]))
-        return await engine.generate(longer, LONG, session="one"), longer
-
-    second, longer = with_engine(work)
-    model = other_model() if what == "update" else load_pocket()
+        second = await engine.generate(longer, LONG, session="one")
     assert second.cached_tokens == 0
+    model = other_model() if update else load_pocket()
     np.testing.assert_allclose(second.logprobs, scored(model, longer, second.ids), atol=1e-4)
 
 
-def test_a_request_under_way_is_computed_anew_and_says_which_weights_sampled_what() -> None:
-    async def work(engine: EmbeddedEngine) -> Completion:
-        pieces: list[Delta] = []
+@in_loop
+async def test_a_request_under_way_is_computed_anew_and_says_which_weights_sampled_what() -> None:
+    pieces: list[Delta] = []
+    async with embedded(version="old") as engine:
         async for piece in engine.stream(PROMPT, LONG):
             pieces.append(piece)
             if len(pieces) == 5:
                 await engine.pause()
                 await engine.update_weights(other_weights(), version="new")
                 await engine.resume()
-        return joined(pieces)
-
-    done = with_engine(work, version="old")
+    done = joined(pieces)
     old, new = done.versions
     assert (old.version, new.version, old.stop, new.stop) == ("old", "new", new.start, 12)
     assert 5 <= old.stop < 12
@@ -387,12 +357,11 @@ def test_a_request_under_way_is_computed_anew_and_says_which_weights_sampled_wha
         lambda weights: 7,
     ],
 )
-def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(change: Any) -> None:
-    async def work(engine: EmbeddedEngine) -> Completion:
+@in_loop
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(change: Any) -> None:
+    async with embedded(version=1) as engine:
         with pytest.raises(EngineError):
             await engine.update_weights(change(other_weights()), version=2)
-        return await engine.generate(PROMPT, LONG)
-
-    done = with_engine(work, version=1)
+        done = await engine.generate(PROMPT, LONG)
     np.testing.assert_allclose(done.logprobs, scored(load_pocket(), PROMPT, done.ids), atol=1e-4)
     assert done.versions == (VersionSpan(1, 0, 12),)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording
+from tests.loop import in_loop
 from tokentrace.engines.errors import EngineError, EngineRefusal, EngineUnavailable
 from tokentrace.engines.http import Connection, EventReader
 from tokentrace.engines.protocol import Capabilities, SamplingParams, collected
@@ -166,30 +167,28 @@ def test_the_total_time_of_a_try_is_bounded(ask: Any) -> None:
 # -- over sockets
 
 
-def test_closing_a_stream_closes_the_connection() -> None:
-    async def run() -> None:
-        gone = asyncio.Event()
+@in_loop
+async def test_closing_a_stream_closes_the_connection() -> None:
+    gone = asyncio.Event()
 
-        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(http_head("content-type: text/event-stream"))
-            writer.write(answer_bytes(STREAM).split(b"\n\n")[0] + b"\n\n")
-            await writer.drain()
-            while await reader.read(65536):
-                pass
-            gone.set()
-            writer.close()
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(http_head("content-type: text/event-stream"))
+        writer.write(answer_bytes(STREAM).split(b"\n\n")[0] + b"\n\n")
+        await writer.drain()
+        while await reader.read(65536):
+            pass
+        gone.set()
+        writer.close()
 
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        engine = SGLangEngine(Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), TINY)
-        async with aclosing(engine.stream(STREAM["request"]["json"]["input_ids"], SamplingParams(3))) as deltas:
-            assert (await anext(deltas)).ids.tolist() == [131]
-        await asyncio.wait_for(gone.wait(), 60)
-        await engine.close()
-        server.close()
-        await server.wait_closed()
-
-    asyncio.run(run())
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    engine = SGLangEngine(Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), TINY)
+    async with aclosing(engine.stream(STREAM["request"]["json"]["input_ids"], SamplingParams(3))) as deltas:
+        assert (await anext(deltas)).ids.tolist() == [131]
+    await asyncio.wait_for(gone.wait(), 60)
+    await engine.close()
+    server.close()
+    await server.wait_closed()
 
 
 # -- addresses, the extra, events

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -14,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.support import same
+from tests.loop import in_loop
 from tokentrace.engines.answers import StopFinder, check_logprobs
-from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.errors import EngineError, EngineRefusal, LogprobKindError
 from tokentrace.engines.protocol import (
     OPTIONAL,
@@ -46,16 +45,17 @@ class Echo(Engine):
         yield Delta(np.array([last]), np.array([-1.0], np.float32), FinishReason.LENGTH)
 
 
-def test_your_own_engine_is_a_stream() -> None:
-    engine = Echo()
-    done = asyncio.run(engine.generate([1, 2, 3], SamplingParams(3)))
+@in_loop
+async def test_your_own_engine_is_a_stream() -> None:
+    engine, sampling = Echo(), SamplingParams(3)
+    done = await engine.generate([1, 2, 3], sampling)
     assert (done.ids.tolist(), done.finish_reason) == ([1, 2, 3], FinishReason.LENGTH)
-    assert same(done, asyncio.run(collected(engine.stream([1, 2, 3], SamplingParams(3)))))
-    assert same(done, asyncio.run(Router([engine]).generate([1, 2, 3], SamplingParams(3), session="s")))
+    assert same(done, await collected(engine.stream([1, 2, 3], sampling)))
+    assert same(done, await Router([engine]).generate([1, 2, 3], sampling, session="s"))
     for act in (engine.abort("a"), engine.pause(), engine.resume()):
         with pytest.raises(EngineError):
-            asyncio.run(act)
-    asyncio.run(engine.close())
+            await act
+    await engine.close()
 
 
 def piece(ids: list[int], last: bool = False, **channels: list[object]) -> Delta:
@@ -125,28 +125,26 @@ def test_what_is_recorded_names_what_was_asked_for_and_nothing_else() -> None:
     assert structured.described()["structure"] == {"type": "json_schema", "schema": {"type": "object"}}
 
 
-def test_an_engine_refuses_what_it_cannot_do_before_anything_is_sent() -> None:
-    structure = {"type": "json_object"}
+JSON = {"structure": {"type": "json_object"}}
+UNABLE: list[tuple[Capabilities | None, list[dict[str, Any]]]] = [
+    (None, [{"stop": ["x"]}, JSON, {"top_logprobs": 21}]),
+    (Capabilities("mine", seeds=False), [{"min_p": 0.1}, {"presence_penalty": 1}, {"seed": 1}]),
+    (Capabilities("mine", sampling=frozenset(OPTIONAL)), [JSON]),
+]
 
-    async def run(engine: Engine, *settings: dict[str, Any]) -> None:
-        for one in settings:
-            sampling = SamplingParams(8, allow_raw_logprobs=True, **one)
-            for work in (engine.generate([1], sampling), collected(Router([engine]).stream([1], sampling))):
-                with pytest.raises(EngineRefusal) as refused:
-                    await work
-                assert refused.value.status is None
-        await engine.close()
 
-    scripted = ScriptedEngine(lambda prompt, sampling: [1])
-    asyncio.run(run(scripted, {"stop": ["x"]}, {"structure": structure}, {"top_logprobs": 21}))
-    scripted.capabilities = Capabilities("mine", seeds=False)
-    asyncio.run(run(scripted, {"min_p": 0.1}, {"presence_penalty": 1}, {"seed": 1}))
-    assert scripted.requests == []
-
-    async def embedded() -> None:
-        await run(EmbeddedEngine(), {"structure": structure})
-
-    asyncio.run(embedded())
+@pytest.mark.parametrize(("capabilities", "settings"), UNABLE)
+@in_loop
+async def test_an_engine_refuses_what_it_cannot_do_before_anything_is_sent(capabilities: Any, settings: Any) -> None:
+    engine = ScriptedEngine(lambda prompt, sampling: [1])
+    engine.capabilities = capabilities or engine.capabilities
+    for one in settings:
+        sampling = SamplingParams(8, allow_raw_logprobs=True, **one)
+        for work in (engine.generate([1], sampling), collected(Router([engine]).stream([1], sampling))):
+            with pytest.raises(EngineRefusal) as refused:
+                await work
+            assert refused.value.status is None
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize("kind", ["raw", "unknown"])

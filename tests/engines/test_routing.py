@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.faults import Fault, FaultyEngine, Gate
+from tests.loop import in_loop
 from tokentrace.engines.errors import EngineError, EngineUnavailable
 from tokentrace.engines.protocol import Engine, FinishReason, SamplingParams, collected
 from tokentrace.engines.routing import GROUP_LEAD, CircuitState, Router, circuits_of
@@ -31,131 +32,118 @@ async def ask(router: Engine, session: str | None = None, **options: Any) -> int
     return int((await router.generate([1, 2], SAMPLING, session=session, **options)).ids[0])
 
 
-def test_a_session_stays_where_it_began() -> None:
-    async def run() -> None:
-        router = Router(endpoints())
-        homes = {name: await ask(router, name) for name in "abcdef"}
-        assert sorted(homes.values()) == [0, 0, 1, 1, 2, 2], "new sessions are spread"
-        for _ in range(3):
-            for name, home in homes.items():
-                assert await ask(router, name) == home
-                assert (await collected(router.stream([1], SAMPLING, session=name))).ids[0] == home
-
-    asyncio.run(run())
+@in_loop
+async def test_a_session_stays_where_it_began() -> None:
+    router = Router(endpoints())
+    homes = {name: await ask(router, name) for name in "abcdef"}
+    assert sorted(homes.values()) == [0, 0, 1, 1, 2, 2], "new sessions are spread"
+    for _ in range(3):
+        for name, home in homes.items():
+            assert await ask(router, name) == home
+            assert (await collected(router.stream([1], SAMPLING, session=name))).ids[0] == home
 
 
-def test_new_requests_go_where_the_fewest_run() -> None:
-    async def run() -> None:
-        gates = [asyncio.Event() for _ in range(3)]
+@in_loop
+async def test_new_requests_go_where_the_fewest_run() -> None:
+    gates = [asyncio.Event() for _ in range(3)]
 
-        def slow(at: int) -> Any:
-            async def wait(count: int) -> None:
-                await gates[at].wait()
+    def slow(at: int) -> Any:
+        async def wait(count: int) -> None:
+            await gates[at].wait()
 
-            return wait
+        return wait
 
-        engines = [FaultyEngine(lambda p, s, at=at: [at] * 4, latency=slow(at)) for at in range(3)]
-        router = Router(engines)
-        tasks = [asyncio.create_task(ask(router)) for _ in range(6)]
-        await asyncio.sleep(0)
-        assert [len(engine.requests) for engine in engines] == [2, 2, 2]
-        gates[1].set()
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.gather(tasks[1], tasks[4])
-        assert await ask(router) == 1
-        for gate in gates:
-            gate.set()
-        assert sorted(await asyncio.gather(*tasks)) == [0, 0, 1, 1, 2, 2]
-
-    asyncio.run(run())
+    engines = [FaultyEngine(lambda p, s, at=at: [at] * 4, latency=slow(at)) for at in range(3)]
+    router = Router(engines)
+    tasks = [asyncio.create_task(ask(router)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert [len(engine.requests) for engine in engines] == [2, 2, 2]
+    gates[1].set()
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.gather(tasks[1], tasks[4])
+    assert await ask(router) == 1
+    for gate in gates:
+        gate.set()
+    assert sorted(await asyncio.gather(*tasks)) == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_request_that_was_not_accepted_goes_elsewhere_and_its_session_stays_there(streamed: bool) -> None:
+@in_loop
+async def test_a_request_that_was_not_accepted_goes_elsewhere_and_its_session_stays_there(streamed: bool) -> None:
     async def once(router: Router) -> int:
         if streamed:
             return int((await collected(router.stream([1, 2], SAMPLING, session="s"))).ids[0])
         return await ask(router, "s")
 
-    async def run() -> None:
-        engines = endpoints()
-        clock = Clock()
-        router = Router(engines, clock=clock)
-        assert await once(router) == 0
+    engines = endpoints()
+    clock = Clock()
+    router = Router(engines, clock=clock)
+    assert await once(router) == 0
+    engines[0].faults.append(Fault.UNAVAILABLE)
+    assert await once(router) == 1
+    clock.now = 100.0
+    assert await once(router) == 1, "its prefix is cached there now"
+
+
+@in_loop
+async def test_an_endpoint_that_failed_is_left_alone_and_longer_each_time() -> None:
+    engines, clock = endpoints(2), Clock()
+    router = Router(engines, clock=clock)
+    for rest in (5.0, 10.0, 20.0):
         engines[0].faults.append(Fault.UNAVAILABLE)
-        assert await once(router) == 1
-        clock.now = 100.0
-        assert await once(router) == 1, "its prefix is cached there now"
-
-    asyncio.run(run())
-
-
-def test_an_endpoint_that_failed_is_left_alone_and_longer_each_time() -> None:
-    async def run() -> None:
-        engines, clock = endpoints(2), Clock()
-        router = Router(engines, clock=clock)
-        for rest in (5.0, 10.0, 20.0):
-            engines[0].faults.append(Fault.UNAVAILABLE)
-            before = len(engines[0].requests)
-            assert await ask(router) == 1
-            clock.now += rest - 0.1
-            assert await ask(router) == 1
-            assert len(engines[0].requests) == before + 1
-            clock.now += 0.2
-        assert await ask(router) == 0
-        engines[0].faults.append(Fault.UNAVAILABLE)
+        before = len(engines[0].requests)
         assert await ask(router) == 1
-        clock.now += 5.1
-        assert await ask(router) == 0, "it had answered in between: the rest is short again"
+        clock.now += rest - 0.1
+        assert await ask(router) == 1
+        assert len(engines[0].requests) == before + 1
+        clock.now += 0.2
+    assert await ask(router) == 0
+    engines[0].faults.append(Fault.UNAVAILABLE)
+    assert await ask(router) == 1
+    clock.now += 5.1
+    assert await ask(router) == 0, "it had answered in between: the rest is short again"
 
-    asyncio.run(run())
 
-
-def test_before_a_request_is_lost_every_endpoint_is_tried_once() -> None:
-    async def run() -> None:
-        engines, clock = endpoints(3), Clock()
-        router = Router(engines, clock=clock)
-        for engine in engines:
-            engine.faults.append(Fault.UNAVAILABLE)
-        with pytest.raises(EngineUnavailable):
-            await ask(router)
-        assert [len(engine.requests) for engine in engines] == [1, 1, 1]
-        assert await ask(router) == 0, "all rest, and one is tried all the same"
-
-    asyncio.run(run())
+@in_loop
+async def test_before_a_request_is_lost_every_endpoint_is_tried_once() -> None:
+    engines, clock = endpoints(3), Clock()
+    router = Router(engines, clock=clock)
+    for engine in engines:
+        engine.faults.append(Fault.UNAVAILABLE)
+    with pytest.raises(EngineUnavailable):
+        await ask(router)
+    assert [len(engine.requests) for engine in engines] == [1, 1, 1]
+    assert await ask(router) == 0, "all rest, and one is tried all the same"
 
 
 @pytest.mark.parametrize("fault", [Fault.GARBAGE, Fault.FEW_LOGPROBS, Fault.WRONG_IDS])
-def test_what_was_accepted_goes_nowhere_else(fault: Fault) -> None:
-    async def run() -> None:
-        engines = endpoints()
-        engines[0].faults.append(fault)
-        with pytest.raises(EngineError):
-            await ask(Router(engines))
-        assert [len(engine.requests) for engine in engines] == [1, 0, 0]
-
-    asyncio.run(run())
+@in_loop
+async def test_what_was_accepted_goes_nowhere_else(fault: Fault) -> None:
+    engines = endpoints()
+    engines[0].faults.append(fault)
+    with pytest.raises(EngineError):
+        await ask(Router(engines))
+    assert [len(engine.requests) for engine in engines] == [1, 0, 0]
 
 
-def test_pause_resume_and_abort_reach_all() -> None:
-    async def run() -> None:
-        engines = endpoints(3, piece=1)
-        router = Router(engines)
-        await router.pause()
-        tasks = [asyncio.create_task(router.generate([1], SAMPLING, request_id=f"r{at}")) for at in range(3)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in tasks)
-        await router.abort("r1")
-        await router.abort("nobody knows")
-        await router.resume()
-        done = await asyncio.gather(*tasks)
-        assert [one.finish_reason for one in done] == [FinishReason.LENGTH, FinishReason.ABORT, FinishReason.LENGTH]
-        await router.close()
-
-    asyncio.run(run())
+@in_loop
+async def test_pause_resume_and_abort_reach_all() -> None:
+    engines = endpoints(3, piece=1)
+    router = Router(engines)
+    await router.pause()
+    tasks = [asyncio.create_task(router.generate([1], SAMPLING, request_id=f"r{at}")) for at in range(3)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    await router.abort("r1")
+    await router.abort("nobody knows")
+    await router.resume()
+    done = await asyncio.gather(*tasks)
+    assert [one.finish_reason for one in done] == [FinishReason.LENGTH, FinishReason.ABORT, FinishReason.LENGTH]
+    await router.close()
 
 
-def test_a_pause_that_did_not_reach_all_is_an_error() -> None:
+@in_loop
+async def test_a_pause_that_did_not_reach_all_is_an_error() -> None:
     class Unpausable(FaultyEngine):
         async def pause(self) -> None:
             raise EngineUnavailable("gone")
@@ -163,13 +151,10 @@ def test_a_pause_that_did_not_reach_all_is_an_error() -> None:
         async def abort(self, request_id: str) -> None:
             raise EngineUnavailable("gone")
 
-    async def run() -> None:
-        router = Router([*endpoints(1), Unpausable(lambda prompt, sampling: [1])])
-        with pytest.raises(EngineError):
-            await router.pause()
-        await router.abort("unknown")
-
-    asyncio.run(run())
+    router = Router([*endpoints(1), Unpausable(lambda prompt, sampling: [1])])
+    with pytest.raises(EngineError):
+        await router.pause()
+    await router.abort("unknown")
 
 
 # -- what must agree
@@ -205,48 +190,44 @@ def test_a_group_stays_together_until_its_endpoint_is_far_ahead() -> None:
     assert second <= 4
 
 
-def test_circuits_say_which_endpoints_are_left_alone() -> None:
-    async def run() -> None:
-        clock = Clock()
-        engines = endpoints(2)
-        router = Router(engines, clock=clock, names=["http://a", "http://b"])
+@in_loop
+async def test_circuits_say_which_endpoints_are_left_alone() -> None:
+    clock = Clock()
+    engines = endpoints(2)
+    router = Router(engines, clock=clock, names=["http://a", "http://b"])
 
-        def states() -> list[CircuitState]:
-            return [one.state for one in router.circuits]
+    def states() -> list[CircuitState]:
+        return [one.state for one in router.circuits]
 
-        assert states() == [CircuitState.CLOSED, CircuitState.CLOSED]
-        engines[0].faults.append(Fault.UNAVAILABLE)
-        assert await ask(router) == 1
-        assert states() == [CircuitState.OPEN, CircuitState.CLOSED]
-        assert list(map(str, router.circuits)) == ["http://a open for 5 s, failed 1 time", "http://b closed"]
-        clock.now = 6
-        assert states() == [CircuitState.HALF_OPEN, CircuitState.CLOSED]
-        assert await ask(router) == 0
-        assert states() == [CircuitState.CLOSED, CircuitState.CLOSED]
-        assert router.circuits[0].described() == {"name": "http://a", "state": "closed", "running": 0, "failed": 1}
-        assert circuits_of(engines[0]) == []
-        with pytest.raises(EngineError):
-            Router(engines, names=["http://a"])
-
-    asyncio.run(run())
+    assert states() == [CircuitState.CLOSED, CircuitState.CLOSED]
+    engines[0].faults.append(Fault.UNAVAILABLE)
+    assert await ask(router) == 1
+    assert states() == [CircuitState.OPEN, CircuitState.CLOSED]
+    assert list(map(str, router.circuits)) == ["http://a open for 5 s, failed 1 time", "http://b closed"]
+    clock.now = 6
+    assert states() == [CircuitState.HALF_OPEN, CircuitState.CLOSED]
+    assert await ask(router) == 0
+    assert states() == [CircuitState.CLOSED, CircuitState.CLOSED]
+    assert router.circuits[0].described() == {"name": "http://a", "state": "closed", "running": 0, "failed": 1}
+    assert circuits_of(engines[0]) == []
+    with pytest.raises(EngineError):
+        Router(engines, names=["http://a"])
 
 
-def test_a_router_has_a_version_once_all_have_it() -> None:
+@in_loop
+async def test_a_router_has_a_version_once_all_have_it() -> None:
     class Broken(FaultyEngine):
         async def update_weights(self, weights: Any, *, version: str | int) -> None:
             raise EngineError("the disk is full")
 
-    async def run() -> None:
-        fine, broken = (kind(lambda prompt, sampling: [1], version=1) for kind in (FaultyEngine, Broken))
-        router = Router([fine, broken], names=["http://one", "http://two"])
-        assert (router.capabilities.weights, router.version) == (True, 1)
-        with pytest.raises(EngineError, match="http://two: the disk is full"):
-            await router.update_weights("/weights/2", version=2)
-        assert (fine.version, broken.version, router.version) == (2, 1, 1)
-        broken.__class__ = FaultyEngine
+    fine, broken = (kind(lambda prompt, sampling: [1], version=1) for kind in (FaultyEngine, Broken))
+    router = Router([fine, broken], names=["http://one", "http://two"])
+    assert (router.capabilities.weights, router.version) == (True, 1)
+    with pytest.raises(EngineError, match="http://two: the disk is full"):
         await router.update_weights("/weights/2", version=2)
-        assert (fine.version, broken.version, router.version) == (2, 2, 2)
-        await router.set_version(3)
-        assert (await router.generate([1], SamplingParams(1))).versions == (VersionSpan(3, 0, 1),)
-
-    asyncio.run(run())
+    assert (fine.version, broken.version, router.version) == (2, 1, 1)
+    broken.__class__ = FaultyEngine
+    await router.update_weights("/weights/2", version=2)
+    assert (fine.version, broken.version, router.version) == (2, 2, 2)
+    await router.set_version(3)
+    assert (await router.generate([1], SamplingParams(1))).versions == (VersionSpan(3, 0, 1),)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.support import same
+from tests.loop import in_loop
 from tokentrace.engines import CallbackEngine, Completion, EngineAnswerError, EngineRefusal, EngineReply
 from tokentrace.engines.protocol import Capabilities, Engine, FinishReason, GenerateRequest, SamplingParams, collected
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
@@ -90,32 +91,28 @@ def test_a_stream_is_the_whole(ids: list[int], most: int, stops: set[int], piece
     assert whole.versions == ((VersionSpan(3, 0, len(whole.ids)),) if len(whole.ids) else ())
 
 
-def test_latency_pause_abort_and_new_weights() -> None:
-    async def run() -> Any:
-        counts: list[int] = []
-        engine: ScriptedEngine
+@in_loop
+async def test_latency_pause_abort_and_new_weights() -> None:
+    counts: list[int] = []
 
-        async def latency(count: int) -> None:
-            counts.append(count)
-            if len(counts) == 2:
-                engine.version = "b"
-            if len(counts) == 3:
-                await engine.abort("mine")
+    async def latency(count: int) -> None:
+        counts.append(count)
+        if len(counts) == 2:
+            engine.version = "b"
+        if len(counts) == 3:
+            await engine.abort("mine")
 
-        engine = ScriptedEngine(lambda p, s: [1, 2, 3, 4, 5], piece=1, latency=latency, version="a", record=False)
-        await engine.pause()
-        task = asyncio.create_task(engine.generate([1], SamplingParams(5), request_id="mine"))
-        await asyncio.sleep(0)
-        assert not task.done()
-        await engine.abort("another")
-        await engine.resume()
-        done = await task
-        assert counts == [1, 1, 1]
-        assert not engine.requests
-        again = await engine.generate([1], SamplingParams(5), request_id="mine")
-        assert again.finish_reason is FinishReason.LENGTH, "an abort is for the request that ran"
-        return done
-
-    done = asyncio.run(run())
+    engine = ScriptedEngine(lambda p, s: [1, 2, 3, 4, 5], piece=1, latency=latency, version="a", record=False)
+    await engine.pause()
+    task = asyncio.create_task(engine.generate([1], SamplingParams(5), request_id="mine"))
+    await asyncio.sleep(0)
+    assert not task.done()
+    await engine.abort("another")
+    await engine.resume()
+    done = await task
+    assert counts == [1, 1, 1]
+    assert not engine.requests
     assert (done.ids.tolist(), done.finish_reason) == ([1, 2], FinishReason.ABORT)
     assert done.versions == (VersionSpan("a", 0, 1), VersionSpan("b", 1, 2))
+    again = await engine.generate([1], SamplingParams(5), request_id="mine")
+    assert again.finish_reason is FinishReason.LENGTH, "an abort is for the request that ran"

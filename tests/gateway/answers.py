@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import httpx2
 import numpy as np
 
 from tests.conversations import user
+from tests.gateway.talking import pocket
 from tests.parsing.forms import answered, ids_of
 from tests.support import make_renderer
-from tokentrace import Renderer, create_renderer
+from tokentrace import Renderer
 from tokentrace.engines.protocol import Completion, Delta, FinishReason
 from tokentrace.gateway.answering import finish_reply
-from tokentrace.gateway.dialect import Dialect, Head, Reply, encode_sse
-from tokentrace.gateway.items import Change, ItemStream
+from tokentrace.gateway.dialect import Change, Dialect, Head, ItemStream, Reply, encode_sse
 from tokentrace.gateway.requests import AnswerOptions, Request
 from tokentrace.parsing.response import PartKind
-from tokentrace.pocket import POCKET
 
 LOOK: dict[str, Any] = {
     "type": "function",
@@ -66,11 +64,6 @@ CUT_OFF = {
 """The same, cut off by a limit."""
 
 
-@cache
-def pocket() -> Renderer:
-    return create_renderer(POCKET)
-
-
 def renderer(family: str) -> Renderer:
     return pocket() if family == "pocket" else make_renderer(family, trusted=[])
 
@@ -98,12 +91,7 @@ def sampled(
     """A completion in pieces of `size` tokens; its logprobs tell where each token is."""
     options = options or AnswerOptions()
     parser = made.streaming_parser(tools=[LOOK], prompt_ids=answered(made))
-    stream = ItemStream(
-        f"call{turn}{{}}".format,
-        calls_allowed=options.calls_allowed,
-        object_arguments=options.object_arguments,
-        stop=stop,
-    )
+    stream = ItemStream(f"call{turn}{{}}".format, options, stop)
     numbers = np.asarray(ids, np.int32)
     logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 64
     tops = [[(int(one), float(logprob)), (0, -50.0)] for one, logprob in zip(ids, logprobs, strict=True)]

@@ -21,9 +21,8 @@ from tokentrace.engines import Sampled, SamplingParams, ScriptedEngine, VLLMEngi
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import InputError
 from tokentrace.gateway.adapting import render_readably
-from tokentrace.gateway.answering import finish_reply, item_stream
-from tokentrace.gateway.dialect import call_ids_of
-from tokentrace.gateway.items import openai_message
+from tokentrace.gateway.answering import finish_reply
+from tokentrace.gateway.dialect import ItemStream, call_ids_of, openai_message
 from tokentrace.gateway.requests import AnswerOptions
 from tokentrace.pocket import POCKET
 
@@ -260,7 +259,7 @@ def test_results_name_the_call_as_the_model_did() -> None:
     call = '[TOOL_CALLS][{"name": "read_file", "arguments": {"path": "a"}, "id": "Qwertyui9"}]'
     ids = [*ids_of(bench.renderer, (call,)), bench.renderer.get_stop_token_ids()[0]]
     parser, call_id = bench.renderer.streaming_parser(tools=WEATHER, prompt_ids=placed.ids), call_ids_of("a", 0)
-    stream = item_stream("a", 0, AnswerOptions(), ())
+    stream = ItemStream(call_ids_of("a", 0), AnswerOptions())
     stream.feed(parser.feed(ids))
     completion = Completion(np.array(ids, np.int32), np.full(len(ids), -1, np.float32), FinishReason.STOP)
     late_ids = dict(finish_reply(parser, stream, completion)[0].late_ids)

@@ -39,11 +39,9 @@ from tokentrace.conversation.responses import from_responses, unsealed
 from tokentrace.conversation.shapes import from_anthropic, from_openai
 from tokentrace.engines.protocol import FinishReason
 from tokentrace.gateway.chat import CHAT
-from tokentrace.gateway.dialect import Dialect, Head, encode_sse
-from tokentrace.gateway.items import QUIET
+from tokentrace.gateway.dialect import QUIET, Dialect, Head, encode_sse
 from tokentrace.gateway.messages import MESSAGES, signature
-from tokentrace.gateway.problems import RequestError
-from tokentrace.gateway.requests import AnswerOptions
+from tokentrace.gateway.requests import AnswerOptions, RequestError
 from tokentrace.gateway.responses import RESPONSES
 
 HI: Any = [user("x")]

@@ -12,7 +12,7 @@ import pytest
 from tests.diagnose.test_message_keys import assistant, key, user
 from tokentrace.errors import InputError
 from tokentrace.gateway.matching import load_matcher
-from tokentrace.gateway.problems import RequestError
+from tokentrace.gateway.requests import RequestError
 
 CUSTOM = """
 def words(message):

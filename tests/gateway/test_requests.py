@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ from tests.conversations import system, user
 from tests.gateway.answers import LOOK
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.dialect import Dialect
+from tokentrace.gateway.http import Body, parse_body
 from tokentrace.gateway.messages import MESSAGES, read_count
-from tokentrace.gateway.problems import RequestError
-from tokentrace.gateway.requests import NO_PAST, AnswerOptions, Request
+from tokentrace.gateway.requests import AnswerOptions, Request, RequestError
 from tokentrace.gateway.responses import RESPONSES, bare_id
 from tokentrace.gateway.tokens import TOKENS
 
@@ -406,16 +408,16 @@ def test_a_history_is_read_the_same_after_an_earlier_request(name: str) -> None:
     items, reused = HISTORIES[name], 0
     more = {"instructions": "I"} if name == "responses" else {"system": "S"} if name == "messages" else {}
 
-    def read(*lacking: Any, count: int) -> Request:
-        past = lacking[0] if lacking else NO_PAST
-        return dialect.read({**ask, **more, dialect.history: items[past.items : count]}, {}, past)
+    def read(history: list[Any], earlier: tuple[Body, Request] | None = None) -> tuple[Body, Request]:
+        raw = json.dumps({**ask, **more, dialect.history: history}).encode()
+        body = parse_body(raw, dialect.history, earlier)
+        return body, dialect.read(body.value, {}, body.past)
 
-    for count in range(1, len(items) + 1):
-        whole = read(count=count)
+    for changed, count in itertools.product(range(len(items) + 1), range(1, len(items) + 1)):
+        history = [*items[:changed], *({**item, "id": "fc_8y_1"} for item in items[changed:count])]
+        _, whole = read(history)
         for earlier in range(1, len(items) + 1):
-            for shared in range(min(count, earlier) + 1):
-                past = read(count=earlier).past(min(shared, count - 1))
-                again = read(past, count=count)
-                assert (again, list(again.starts)) == (whole, list(whole.starts))
-                reused += past.items
+            body, again = read(history, read(items[:earlier]))
+            assert (again, list(again.starts)) == (whole, list(whole.starts))
+            reused += body.past.items
     assert reused

@@ -11,7 +11,7 @@ import pytest
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.lazy import lazy
 from tokentrace.gateway.gateway import resolved
-from tokentrace.gateway.problems import RequestError
+from tokentrace.gateway.requests import RequestError
 
 openai = lazy("openai")
 

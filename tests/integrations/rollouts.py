@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
+import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
+from tests.guides import GUIDES, blocks
 from tokentrace import Agent, Budget, EmbeddedEngine, Task, Trajectory, create_renderer
 from tokentrace.demo.calculator import calculate
 from tokentrace.engines.protocol import Engine, SamplingParams
@@ -52,6 +57,17 @@ def pocket_rollout(**options: Any) -> Rollout:
     rollout = asyncio.run(run())
     assert rollout.tool_calls, "a rollout with a tool's result between two completions"
     return rollout
+
+
+def recipe(name: str, monkeypatch: pytest.MonkeyPatch, **agent: Any) -> dict[str, Any]:
+    """What a file of the guide defines, with this agent in the place of the guide's."""
+    code = next(block.code for block in blocks(GUIDES / "rows-for-trainers.md") if block.title == name)
+    module = types.ModuleType("my_agent")
+    module.make_agent = functools.partial(make_agent, **agent)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_agent", module)
+    names: dict[str, Any] = {}
+    exec(compile(code, name, "exec"), names)
+    return names
 
 
 def random_tree(seed: int, *, logprobs: bool = True) -> Trajectory:

@@ -1,6 +1,7 @@
-"""Rows for slime, SkyRL and OpenRLHF: what the trajectory holds, in the shapes that they were recorded with.
+"""Rows for slime, SkyRL, OpenRLHF and prime-rl: what the trajectory holds, in the shapes that they were recorded with.
 
-The recipes of the guide are run as its files say, with our agent for theirs and stand-ins for what they import.
+The recipes of the guide are run as its files say, with our agent for theirs and stand-ins for what they import. What of
+verl's integration needs no verl is here, too.
 """
 
 from __future__ import annotations
@@ -8,25 +9,30 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
-import functools
+import importlib.util
 import json
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.guides import GUIDES, blocks
-from tests.integrations.rollouts import QUESTION, check_rows, make_agent, pocket_rollout, random_tree
+from tests.integrations.rollouts import QUESTION, check_rows, pocket_rollout, random_tree, recipe
 from tokentrace import EmbeddedEngine, InputError, Task
-from tokentrace.engines.protocol import Completion, Engine
+from tokentrace.engines import EngineAnswerError, EngineRefusal, LogprobKindError, SamplingParams
+from tokentrace.engines.answers import checked_request
+from tokentrace.engines.protocol import Capabilities, Completion, Engine, GenerateRequest
 from tokentrace.errors import SampleError
-from tokentrace.integrations.rows import filled_logprobs, prompt_response
-from tokentrace.integrations.sampling import sampling_of
+from tokentrace.integrations.rows import filled_logprobs, only_sample, prompt_response
 from tokentrace.integrations.trainers import (
+    VERL_SAMPLING,
+    ServerEngine,
     openrlhf_output,
+    prime_rl_samples,
+    sampling_of,
     skyrl_output,
     slime_samples,
     slime_whole_groups,
@@ -35,11 +41,12 @@ from tokentrace.rollout import Rollout
 from tokentrace.rollout.ends import End
 from tokentrace.rollout.record import TurnMetrics
 from tokentrace.samples.trajectories import trajectory_samples
+from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory
 
-RECIPES = {block.title: block.code for block in blocks(GUIDES / "rows-for-trainers.md") if block.title}
 SHAPES = json.loads((Path(__file__).parent / "shapes.json").read_text())
 SEEDS = range(12)
+VLLM = {"name": "vllm", "logprobs_mode": "processed_logprobs"}
 
 
 def rewritten(seed: int, end: End = End.ANSWER, **options: Any) -> Rollout:
@@ -58,16 +65,6 @@ def unanswered(end: End) -> Rollout:
     return Rollout(Task(QUESTION, name="x"), trajectory, [], QUESTION, end=end, notes=["gone"])
 
 
-def recipe(name: str, monkeypatch: pytest.MonkeyPatch, **agent: Any) -> dict[str, Any]:
-    """What a file of the guide defines, with this agent in the place of the guide's."""
-    module = types.ModuleType("my_agent")
-    module.make_agent = functools.partial(make_agent, **agent)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "my_agent", module)
-    names: dict[str, Any] = {}
-    exec(compile(RECIPES[name], name, "exec"), names)
-    return names
-
-
 # -- what they share
 
 
@@ -81,6 +78,27 @@ def test_a_token_that_carries_loss_has_its_logprob_or_there_is_no_row() -> None:
             convert(sample.replace(logprobs=holed))
     with pytest.raises(SampleError, match="has no logprobs"):
         filled_logprobs(sample.replace(logprobs=None))
+
+
+def recorded(**first: Any) -> Trajectory:
+    """Two turns with a tool result between them."""
+    trajectory = Trajectory(name="one")
+    trajectory.begin([1, 2, 3], messages=1)
+    sampling = {"sampling": {"temperature": 0.5}, **first}
+    trajectory.append_completion([10, 11], [-0.5, -0.25], finish_reason="stop", **sampling)
+    trajectory.append_context([4, 5], [Kind.CONTEXT, Kind.SCAFFOLD], messages=1)
+    trajectory.append_completion([20], [-0.125], finish_reason="stop", sampling={"temperature": 1.0})
+    return trajectory
+
+
+def test_a_response_goes_from_the_first_sampled_token_to_the_last() -> None:
+    trajectory = recorded()
+    trajectory.append_context([6], [Kind.CONTEXT], messages=1)  # a tool result that nobody answered
+    row = prompt_response(only_sample(trajectory))
+    assert (row.prompt_ids, row.response_ids) == ([1, 2, 3], [10, 11, 4, 5, 20])
+    assert (row.response_mask, row.response_logprobs) == ([1, 1, 0, 0, 1], [-0.5, -0.25, 0.0, 0.0, -0.125])
+    with pytest.raises(SampleError, match="nothing was sampled"):
+        only_sample(unanswered(End.ENGINE).trajectory)
 
 
 def test_sampling_parameters_are_honoured_or_refused() -> None:
@@ -100,6 +118,15 @@ def test_sampling_parameters_are_honoured_or_refused() -> None:
         sampling_of([1])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="max_tokens"):
         sampling_of({"temperature": 1.0})
+    penalty = sampling_of({**given, "min_p": 0.05, "repetition_penalty": 1.1}, supports=VERL_SAMPLING)
+    assert (penalty.min_p, penalty.repetition_penalty) == (0.05, 1.1)
+    with pytest.raises(InputError, match="min_q"):
+        sampling_of({**given, "min_q": 0.1}, supports=VERL_SAMPLING)
+    raw = ServerEngine(None, "one", {"name": "vllm", "logprobs_mode": "raw_logprobs"}, vocab_size=9)
+    with pytest.raises(LogprobKindError):
+        asyncio.run(raw.generate([1], penalty))
+    with pytest.raises(EngineRefusal, match="areal has no seed"):
+        checked_request(GenerateRequest([1], SamplingParams(4, seed=7)), Capabilities("areal", seeds=False))
 
 
 # -- slime
@@ -110,12 +137,9 @@ def slime_type() -> Any:
     status = enum.Enum("Status", {name.upper(): name for name in SHAPES["slime"]["Sample.Status"]})
     fields: list[Any] = []
     for name, about in SHAPES["slime"]["Sample"].items():
-        default = about.rpartition(" = ")[2]
-        value = status.PENDING if name == "status" else eval(default)
-        made = type(value) in (list, dict)
-        fields.append(
-            (name, Any, dataclasses.field(default_factory=type(value)) if made else dataclasses.field(default=value))
-        )
+        value = status.PENDING if name == "status" else eval(about.rpartition(" = ")[2])
+        how = {"default_factory": type(value)} if type(value) in (list, dict) else {"default": value}
+        fields.append((name, Any, dataclasses.field(**how)))
     return dataclasses.make_dataclass("Sample", fields, namespace={"Status": status})
 
 
@@ -299,3 +323,100 @@ def test_openrlhf_gets_no_row_without_logprobs_or_reward(openrlhf: Any) -> None:
         execute(openrlhf, reward=lambda rollout: None)
     with pytest.raises(SampleError, match="takes one row"):
         openrlhf_output(rewritten(1), "", "")
+
+
+# -- prime-rl
+
+
+@dataclasses.dataclass
+class TrainingSample:
+    """The struct's fields, as read in its source (21 August 2026); prime-rl is not on the index."""
+
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    temperatures: list[float]
+    env_name: str
+    advantages: list[float] | None = None
+
+
+def test_a_row_for_prime_rl_is_the_trajectory() -> None:
+    [fields] = prime_rl_samples(recorded(), env_name="math", advantage=[0.5, 2.0])
+    assert TrainingSample(**fields) == TrainingSample(
+        token_ids=[1, 2, 3, 10, 11, 4, 5, 20],
+        mask=[False, False, False, True, True, False, False, True],
+        logprobs=[0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -0.125],
+        temperatures=[1.0, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 1.0],
+        env_name="math",
+        advantages=[0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 2.0],
+    )
+    for name, kind in {"token_ids": int, "mask": bool, "logprobs": float, "temperatures": float}.items():
+        assert {type(value) for value in fields[name]} == {kind}
+    [plain] = prime_rl_samples(recorded(), env_name="math")
+    assert TrainingSample(**plain).advantages is None
+
+
+def test_branches_for_prime_rl_train_each_token_once() -> None:
+    trajectory = recorded()
+    trajectory.branch([1, 2, 3, 10, 99], messages=2)
+    trajectory.append_completion([30], [-1.0], finish_reason="stop", sampling={"temperature": 1.0})
+    first, second = prime_rl_samples(trajectory, env_name="math")
+    assert sum(first["mask"]) + sum(second["mask"]) == 4
+    assert (second["token_ids"], second["mask"]) == ([1, 2, 3, 10, 99, 30], [False] * 5 + [True])
+    assert second["logprobs"][3] == -0.5  # sampled, and trained in the other row
+
+
+def test_prime_rl_gets_no_row_without_temperature_or_logprobs() -> None:
+    for sampling, problem in ((None, "was not recorded"), ({"temperature": 0.0}, "is 0")):
+        with pytest.raises(SampleError, match=f"tokens 3 to 5: the temperature {problem}"):
+            prime_rl_samples(recorded(sampling=sampling), env_name="math")
+    trajectory = Trajectory(logprobs=False)
+    trajectory.begin([1], messages=1)
+    trajectory.append_completion([2], None, finish_reason="stop", sampling={"temperature": 1.0})
+    with pytest.raises(SampleError, match="has no logprobs"):
+        prime_rl_samples(trajectory, env_name="math")
+
+
+# -- verl
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
+@pytest.mark.parametrize("name", ["verl", "verl_sft"])
+def test_without_verl_the_error_says_what_to_install(name: str) -> None:
+    with pytest.raises(ImportError, match=r"needs verl: pip install 'verl\[verl-core\]'"):
+        importlib.import_module(f"tokentrace.integrations.{name}")
+
+
+def ask_verl(sampling: SamplingParams, name: str = "vllm", **changed: Any) -> dict[str, Any]:
+    """What verl's server of this kind is sent; it answers with one token unless that is `changed`."""
+    answer = {"token_ids": [5], "log_probs": [-0.5], "stop_reason": "completed", "extra_fields": {}, **changed}
+    sent: dict[str, Any] = {}
+
+    async def generate(**request: Any) -> Any:
+        sent.update(request["sampling_params"])
+        return SimpleNamespace(**answer)
+
+    engine = ServerEngine(SimpleNamespace(generate=generate), "one", {**VLLM, "name": name}, vocab_size=10)
+    asyncio.run(engine.generate([1], sampling))
+    return sent
+
+
+def test_verls_servers_are_sent_the_seed() -> None:
+    for server, name in (("vllm", "seed"), ("sglang", "sampling_seed"), ("trtllm", "seed")):
+        sent = ask_verl(sampling_of({"temperature": 1.0, "seed": 7}, max_tokens=4), server)
+        assert {key: value for key, value in sent.items() if "seed" in key} == {name: 7}
+        assert not [key for key in ask_verl(SamplingParams(4), server) if "seed" in key]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"log_probs": None}, "verl returned no logprobs"),
+        ({"log_probs": [-0.5, -0.5]}, "2 entries for 1 ids"),
+        ({"token_ids": [], "log_probs": []}, "returned no ids"),
+        ({"token_ids": [10]}, "the vocabulary has 10 ids"),
+    ],
+)
+def test_an_answer_of_verls_servers_that_cannot_be_used_is_refused(changed: dict[str, Any], problem: str) -> None:
+    with pytest.raises(EngineAnswerError, match=problem):
+        ask_verl(SamplingParams(4), **changed)

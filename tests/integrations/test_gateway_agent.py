@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.gateway.server import TOOLS, gateway_server
-from tests.integrations.trl_config import Config
+from tests.integrations.trl_config import trainer
 from tests.lazy import lazy
 from tokentrace import Task
 from tokentrace.demo.calculator import calculate
@@ -21,14 +20,6 @@ from tokentrace.integrations.trl import RolloutFunction, rollout_reward
 openai = lazy("openai")
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
-TRAINER: Any = SimpleNamespace(
-    args=Config(),
-    processing_class=SimpleNamespace(pad_token_id=4064),
-    accelerator=SimpleNamespace(num_processes=1, process_index=0),
-    state=SimpleNamespace(global_step=0),
-    reward_funcs=[rollout_reward],
-    reward_func_names=["rollout_reward"],
-)
 
 
 def ask_twice(session: Session) -> float:
@@ -65,7 +56,7 @@ def test_rows_of_a_session_are_what_trl_is_given() -> None:
     with gateway_server() as served:
         kept: list[Any] = []
         function = RolloutFunction(GatewayAgent(served.url, ask_twice), weights_to=None, done=kept.extend)
-        rows = function([PROMPT, PROMPT], TRAINER)
+        rows = function([PROMPT, PROMPT], trainer())
         function.close()
         for at, one in enumerate(kept):
             (sample,) = one.samples
@@ -92,7 +83,7 @@ def test_a_history_that_was_rewritten_gives_several_rows() -> None:
         assert finished.reward is None
         function = RolloutFunction(agent, weights_to=None)
         with pytest.raises(SampleError, match="has 2 rows"):
-            function([PROMPT], TRAINER)
+            function([PROMPT], trainer())
         function.close()
 
 

@@ -6,18 +6,16 @@ import asyncio
 import dataclasses
 import warnings
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.integrations.trl_config import Config
+from tests.integrations.trl_config import trainer
 from tokentrace import Agent, InputError, Task, Trajectory, create_renderer
 from tokentrace.engines import SamplingParams, ScriptedEngine
 from tokentrace.errors import SampleError
-from tokentrace.integrations.background import BackgroundLoop
 from tokentrace.integrations.rows import FinishedRollout
-from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
+from tokentrace.integrations.trl import BackgroundLoop, Collator, RolloutFunction, rollout_reward, unless_failed
 from tokentrace.pocket import POCKET
 from tokentrace.samples.trajectories import trajectory_samples
 
@@ -31,35 +29,13 @@ def loop() -> Iterator[BackgroundLoop]:
     made.close()
 
 
-def trainer(**settings: Any) -> Any:
-    """What a rollout function reads of a trainer."""
-    known = {"temperature": 1.0, "step": 0, "processes": 1, "rank": 0, "weights": 0, **settings}
-    rewards = known.get("rewards", [rollout_reward])
-    return SimpleNamespace(
-        reward_funcs=rewards,
-        reward_func_names=[reward.__name__ for reward in rewards],
-        args=Config(**{one.name: known[one.name] for one in dataclasses.fields(Config) if one.name in known}),
-        tools=known.get("tools"),
-        state=SimpleNamespace(global_step=known["step"]),
-        processing_class=SimpleNamespace(pad_token_id=4064),
-        accelerator=SimpleNamespace(
-            num_processes=known["processes"], process_index=known["rank"], unwrap_model=lambda model: model
-        ),
-        model=SimpleNamespace(state_dict=lambda: {"weights": known["weights"]}),
-    )
-
-
 class Recorded:
     """Runs nothing: every rollout is one that was recorded."""
 
     def __init__(self, *finished: FinishedRollout) -> None:
         self._left = list(finished)
-        self.tasks: list[Task] = []
-        self.seeds: list[int | None] = []
 
-    async def run(self, task: Task, *, seed: int | None = None, **_: Any) -> FinishedRollout:
-        self.tasks.append(task)
-        self.seeds.append(seed)
+    async def run(self, task: Task, **_: Any) -> FinishedRollout:
         return self._left.pop(0)
 
 
@@ -121,33 +97,30 @@ def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -
         assert "score them: brief; wrap them in unless_failed" in text
 
 
-def test_several_rows_of_a_rollout_are_refused_unless_one_is_chosen(loop: BackgroundLoop) -> None:
-    function = RolloutFunction(Recorded(finished(branches=2)), weights_to=None, loop=loop)
-    with pytest.raises(SampleError, match="has 2 rows: its history was rewritten"):
-        function([PROMPT], trainer())
+@pytest.mark.parametrize(
+    ("rollout", "settings", "error", "problem"),
+    [
+        ({"branches": 2}, {}, SampleError, "has 2 rows: its history was rewritten"),
+        ({"sampling": {"temperature": 0.5}}, {}, SampleError, r"at temperature 0\.5, and the trainer's is 1"),
+        ({"logprobs": None}, {}, SampleError, "has no logprobs"),
+        ({}, {"tools": [print]}, InputError, "TRL would run the tools of tools="),
+        *(
+            ({}, {name: value}, InputError, f"{name} of the trainer's config")
+            for name, value in {"top_p": 0.5, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}.items()
+        ),
+    ],
+)
+def test_what_would_train_something_else_is_refused(
+    rollout: dict[str, Any], settings: dict[str, Any], error: Any, problem: str, loop: BackgroundLoop
+) -> None:
+    function = RolloutFunction(Recorded(finished(**rollout)), weights_to=None, loop=loop)
+    with pytest.raises(error, match=problem):
+        function([PROMPT], trainer(**settings))
+
+
+def test_one_of_several_rows_can_be_chosen(loop: BackgroundLoop) -> None:
     last = RolloutFunction(Recorded(finished(branches=2)), weights_to=None, loop=loop, one_of=lambda rows: rows[-1])
     assert last([PROMPT], trainer())["prompt_ids"] == [[1, 2, 4]]
-
-
-def test_another_temperature_than_the_trainers_is_refused(loop: BackgroundLoop) -> None:
-    function = RolloutFunction(Recorded(finished(sampling={"temperature": 0.5})), weights_to=None, loop=loop)
-    with pytest.raises(SampleError, match=r"sampled at temperature 0\.5, and the trainer's is 1"):
-        function([PROMPT], trainer())
-
-
-@pytest.mark.parametrize("setting", [{"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}])
-def test_sampling_settings_of_the_trainer_are_refused(setting: dict[str, Any], loop: BackgroundLoop) -> None:
-    function = RolloutFunction(Recorded(finished()), weights_to=None, loop=loop)
-    with pytest.raises(InputError, match=rf"{next(iter(setting))} of the trainer's config"):
-        function([PROMPT], trainer(**setting))
-    with pytest.raises(InputError, match="TRL would run the tools of tools="):
-        function([PROMPT], trainer(tools=[print]))
-
-
-def test_missing_logprobs_are_refused(loop: BackgroundLoop) -> None:
-    function = RolloutFunction(Recorded(finished(logprobs=None)), weights_to=None, loop=loop)
-    with pytest.raises(SampleError, match="has no logprobs"):
-        function([PROMPT], trainer())
 
 
 class Told:

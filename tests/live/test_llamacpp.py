@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.live.live import CONTEXT, ROOT, Recorder, expected_logprobs, llama_server, no_wheel
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.errors import EngineAnswerError

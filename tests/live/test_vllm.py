@@ -19,7 +19,7 @@ import pytest
 from tests.engines.test_embedded import SETTINGS
 from tests.live.live import Recorder, expected_logprobs
 from tests.live.vllm_server import vllm_server
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.http import Connection

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.conversations import CONVERSATIONS, Conversation
 from tests.lazy import lazy
 from tokentrace import Renderer, create_renderer
-from tokentrace.conversation.remarks import conversation_remarks
+from tokentrace.conversation.messages import conversation_remarks
 from tokentrace.pocket import POCKET
 from tokentrace.template.chat_template import REASONING_FIELDS
 

@@ -251,10 +251,10 @@ def test_questions_are_known_only_where_somebody_brings_them(tmp_path: Path) -> 
 def test_patience_and_limits_are_settings(tmp_path: Path) -> None:
     limits = "budget: {seconds: 900, interaction_timeout: 5, reward_timeout: null}\n"
     run = read_run(written(tmp_path, POCKET_RUN + limits + "patience: 30\n"))
-    assert (run.patience, run.budget) == (30.0, Budget(seconds=900, interaction_timeout=5, reward_timeout=None))
+    assert (run.file.patience, run.budget) == (30.0, Budget(seconds=900, interaction_timeout=5, reward_timeout=None))
     assert "patience" not in run.settings, "a run may go on with more"
-    assert read_run(written(tmp_path, POCKET_RUN)).patience == 600
-    assert read_run(written(tmp_path, POCKET_RUN + "patience: null\n")).patience is None
+    assert read_run(written(tmp_path, POCKET_RUN)).file.patience == 600
+    assert read_run(written(tmp_path, POCKET_RUN + "patience: null\n")).file.patience is None
 
 
 def test_passwords_in_addresses_are_not_shown(tmp_path: Path) -> None:

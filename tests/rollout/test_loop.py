@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.faults import Fault
 from tests.rollout.support import ANSWER, QUESTION, RENDERER, TASK, Turns
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import trajectory_samples
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.cutting import Keep, cut_text

@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokentrace import create_renderer
+from tests.rollout.support import CALL, RENDERER, look
 from tokentrace.engines.errors import EngineRefusal, EngineUnavailable
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.patience import EngineDown, Outage, Patience
 from tokentrace.rollout.store import RolloutStore
 
-RENDERER = create_renderer(POCKET)
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
 TASKS = [Task([{"role": "user", "content": f"Question {number}?"}], name=f"q{number}") for number in range(4)]
 
 
@@ -53,7 +50,7 @@ class Engine(ScriptedEngine):
 
     def _say(self, prompt: Any, sampling: SamplingParams) -> Any:
         if "42" not in RENDERER.tokenizer.decode(prompt):
-            return RENDERER.tokenizer.encode(CALL)
+            return RENDERER.tokenizer.encode(f"{CALL}<|end|>")
         (stop, *_) = RENDERER.get_stop_token_ids()
         return [*np.random.default_rng(sampling.seed).integers(300, 4000, 20).tolist(), stop]
 
@@ -65,27 +62,14 @@ class Engine(ScriptedEngine):
         return await super().generate(prompt_ids, sampling, **options)
 
 
-def look() -> str:
-    """Look."""
-    return "42"
-
-
 def agent(engine: Engine, **options: Any) -> Agent:
     return Agent(engine, RENDERER, tools=[look], reward=lambda _: 1.0, **options)
 
 
 def run(engine: Engine, patience: Patience, store: RolloutStore | None = None, **options: Any) -> list[Rollout]:
     done: list[Rollout] = []
-    running = run_rollouts(
-        agent(engine, **options),
-        grouped(TASKS, 2),
-        concurrency=3,
-        seed=5,
-        patience=patience,
-        store=store,
-        done=done.append,
-    )
-    asyncio.run(running)
+    settings: Any = {"concurrency": 3, "seed": 5, "patience": patience, "store": store, "done": done.append}
+    asyncio.run(run_rollouts(agent(engine, **options), grouped(TASKS, 2), **settings))
     return done
 
 

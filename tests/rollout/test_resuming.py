@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from tests.trajectory.checker import check_trajectory
+from tests.support import FULL
+from tests.trajectory.model import check_trajectory
 from tokentrace import EmbeddedEngine, Trajectory, create_renderer, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
@@ -31,6 +32,7 @@ from tokentrace.trajectory.storage import replay_records, write_records
 RENDERER = create_renderer(POCKET)
 TASK = Task([{"role": "user", "content": "What is 17 * 23?"}], name="one")
 GREEDY = SamplingParams(200, temperature=0.0)
+T = TypeVar("T")
 
 
 def calculator(expression: str) -> ToolResult:
@@ -86,18 +88,22 @@ def agent(engine: Any, **options: Any) -> Agent:
     return Agent(engine, RENDERER, **(settings | options))
 
 
-@pytest.fixture(scope="module")
-def whole() -> Rollout:
-    """A rollout with calls and two questions that nothing interrupted."""
+def on(engine: Any, work: Callable[[Any], Awaitable[T]]) -> T:
+    """What comes of an engine, which is closed afterwards."""
 
-    async def run() -> Rollout:
-        engine = EmbeddedEngine()
+    async def run() -> T:
         try:
-            return await agent(engine).run(TASK)
+            return await work(engine)
         finally:
             await engine.close()
 
-    rollout = asyncio.run(run())
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def whole() -> Rollout:
+    """A rollout with calls and two questions that nothing interrupted."""
+    rollout = on(EmbeddedEngine(), lambda engine: agent(engine).run(TASK))
     assert (rollout.end, rollout.tool_calls > 0) == (End.USER, True)
     assert sum(message["role"] == "user" for message in rollout.messages) == 2
     return rollout
@@ -125,19 +131,11 @@ def check_same(rollout: Rollout, whole: Rollout) -> None:
     assert sample.mask.tolist() == (other.kinds() == Kind.SAMPLED).tolist()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if FULL else 2))
 def test_a_turn_that_is_aborted_goes_on_where_it_was(whole: Rollout, seed: int) -> None:
     chance = random.Random(seed)
-    places = [chance.choice([0, 1, 2, 5, 17]) for _ in range(12)]
-
-    async def run() -> tuple[Rollout, Aborting]:
-        engine = Aborting(places)
-        try:
-            return await agent(engine, resume_aborted=True).run(TASK), engine
-        finally:
-            await engine.close()
-
-    rollout, engine = asyncio.run(run())
+    engine = Aborting([chance.choice([0, 1, 2, 5, 17]) for _ in range(12)])
+    rollout = on(engine, lambda engine: agent(engine, resume_aborted=True).run(TASK))
     check_same(rollout, whole)
     pieces = rollout.trajectory.turns()
     assert any(turn.continues for turn in pieces)
@@ -151,23 +149,16 @@ def test_a_turn_that_is_aborted_goes_on_where_it_was(whole: Rollout, seed: int) 
 
 
 def test_an_aborted_rollout_is_gone_on_with_later(whole: Rollout) -> None:
-    chance = random.Random(7)
-
-    async def run() -> Rollout:
-        engine = Aborting([chance.choice([1, 3, 9]) for _ in range(9)])
-        try:
-            rollout = await agent(engine).run(TASK)
-            assert rollout.end is End.ABORT
-            assert rollout.reward is None
-            for _ in range(20):
-                if rollout.end is not End.ABORT:
-                    break
+    async def run(engine: Aborting) -> Rollout:
+        rollout = await agent(engine).run(TASK)
+        assert (rollout.end, rollout.reward) == (End.ABORT, None)
+        for _ in range(20):
+            if rollout.end is End.ABORT:
                 rollout = await agent(engine).run(TASK, resumed=rollout)
-            return rollout
-        finally:
-            await engine.close()
+        return rollout
 
-    rollout = asyncio.run(run())
+    chance = random.Random(7)
+    rollout = on(Aborting([chance.choice([1, 3, 9]) for _ in range(9)]), run)
     check_same(rollout, whole)
     assert rollout.trajectory.turns()[-1].version == 9
 
@@ -243,15 +234,10 @@ def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, pla
     told = GREEDY.described() | {"stop": (text,), "stop_token_ids": (), "top_logprobs": 2}
     options: Any = {"sampling": SamplingParams(**told), "budget": Budget(turns=1), "resume_aborted": True}
 
-    async def run(places: Sequence[int], resumed: Rollout | None = None) -> Rollout:
-        engine = Aborting(places)
-        try:
-            return await agent(engine, **options).run(TASK, resumed=resumed)
-        finally:
-            await engine.close()
+    def run(places: Sequence[int], resumed: Rollout | None = None) -> Rollout:
+        return on(Aborting(places), lambda engine: agent(engine, **options).run(TASK, resumed=resumed))
 
-    uncut, resumed = asyncio.run(run([])), asyncio.run(run([place]))
-    later = asyncio.run(run([], cut(whole, 2, place)))
+    uncut, resumed, later = run([]), run([place]), run([], cut(whole, 2, place))
     assert len(uncut.trajectory.turns()[0]) == 7
     for rollout in (resumed, later):
         assert rollout.trajectory.stream().tolist() == uncut.trajectory.stream().tolist()
@@ -275,44 +261,35 @@ def test_what_is_counted_from_the_first_token_of_a_request_lets_no_turn_go_on(wh
     agent(engine, sampling=replace(GREEDY, repetition_penalty=1.2), resume_aborted=True)
 
 
+def run_stored(folder: Path, places: Sequence[int], tasks: list[Task], **options: Any) -> tuple[Any, Any, Aborting]:
+    """The summary of a run, what is finished then, and the engine."""
+    engine, store = Aborting(places), RolloutStore(folder)
+    running = run_rollouts(agent(engine), tasks, store=store, concurrency=1, **options)
+    summary = on(engine, lambda _: running)
+    finished = {row["name"]: (row["notes"], one.stream().tolist()) for row, one in store.trajectories()}
+    store.close()
+    return summary, finished, engine
+
+
 def test_aborted_rollouts_of_a_store_go_on_in_the_next_run(tmp_path: Path, whole: Rollout) -> None:
     tasks = [Task(TASK.messages, name=name) for name in ("a", "b", "c")]
-
-    async def run(places: Sequence[int], **options: Any) -> tuple[Any, dict[str, list[int]], Aborting]:
-        engine, store = Aborting(places), RolloutStore(tmp_path)
-        try:
-            summary = await run_rollouts(agent(engine), tasks, store=store, concurrency=1, **options)
-            return summary, {row["name"]: one.stream().tolist() for row, one in store.trajectories()}, engine
-        finally:
-            store.close()
-            await engine.close()
-
-    summary, before, _ = asyncio.run(run([4, 10**6, 2, 10**6, 10**6, 10**6, 10**6, 3]))
+    summary, before, _ = run_stored(tmp_path, [4, 10**6, 2, 10**6, 10**6, 10**6, 10**6, 3], tasks)
     assert summary.ends["abort"] == 2
-    summary, after, second = asyncio.run(run([], continue_aborted=True))
+    summary, after, second = run_stored(tmp_path, [], tasks, continue_aborted=True)
     assert summary.ends == {"user": 3}
     assert summary.resumed == 1
-    assert all(stream == whole.trajectory.stream().tolist() for stream in after.values())
+    assert all(stream == whole.trajectory.stream().tolist() for _, stream in after.values())
     prompts = {request.request_id: len(request.prompt_ids) for request in second.asked}
-    aborted = [name for name, stream in before.items() if len(stream) < len(whole.trajectory)]
+    aborted = {name: len(stream) for name, (_, stream) in before.items() if len(stream) < len(whole.trajectory)}
     assert len(aborted) == 2
-    for name in aborted:
-        assert min(length for id, length in prompts.items() if id and id.startswith(name)) == len(before[name])
+    for name, length in aborted.items():
+        assert min(count for id, count in prompts.items() if id and id.startswith(name)) == length
 
 
 def test_what_cannot_be_continued_is_run_anew_with_a_note(tmp_path: Path) -> None:
-    async def run(task: Task, places: Sequence[int], **options: Any) -> Any:
-        engine, store = Aborting(places), RolloutStore(tmp_path)
-        try:
-            summary = await run_rollouts(agent(engine), [task], store=store, **options)
-            return summary, store.finished[0]["notes"]
-        finally:
-            store.close()
-            await engine.close()
-
-    summary, _ = asyncio.run(run(TASK, [4]))
+    summary, _, _ = run_stored(tmp_path, [4], [TASK])
     assert summary.ends == {"abort": 1}
     other = Task([{"role": "user", "content": "What is 2 + 2?"}], name="one")
-    summary, notes = asyncio.run(run(other, [], continue_aborted=True))
+    summary, finished, _ = run_stored(tmp_path, [], [other], continue_aborted=True)
     assert summary.ends == {"user": 1}
-    assert notes[-1].startswith("run anew: ")
+    assert finished["one"][0][-1].startswith("run anew: ")

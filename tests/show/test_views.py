@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import unicodedata
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.conversations import CONVERSATIONS
 from tests.pages import EVIL
 from tests.show.results import LAST_ONLY, rendering
 from tokentrace import RenderedTokens, create_renderer
@@ -18,7 +20,7 @@ from tokentrace.pocket import POCKET
 from tokentrace.show import json_view, plain_view, text_view
 from tokentrace.show.document import ORIGINS
 from tokentrace.show.results import document_of, edit
-from tokentrace.show.visible import visible
+from tokentrace.show.visible import spelled, visible
 
 
 def hostile() -> RenderedTokens:
@@ -46,22 +48,6 @@ def terminal(rendered: RenderedTokens, *, color: bool = True) -> str:
 # -- tracks
 
 
-@pytest.mark.parametrize("name", ["agentic", "content_emoji", "calls_parallel_answered", "reasoning_mixed"])
-def test_pieces_cover_every_token_once_and_agree_with_its_arrays(name: str) -> None:
-    given = CONVERSATIONS[name]
-    rendered = create_renderer(POCKET).render(given.messages, tools=given.tools)
-    (track,) = document_of(rendered).tracks
-    end = 0
-    for piece in track.pieces():
-        assert piece.start == end < piece.stop
-        end = piece.stop
-        assert set(rendered.sampled[piece.start : piece.stop]) == {piece.marked}
-        assert set(rendered.fields[piece.start : piece.stop]) == {piece.field}
-        assert set(rendered.message_indices[piece.start : piece.stop]) == {piece.message}
-    assert end == len(rendered)
-    assert "".join(track.texts or ()) == rendered.text
-
-
 def hues(rendered: RenderedTokens) -> list[str]:
     (track,) = document_of(rendered).tracks
     return [ORIGINS[piece.hue].name for piece in track.pieces()]
@@ -75,14 +61,6 @@ def test_every_kind_of_token_has_a_hue_and_stops_name_their_messages() -> None:
     template = "{{ day }}{% for m in messages %}{{ m.content.center(2) }}{% endfor %}"
     renderer = create_renderer(POCKET, "default", chat_template=template, day="Monday")
     assert hues(renderer.render([{"role": "user", "content": "Hello there"}])) == ["variables", "unknown"]
-
-
-def test_characters_of_several_tokens_are_shown_once() -> None:
-    (track,) = document_of(create_renderer(POCKET).render([{"role": "user", "content": "a 🗼 b"}])).tracks
-    texts = track.texts or ()
-    assert "🗼" in "".join(texts)
-    assert "" in texts
-    assert not any("\ufffd" in text for text in texts)
 
 
 HAVE_A_SIGN = [*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)]
@@ -157,3 +135,24 @@ def test_json_round_trips_and_has_one_entry_per_token() -> None:
         assert len(view[name]) == len(rendered)
     assert view["turns"][0]["stop_token"] == "<|end|>"
     assert view["turns"][0]["message"] == 2
+
+
+# -- the texts of tokens
+
+
+@given(st.text().map(str.encode) | st.binary(max_size=40), st.lists(st.integers(0, 200)))
+def test_bytes_cut_anywhere_are_text_and_numbers(raw: bytes, cuts: list[int]) -> None:
+    edges = sorted({0, len(raw), *(cut % (len(raw) + 1) for cut in cuts)})
+    pieces = [raw[start:stop] for start, stop in itertools.pairwise(edges)]
+    texts = spelled(pieces)
+    assert len(texts) == len(pieces)
+    chars = raw.decode("utf-8", "surrogateescape")
+    expected = (f"⟨{ord(char) - 0xDC00:02X}⟩" if "\udc80" <= char <= "\udcff" else char for char in chars)
+    assert "".join(texts) == "".join(expected)
+
+
+def test_a_character_belongs_to_the_token_it_begins_in() -> None:
+    family = "👩‍👧".encode()
+    assert spelled([family[:2], family[2:4], family[4:]]) == ["👩", "", "\u200d👧"]
+    assert spelled([b"\xf0", b"a"]) == ["⟨F0⟩", "a"]
+    assert spelled([b"a\xe2", b"\x82"]) == ["a⟨E2⟩", "⟨82⟩"]

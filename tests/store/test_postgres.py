@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from tests.loop import in_loop
 from tests.store.support import Postgres, check_whole, made_up_turn, postgres_server, session
 from tokentrace.store import postgres as postgres_module
 from tokentrace.store.postgres import postgres_store
@@ -38,7 +39,8 @@ def test_tables_are_made_once_however_many_gateways_start(postgres: Postgres) ->
 
 
 @pytest.mark.parametrize("after", ["UPDATE sessions", "INSERT INTO turns", "DELETE FROM requests", "COMMIT"])
-def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
+@in_loop
+async def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """Also where it was stored, and only the acknowledgement was lost."""
@@ -60,43 +62,38 @@ def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
             raise postgres_module._Lost("the connection was lost while it was committed")
         return result
 
-    async def test() -> None:
-        store = postgres_store(url)
-        await store.create(session("a"))
-        with monkeypatch.context() as patch:
-            patch.setattr(postgres_module._Statements, "change", changing)
-            patch.setattr(postgres_module._Postgres, "_once", doing)
-            await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r0")
-        assert lost
-        assert await check_whole(store, "a") == 1
-        await store.close()
-
-    asyncio.run(test())
+    store = postgres_store(url)
+    await store.create(session("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres_module._Statements, "change", changing)
+        patch.setattr(postgres_module._Postgres, "_once", doing)
+        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r0")
+    assert lost
+    assert await check_whole(store, "a") == 1
+    await store.close()
 
 
-def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
+@in_loop
+async def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
     url = own.fresh()
 
-    async def test() -> None:
-        store, trajectory = postgres_store(url, patience=1), Trajectory()
-        await store.create(session("a"))
-        await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
-        turn = made_up_turn(trajectory, 1, "a")
-        await asyncio.to_thread(own.stop)
-        try:
-            for work in (store.session("a"), store.append("a", turn, request="r1"), store.begin("a", "r2", {})):
-                with pytest.raises(StoreError, match="postgresql://"):
-                    await work
-        finally:
-            await asyncio.to_thread(own.start)
-        async with asyncio.timeout(60):
-            while await _fails(store.append("a", turn, request="r1")):  # as a gateway does, until it is back
-                pass
-        assert await check_whole(store, "a") == 2
-        assert await store.incomplete("a") == []
-        await store.close()
-
-    asyncio.run(test())
+    store, trajectory = postgres_store(url, patience=1), Trajectory()
+    await store.create(session("a"))
+    await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
+    turn = made_up_turn(trajectory, 1, "a")
+    await asyncio.to_thread(own.stop)
+    try:
+        for work in (store.session("a"), store.append("a", turn, request="r1"), store.begin("a", "r2", {})):
+            with pytest.raises(StoreError, match="postgresql://"):
+                await work
+    finally:
+        await asyncio.to_thread(own.start)
+    async with asyncio.timeout(60):
+        while await _fails(store.append("a", turn, request="r1")):  # as a gateway does, until it is back
+            pass
+    assert await check_whole(store, "a") == 2
+    assert await store.incomplete("a") == []
+    await store.close()
 
 
 async def _fails(work: Awaitable[object]) -> bool:
@@ -107,25 +104,23 @@ async def _fails(work: Awaitable[object]) -> bool:
     return False
 
 
-def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postgres: Postgres) -> None:
+@in_loop
+async def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postgres: Postgres) -> None:
     url = postgres.fresh()
 
-    async def test() -> None:
-        store, patient = postgres_store(url, connections=2, patience=1), postgres_store(url)
-        await patient.create(session("a"))
-        with psycopg.connect(url) as other:
-            other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
-            outcomes = await asyncio.gather(*(store.session("a") for _ in range(8)), return_exceptions=True)
-            assert all(isinstance(one, StoreError) for one in outcomes), outcomes
-            said = " ".join(map(str, outcomes))
-            assert "all 2 connections are busy" in said
-        assert await store.session("a") is not None
-        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
-        assert await check_whole(store, "a") == 1
-        await store.close()
-        await patient.close()
-
-    asyncio.run(test())
+    store, patient = postgres_store(url, connections=2, patience=1), postgres_store(url)
+    await patient.create(session("a"))
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
+        outcomes = await asyncio.gather(*(store.session("a") for _ in range(8)), return_exceptions=True)
+        assert all(isinstance(one, StoreError) for one in outcomes), outcomes
+        said = " ".join(map(str, outcomes))
+        assert "all 2 connections are busy" in said
+    assert await store.session("a") is not None
+    await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
+    assert await check_whole(store, "a") == 1
+    await store.close()
+    await patient.close()
 
 
 @pytest.mark.parametrize(

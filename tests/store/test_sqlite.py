@@ -14,6 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from tests.loop import in_loop
 from tests.store.support import check_whole, made_up_turn, session
 from tokentrace.store.opening import open_store
 from tokentrace.store.sqlite import sqlite_store
@@ -32,60 +33,56 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path: Path) -> None:
+@in_loop
+async def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
 
-    async def test() -> None:
-        store = open_store(str(path))
-        trajectory = Trajectory()
-        await store.create(session("a"))
-        await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
-        with no_file_larger_than(200_000):
-            for at in range(3):
-                large = TurnRecord(1, 2, (os.urandom(400_000),), {})
-                with pytest.raises(StoreError, match="nothing was recorded"):
-                    await store.append("a", large, request=f"large {at}")
-            assert await check_whole(store, "a") == 1
-            # what fits is still taken, beside what does not
-            small, *others = await asyncio.gather(
-                store.append("a", made_up_turn(trajectory, 1, "a"), request="r1"),
-                *(store.append("a", TurnRecord(2, 4, (os.urandom(400_000),), {}), request=f"l{at}") for at in range(3)),
-                return_exceptions=True,
-            )
-            assert small is None
-            assert all(isinstance(other, StoreError) and not isinstance(other, Conflict) for other in others)
-        await store.append("a", made_up_turn(trajectory, 2, "a"), request="r2")
-        assert await check_whole(store, "a") == 3
-        await store.close()
-        store = open_store(str(path))
-        assert await check_whole(store, "a") == 3
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_a_store_that_another_process_holds_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-
-    async def test() -> None:
-        store = sqlite_store(path, patience=0.05)
-        await store.create(session("a"))
-        other = apsw.Connection(str(path))
-        other.execute("BEGIN IMMEDIATE; UPDATE sessions SET metadata = '{}'")
-        failed = await asyncio.gather(
-            *(store.begin("a", f"r{at}", {}) for at in range(5)), return_exceptions=True
-        )  # fmt: skip
-        assert ["another process locks it" in str(one) and isinstance(one, StoreError) for one in failed] == [True] * 5
-        known = await store.session("a")  # reading goes on
-        assert known is not None
-        assert await store.incomplete("a") == []
-        other.execute("COMMIT")
-        other.close()
-        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
+    store = open_store(str(path))
+    trajectory = Trajectory()
+    await store.create(session("a"))
+    await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
+    with no_file_larger_than(200_000):
+        for at in range(3):
+            large = TurnRecord(1, 2, (os.urandom(400_000),), {})
+            with pytest.raises(StoreError, match="nothing was recorded"):
+                await store.append("a", large, request=f"large {at}")
         assert await check_whole(store, "a") == 1
-        await store.close()
+        # what fits is still taken, beside what does not
+        small, *others = await asyncio.gather(
+            store.append("a", made_up_turn(trajectory, 1, "a"), request="r1"),
+            *(store.append("a", TurnRecord(2, 4, (os.urandom(400_000),), {}), request=f"l{at}") for at in range(3)),
+            return_exceptions=True,
+        )
+        assert small is None
+        assert all(isinstance(other, StoreError) and not isinstance(other, Conflict) for other in others)
+    await store.append("a", made_up_turn(trajectory, 2, "a"), request="r2")
+    assert await check_whole(store, "a") == 3
+    await store.close()
+    store = open_store(str(path))
+    assert await check_whole(store, "a") == 3
+    await store.close()
 
-    asyncio.run(test())
+
+@in_loop
+async def test_a_store_that_another_process_holds_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    store = sqlite_store(path, patience=0.05)
+    await store.create(session("a"))
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE; UPDATE sessions SET metadata = '{}'")
+    failed = await asyncio.gather(
+        *(store.begin("a", f"r{at}", {}) for at in range(5)), return_exceptions=True
+    )  # fmt: skip
+    assert ["another process locks it" in str(one) and isinstance(one, StoreError) for one in failed] == [True] * 5
+    known = await store.session("a")  # reading goes on
+    assert known is not None
+    assert await store.incomplete("a") == []
+    other.execute("COMMIT")
+    other.close()
+    await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
+    assert await check_whole(store, "a") == 1
+    await store.close()
 
 
 # -- files that are no store
@@ -125,16 +122,14 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: st
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
-    async def test() -> None:
-        store = open_store(str(tmp_path / "store.db"))
-        await store.create(session("a"))
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-        assert len(modes) == 3
-        assert set(modes.values()) == {0o600}
-        await store.close()
-
-    asyncio.run(test())
+@in_loop
+async def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store.db"))
+    await store.create(session("a"))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 3
+    assert set(modes.values()) == {0o600}
+    await store.close()
 
 
 # -- opening by name

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.loop import in_loop
 from tests.store.support import session
 from tests.trajectory.model import assert_same
 from tests.trajectory.walk import Walk
@@ -25,16 +26,6 @@ async def opened(where: str) -> AsyncIterator[Store]:
         await store.close()
 
 
-def in_store(where: str, test: Callable[[Store], Awaitable[None]]) -> None:
-    """Run a test in a store, which is closed afterwards."""
-
-    async def run() -> None:
-        async with opened(where) as store:
-            await test(store)
-
-    asyncio.run(run())
-
-
 def turn(number: int, first: int, *records: bytes, **rest: Any) -> TurnRecord:
     return TurnRecord(number, first, records, rest.pop("info", {}), **rest)
 
@@ -46,8 +37,9 @@ async def ids(store: Store, **which: Any) -> list[str]:
 # -- sessions
 
 
-def test_sessions_are_listed_from_the_newest_on_and_found_by_what_is_in_them(place: str) -> None:
-    async def test(store: Store) -> None:
+@in_loop
+async def test_sessions_are_listed_from_the_newest_on_and_found_by_what_is_in_them(place: str) -> None:
+    async with opened(place) as store:
         for at in range(150):  # more than are read at a time
             await store.create(session(f"s{at:03}", float(at // 2), metadata={"task": f"T{at}"}))
         everything = [f"s{at:03}" for at in range(149, -1, -1)]
@@ -64,14 +56,13 @@ def test_sessions_are_listed_from_the_newest_on_and_found_by_what_is_in_them(pla
         assert len(await ids(store, state=State.SEALED)) == 50
         assert await ids(store, state=State.SEALED, search="t14") == ["s147", "s144", "s141"]
 
-    in_store(place, test)
-
 
 # -- turns
 
 
-def test_a_trajectory_is_rebuilt_from_the_turns_of_its_session(place: str) -> None:
-    async def test(store: Store) -> None:
+@in_loop
+async def test_a_trajectory_is_rebuilt_from_the_turns_of_its_session(place: str) -> None:
+    async with opened(place) as store:
         for seed in range(4):
             walk, id, turns = Walk(seed, rewards=False), f"walk {seed}", 0
             await store.create(session(id))
@@ -95,47 +86,41 @@ def test_a_trajectory_is_rebuilt_from_the_turns_of_its_session(place: str) -> No
             assert to_bytes(again) == to_bytes(walk.trajectory)
             assert_same(walk.model, again)
 
-    in_store(place, test)
-
 
 # -- many at once
 
 
-def test_of_two_gateways_that_write_the_same_turn_one_wins(place: str) -> None:
-    async def test(one: Store) -> None:
-        async with opened(place) as two:
-            await one.create(session("a"))
-            winners = []
-            for number in range(30):
-                outcomes = await asyncio.gather(
-                    *(
-                        store.append("a", turn(number, number, name), request=f"{name!r} {number}")
-                        for name, store in ((b"one", one), (b"two", two))
-                    ),
-                    return_exceptions=True,
-                )
-                assert sorted(map(str, map(type, outcomes))) == sorted(map(str, (type(None), Conflict))), outcomes
-                winners.append((b"one", b"two")[outcomes.index(None)])
-            assert [found.records async for found in two.turns("a")] == [(name,) for name in winners]
-
-    in_store(place, test)
+@in_loop
+async def test_of_two_gateways_that_write_the_same_turn_one_wins(place: str) -> None:
+    async with opened(place) as one, opened(place) as two:
+        await one.create(session("a"))
+        winners = []
+        for number in range(30):
+            outcomes = await asyncio.gather(
+                *(
+                    store.append("a", turn(number, number, name), request=f"{name!r} {number}")
+                    for name, store in ((b"one", one), (b"two", two))
+                ),
+                return_exceptions=True,
+            )
+            assert sorted(map(str, map(type, outcomes))) == sorted(map(str, (type(None), Conflict))), outcomes
+            winners.append((b"one", b"two")[outcomes.index(None)])
+        assert [found.records async for found in two.turns("a")] == [(name,) for name in winners]
 
 
-def test_a_seal_and_a_turn_at_once_end_in_one_of_two_ways(place: str) -> None:
-    async def test(one: Store) -> None:
-        async with opened(place) as two:
-            for at in range(20):
-                id = f"s{at}"
-                await one.create(session(id))
-                dropped = two.set_state(id, State.DROPPED)
-                stored, _ = await asyncio.gather(
-                    one.append(id, turn(0, 0, b"x"), request="r"), dropped, return_exceptions=True
-                )
-                assert stored is None or isinstance(stored, Closed)
-                known = await one.session(id)
-                assert known is not None
-                assert known.state is State.DROPPED
-                assert known.turns == (1 if stored is None else 0)
-                assert [found async for found in one.turns(id)] == []
-
-    in_store(place, test)
+@in_loop
+async def test_a_seal_and_a_turn_at_once_end_in_one_of_two_ways(place: str) -> None:
+    async with opened(place) as one, opened(place) as two:
+        for at in range(20):
+            id = f"s{at}"
+            await one.create(session(id))
+            dropped = two.set_state(id, State.DROPPED)
+            stored, _ = await asyncio.gather(
+                one.append(id, turn(0, 0, b"x"), request="r"), dropped, return_exceptions=True
+            )
+            assert stored is None or isinstance(stored, Closed)
+            known = await one.session(id)
+            assert known is not None
+            assert known.state is State.DROPPED
+            assert known.turns == (1 if stored is None else 0)
+            assert [found async for found in one.turns(id)] == []

@@ -23,10 +23,11 @@ from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 from markupsafe import Markup
 
 from tests.lazy import lazy
-from tests.support import rotating
+from tests.support import byte_tokenizer_json, rotating
 from tokentrace import TemplateError, create_renderer
 from tokentrace.template import ChatTemplate, Rendering
 from tokentrace.template.environment import TracingEnvironment
+from tokentrace.tokens import Tokenizer
 
 chat_template_utils = lazy("transformers.utils.chat_template_utils")
 
@@ -216,17 +217,10 @@ def test_no_operation_changes_the_text_or_launders_it(name: str) -> None:
 
 
 @functools.cache
-def tokenizer() -> Any:
+def tokenizer() -> Tokenizer:
     """A vocabulary of bytes, with control tokens that the secret spells."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     forms = {form for word in re.split(r"\s", SECRETS[0]) for form in (word, word.upper(), word.lower(), word[0])}
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(forms)])
-    return tokenizer
+    return Tokenizer(byte_tokenizer_json(sorted(forms)), fast=False)
 
 
 @pytest.mark.filterwarnings("ignore")

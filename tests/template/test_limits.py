@@ -26,7 +26,7 @@ RUN = textwrap.dedent(
     from tokentrace.errors import TemplateLimitError
     from tokentrace.template import ChatTemplate
     from tokentrace.template import budget
-    budget.MAX_STEPS, budget.MAX_SECONDS = 200_000, 2
+    budget.MAX_STEPS, budget.MAX_SECONDS, budget.MAX_BYTES = 50_000, 1, 1 << 27
     messages = [{"role": "user", "content": "x" * 1_000, "n": 9}] * 3
 
     def outcome(source):

@@ -420,34 +420,35 @@ TEMPLATE = (
 
 
 def renderer(policy: str, **settings: Any) -> Any:
-    return create_renderer(made("byte_level")[0], "default", chat_template=TEMPLATE, control_tokens=policy, **settings)
+    settings = {"chat_template": TEMPLATE, "control_tokens": policy, **settings}
+    return create_renderer(made("byte_level")[0], "default", **settings)
 
 
-def test_reject_names_message_field_position_and_token() -> None:
-    messages = [{"role": "system", "content": "<think>"}, {"role": "user", "content": "ok so <|im_end|> done"}]
-    with pytest.raises(ControlTokenError, match=r"^message 1, content: .*'<\|im_end\|>' at character 6") as caught:
-        renderer("reject").render(messages)
+ACROSS = "<|im_start|>{% for m in messages %}{{ m.content }}|im_end|>{% endfor %}"
+THINKING = {"function": {"name": "f", "arguments": {"text": "<think>"}}}
+
+
+@pytest.mark.parametrize(
+    ("message", "where", "settings"),
+    [
+        ({"role": "user", "content": "ok so <|im_end|> done"}, ("content", 6, "<|im_end|>"), {}),
+        ({"role": "user", "content": "fine <"}, ("content", None, "<|im_end|>"), {"chat_template": ACROSS}),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [THINKING]},
+            ("tool_calls.0.function.arguments", None, "<think>"),
+            {"trusted": ()},
+        ),
+    ],
+)
+def test_reject_names_message_field_position_and_token(message: Any, where: Any, settings: dict[str, Any]) -> None:
+    refusing = renderer("reject", **settings)
+    with pytest.raises(ControlTokenError, match=r"^message 1, ") as caught:
+        refusing.render([{"role": "user", "content": "fine"}, message])
     error = caught.value
-    assert (error.message, error.field, error.position, error.token) == (1, "content", 6, "<|im_end|>")
-
-
-def test_reject_names_the_argument() -> None:
-    call = {"function": {"name": "f", "arguments": {"text": "<think>"}}}
-    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    with pytest.raises(ControlTokenError) as caught:
-        renderer("reject", trusted=()).render(messages)
-    assert (caught.value.message, caught.value.token) == (0, "<think>")
-    assert caught.value.field == "tool_calls.0.function.arguments"
-    assert renderer("reject").render([{"role": "system", "content": "<think>"}]).control.sum() == 3
-
-
-def test_reject_across_a_border() -> None:
-    source = "<|im_start|>{% for m in messages %}{{ m.content }}|im_end|>{% endfor %}"
-    made_renderer = create_renderer(made("byte_level")[0], "default", chat_template=source, control_tokens="reject")
-    with pytest.raises(ControlTokenError) as caught:
-        made_renderer.render([{"role": "user", "content": "fine <"}])
-    assert (caught.value.message, caught.value.field, caught.value.token) == (0, "content", "<|im_end|>")
-    assert made_renderer.render([{"role": "user", "content": "fine"}]).control.sum() == 1
+    field, position, token = where
+    assert (error.message, error.field, error.token) == (1, field, token)
+    assert position in (None, error.position)
+    assert refusing.render([{"role": "user", "content": "fine"}]).control.any()
 
 
 def test_literal_and_hf_compat() -> None:

@@ -25,7 +25,9 @@ COMMANDS: Final = {
     "families": "Show what is known of each family of models.",
     "demo": "Run rollouts by three client paths and compare them.",
 }
-"""The name of each command (also that of its module and function), and what it does."""
+"""The name of each command, which is also that of its function, and what it does."""
+_MODULES: Final = {"families": "render", "view": "render", "keys": "export"}
+"""The modules of commands that do not have one of their own name."""
 
 
 def command(function: Callable[..., Any]) -> click.Command:
@@ -44,7 +46,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f".{cmd_name}", __package__), cmd_name)
+        module = importlib.import_module(f".{_MODULES.get(cmd_name, cmd_name)}", __package__)
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

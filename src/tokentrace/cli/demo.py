@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +16,6 @@ from .options import flag, json_option, number
 from .output import ProgressBars, note, print_result, write_file, write_page
 
 if TYPE_CHECKING:
-    from ..demo.paths import PathReport
     from ..samples.sample import Sample
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -48,67 +47,51 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, 
 def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     import asyncio
 
-    from ..demo.paths import run_demo
-    from ..demo.report import demo_document, demo_json
-    from ..pocket import POCKET
-    from ..rendering.factory import create_renderer
+    from ..demo.paths import demo_document, demo_json, run_demo
+    from ..samples.trajectories import trajectory_samples
+    from ..trajectory.storage import save_trajectory
 
     with ProgressBars(transient=True, counts=True) as bars:
         result = asyncio.run(run_demo(rollouts=rollouts, seed=seed, progress=bars.show))
-    summary = json.dumps(demo_json(result), indent=1)
-    document = demo_document(result, create_renderer(POCKET))
+    summary, document = json.dumps(demo_json(result), indent=1), demo_document(result)
     if as_json:
         click.echo(summary)
     else:
         print_result(document)
     write_file(output / "summary.json", summary + "\n")
-    _write_rows(output, result.paths, seed)
-    _write_trajectories(output / "trajectories", result.paths)
+    ours = result.paths[-1].rollouts
+    _write_rows(output, [row for one in ours for row in trajectory_samples(one.trajectory, reward=one.reward)], seed)
+    for report in result.paths:
+        path = output / "trajectories" / report.path.replace(" ", "-")
+        path.mkdir(parents=True, exist_ok=True)
+        for old in path.glob("held_back-*.tt"):
+            old.unlink()
+        for rollout in report.rollouts:
+            save_trajectory(rollout.trajectory, path / f"{rollout.task.name}.tt")
+    note(f"wrote {output / 'trajectories'}")
     write_page(output / "report.html", document)
     return output / "report.html"
 
 
-def _write_rows(output: Path, reports: Sequence[PathReport], seed: int) -> None:
-    """Write the training rows of tokentrace's path; as JSON Lines without pyarrow."""
+def _write_rows(output: Path, samples: Sequence[Sample], seed: int) -> None:
+    """Write rows; as JSON Lines without pyarrow."""
     from ..data.tables import write_samples
-    from ..samples.trajectories import trajectory_samples
 
-    rollouts = reports[-1].rollouts
-    samples = [row for one in rollouts for row in trajectory_samples(one.trajectory, reward=one.reward)]
-    if importlib.util.find_spec("pyarrow") is None:
-        write_file(output / "rows.jsonl", "".join(json.dumps(_json_row(row)) + "\n" for row in samples))
+    if importlib.util.find_spec("pyarrow") is not None:
+        write_samples(output / "rows.parquet", samples, {"made_by": "tokentrace demo", "seed": seed})
+        note(f"wrote {output / 'rows.parquet'}")
         return
-    write_samples(output / "rows.parquet", samples, {"made_by": "tokentrace demo", "seed": seed})
-    note(f"wrote {output / 'rows.parquet'}")
-
-
-def _json_row(sample: Sample) -> dict[str, Any]:
-    logprobs = [] if sample.logprobs is None else sample.logprobs.tolist()
-    columns = {"loss_mask": sample.mask, "message_indices": sample.messages, "kinds": sample.kinds}
-    return {
-        "input_ids": sample.token_ids,
-        **{name: values.tolist() for name, values in columns.items()},
-        "logprobs": [None if math.isnan(value) else value for value in logprobs],
-        **{"source": sample.name, "branch": sample.branch, "reward": sample.reward},
-    }
-
-
-def _write_trajectories(folder: Path, reports: Sequence[PathReport]) -> None:
-    """Write each rollout of each path to a file; those of an earlier run are replaced."""
-    from ..trajectory.storage import save_trajectory
-
-    for one in reports:
-        path = folder / one.path.replace(" ", "-")
-        path.mkdir(parents=True, exist_ok=True)
-        for old in path.glob("held_back-*.tt"):
-            old.unlink()
-        for rollout in one.rollouts:
-            save_trajectory(rollout.trajectory, path / f"{rollout.task.name}.tt")
-    note(f"wrote {folder}")
+    rows = []
+    for one in samples:
+        logprobs = [] if one.logprobs is None else one.logprobs.tolist()
+        columns = {"loss_mask": one.mask, "message_indices": one.messages, "kinds": one.kinds}
+        row = {"input_ids": one.token_ids, **{name: values.tolist() for name, values in columns.items()}}
+        row["logprobs"] = [None if math.isnan(value) else value for value in logprobs]
+        rows.append(row | {"source": one.name, "branch": one.branch, "reward": one.reward})
+    write_file(output / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _explain_example(output: Path) -> Path:
-    """Render the shipped example, print it, and write a page."""
     from ..pocket import EXAMPLE, POCKET
     from ..rendering.factory import create_renderer
     from .inputs import read_conversation

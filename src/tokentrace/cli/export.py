@@ -1,9 +1,8 @@
-"""``tokentrace export``."""
+"""``tokentrace export`` and ``keys``: what belongs to a gateway."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,37 +11,26 @@ import click
 
 from ..errors import InputError
 from ..show.visible import counted
-from . import command
-from .options import (
-    complete_files,
-    flag,
-    json_option,
-    one_of,
-    overwrite_option,
-    quiet_option,
-    rows_option,
-    trainer_option,
-)
+from . import command, options
 from .output import ProgressBars, note, print_rows, short_number
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
     from ..gateway.rows import Export
-    from ..store.store import SessionInfo, Store
 
 
 @command
-@click.argument("store", metavar="STORE", shell_complete=complete_files)
-@rows_option(required=True)
-@trainer_option
+@click.argument("store", metavar="STORE", shell_complete=options.complete_files)
+@options.rows_option(required=True)
+@options.trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
-@one_of("--state", ["open", "sealed", "exported"], "Only sessions that are in this state.")
+@options.one_of("--state", ["open", "sealed", "exported"], "Only sessions that are in this state.")
 @click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
-@overwrite_option
-@flag("--keep-state", text="Leave sealed sessions sealed instead of marking them as exported.")
-@json_option("Print what was written as JSON.")
-@quiet_option
-def export(*, store: str, **options: Any) -> None:
+@options.overwrite_option
+@options.flag("--keep-state", text="Leave sealed sessions sealed instead of marking them as exported.")
+@options.json_option("Print what was written as JSON.")
+@options.quiet_option
+def export(*, store: str, **chosen: Any) -> None:
     """Write the training rows of the sessions in STORE: what `tokentrace serve --store STORE` recorded.
 
     STORE is a file, or postgresql://user@host/database; a gateway may be writing to it. docs/rows.md has the columns.
@@ -61,7 +49,7 @@ def export(*, store: str, **options: Any) -> None:
     from ..data.tables import check_target
     from ..data.trainers import find_trainer
 
-    job = SimpleNamespace(**options)
+    job = SimpleNamespace(**chosen)
     target = None if job.trainer is None else find_trainer(job.trainer)
     check_target(job.output, target, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):
@@ -72,8 +60,10 @@ def export(*, store: str, **options: Any) -> None:
     done, longest = asyncio.run(_export(store, job, target))
     data = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
     data |= {"output": str(job.output), "longest": longest}
-    summary, how = "\n".join(_summary(done)), {"trainer": job.trainer, "as_json": job.as_json, "quiet": job.quiet}
-    print_rows(data, summary, job.output, longest, **how)
+    counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
+    causes = [f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common()]
+    summary = f"{counts}, {done.trained:,} trained" + (f"\nbranches: {', '.join(causes)}" if causes else "")
+    print_rows(data, summary, job, longest)
     if not job.as_json and not job.quiet:
         note(f"wrote {job.output}" + (f", and marked {done.marked:,} as exported" if done.marked else ""))
 
@@ -87,9 +77,15 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
 
     store, longest = open_store(where), 0
     try:
-        state = None if job.state is None else State(job.state)
-        sessions: Any = [await _session(store, id) for id in dict.fromkeys(job.sessions)]
-        total = len(sessions)
+        sessions: Any = []
+        for id in dict.fromkeys(job.sessions):
+            info = await store.session(id)
+            if info is None:
+                raise InputError(f"{store.where} has no session {id!r}")
+            if info.state == "dropped":
+                raise InputError(f"session {id!r} was dropped: its tokens are gone")
+            sessions.append(info)
+        total, state = len(sessions), None if job.state is None else State(job.state)
         if not sessions:
             states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
             total = sum([await store.count(each) for each in states])
@@ -115,19 +111,23 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
         await store.close()
 
 
-async def _session(store: Store, id: str) -> SessionInfo:
-    """Return the session of an id. Raises InputError if it is missing or dropped."""
-    info = await store.session(id)
-    if info is None:
-        raise InputError(f"{store.where} has no session {id!r}")
-    if info.state == "dropped":
-        raise InputError(f"session {id!r} was dropped: its tokens are gone")
-    return info
+@command
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@click.option("--admin", "role", flag_value="admin", help="A key for everything: sessions, rows, rewards, shutdown.")
+@click.option("--agent", "role", flag_value="agent", help="A key for sampling in any session.")
+@click.option("--name", default="", metavar="TEXT", help="A note beside the key: whose it is.")
+def keys(file: Path, role: str | None, name: str) -> None:
+    """Make a key, print it once, and add its hash to FILE: what `tokentrace serve --keys FILE` reads.
 
+    The key itself is stored nowhere. Keys for single sessions are made with the session: POST /sessions.
 
-def _summary(done: Export) -> Iterator[str]:
-    counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
-    yield f"{counts}, {done.trained:,} trained"
-    if done.causes:
-        causes = ", ".join(f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common())
-        yield f"branches: {causes}"
+    \b
+    Examples:
+      tokentrace keys gateway.keys --admin
+      tokentrace keys gateway.keys --agent --name "evaluation cluster"
+    """
+    from ..gateway.access import Role, add_key
+
+    if role is None:
+        raise click.UsageError("say what the key is for: --admin or --agent")
+    click.echo(add_key(file, Role(role), name))

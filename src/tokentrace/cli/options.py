@@ -17,7 +17,6 @@ from ..files import unwritable
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
-OneOf = click.Choice
 DEBUG: Final = "tokentrace.debug"
 """The context key of --debug."""
 
@@ -48,7 +47,7 @@ class ResultFile(click.Path):
 
 def one_of(name: str, choices: list[str], text: str, default: str | None = None) -> Option:
     """Return an option with a few choices."""
-    return click.option(name, type=OneOf(choices), default=default, show_default=True, help=text)
+    return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)
 
 
 def flag(*names: str, text: str) -> Option:
@@ -81,8 +80,6 @@ def page_option(text: str) -> Option:
 
 
 def _complete_names(module: str, table: str, *more: str) -> Completer:
-    """Complete names of a table in `formats` that start like the text so far."""
-
     def complete(_ctx: click.Context, _parameter: click.Parameter, text: str) -> list[Any]:
         rows = getattr(importlib.import_module(f"..formats.{module}", __package__), table)
         return [name for row in (*more, *rows) if (name := getattr(row, "name", row)).startswith(text)]
@@ -91,7 +88,6 @@ def _complete_names(module: str, table: str, *more: str) -> Completer:
 
 
 def _complete_path(kind: str) -> Completer:
-    """Let the shell complete a path."""
     return lambda _ctx, _parameter, text: [CompletionItem(text, type=kind)]
 
 
@@ -104,19 +100,23 @@ complete_files: Final = _complete_path("file")
 # -- options
 
 
-def _remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.meta[DEBUG] = True
-
-
 def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     if value and Path(value).exists():
         raise click.UsageError(f"--ray takes the address of a cluster, and {value} is a file: name it before --ray")
     return value
 
 
+def named(name: str, text: str, **more: Any) -> Option:
+    """Return an option for a name."""
+    return click.option(name, metavar="NAME", help=text, **more)
+
+
 debug_option: Final = click.option(
-    "--debug", is_flag=True, expose_value=False, callback=_remember, help="Show the traceback of an error."
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: ctx.meta.update({DEBUG: True} if value else {}),
+    help="Show the traceback of an error.",
 )
 ray_option: Final = click.option(
     "--ray",
@@ -131,7 +131,7 @@ overwrite_option: Final = flag("--overwrite", text="Replace an output that alrea
 trainer_option: Final = click.option(
     "--for",
     "trainer",
-    type=OneOf(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
+    type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
     help="Write what this trainer reads, and say what to put into its configuration.",
 )
 tokenizer_option: Final = click.option(
@@ -156,28 +156,23 @@ control_tokens_option: Final = one_of(
     "How to treat a control token in the text of a user or a tool.",
     "literal",
 )
-messages_column_option: Final = click.option(
-    "--messages-column", metavar="NAME", help="The column with the messages.  [default: detected]"
-)
+messages_column_option: Final = named("--messages-column", "The column with the messages.  [default: detected]")
 parse_arguments_option: Final = flag(
     "--parse-arguments", text="Parse arguments that are JSON strings, as inference servers do."
 )
-split_option: Final = click.option(
-    "--split", metavar="NAME", help="The split of a dataset.  [default: train, or the only one]"
-)
+split_option: Final = named("--split", "The split of a dataset.  [default: train, or the only one]")
 quiet_option: Final = flag("-q", "--quiet", text="No progress, no summary.")
 tools_option: Final = click.option(
     "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
 )
 audit_options: Final = together(
     click.option("--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."),
-    click.option(
+    named(
         "--renderer",
+        "A family, auto or default.",
         default="auto",
         show_default=True,
-        metavar="NAME",
         shell_complete=_complete_names("families", "FAMILIES", "auto", "default"),
-        help="A family, auto or default.",
     ),
     click.option(
         "--chat-template",

@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -64,19 +65,17 @@ def print_report(result: Any, data: Any, as_json: bool) -> None:
         print_result(result, fold=True)
 
 
-def print_rows(
-    data: dict[str, Any], summary: str, path: Path, longest: int, *, trainer: str | None, as_json: bool, quiet: bool
-) -> None:
+def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest: int) -> None:
     """Print what is to know about a file of rows: a summary or JSON, and what to put into a trainer's configuration."""
     from ..data.trainers import find_trainer
 
-    advice = None if trainer is None else find_trainer(trainer).advice_for(path, longest)
-    if as_json:
+    advice = None if job.trainer is None else find_trainer(job.trainer).advice_for(job.output, longest)
+    if job.as_json:
         click.echo(json.dumps(data if advice is None else {**data, "advice": advice}))
-    elif not quiet:
+    elif not job.quiet:
         click.echo(summary)
         if advice is not None:
-            click.echo(click.style(f"  for {trainer}:", bold=True) + "\n" + textwrap.indent(advice, "    "))
+            click.echo(click.style(f"  for {job.trainer}:", bold=True) + "\n" + textwrap.indent(advice, "    "))
 
 
 def short_number(number: float) -> str:

@@ -147,13 +147,13 @@ async def _run(
     options: dict[str, Any] = {"concurrency": min(run.concurrency, len(run.tasks)), "store": store, "seed": run.seed}
     if cluster is not None:
         with _Display(len(run.tasks), store, quiet) as display:
-            options |= {"done": display.update, "patience": run.patience, "notice": display.outage, **cluster}
+            options |= {"done": display.update, "patience": run.file.patience, "notice": display.outage, **cluster}
             return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
     try:
         with _Display(len(run.tasks), store, quiet, engine) as display:
-            patience = Patience(run.patience, notice=display.outage)
+            patience = Patience(run.file.patience, notice=display.outage)
             options |= {"done": display.update, "patience": patience, "continue_aborted": continue_aborted}
             summary = await run_rollouts(run.agent(engine), run.tasks, **options)
             return summary, circuits_of(engine), patience.waited

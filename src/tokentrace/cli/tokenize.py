@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,25 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..show.visible import counted
-from . import command
-from .options import (
-    flag,
-    json_option,
-    messages_column_option,
-    messages_option,
-    number,
-    one_of,
-    overwrite_option,
-    page_option,
-    parse_arguments_option,
-    quiet_option,
-    ray_option,
-    rows_option,
-    split_option,
-    supervision_options,
-    template_options,
-    trainer_option,
-)
+from . import command, options
 from .output import ProgressBars, print_result, print_rows, short_number, write_page
 
 if TYPE_CHECKING:
@@ -51,43 +32,43 @@ _OF_JOB: Final = (
 
 @command
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@rows_option()
-@trainer_option
-@template_options
-@supervision_options
-@one_of(
+@options.rows_option()
+@options.trainer_option
+@options.template_options
+@options.supervision_options
+@options.one_of(
     "--lost",
     ["error", "warn", "ignore"],
     "Rows with text that reaches no token: reject them, keep them with a note, or keep them silently.",
     "error",
 )
-@number("--max-length", text="The most tokens that a row may have.")
-@one_of(
+@options.number("--max-length", text="The most tokens that a row may have.")
+@options.one_of(
     "--overlong",
     ["drop", "turns", "right", "left"],
     "What becomes of longer rows: reported and left out, or cut: after whole turns, on the right, on the left.",
     "drop",
 )
 @click.option("--labels/--no-labels", default=True, help="Omit the column of labels, which trainers look for by name.")
-@messages_column_option
-@click.option("--prompt-column", metavar="NAME", help="The column with the prompt, beside one with the completion.")
-@click.option("--completion-column", metavar="NAME", help="The column with the completion.")
-@click.option("--system-column", metavar="NAME", help="The column with a system prompt.")
-@click.option("--tools-column", metavar="NAME", help="The column with tool schemas.")
-@messages_option
-@parse_arguments_option
-@split_option
-@number("--max-row-bytes", default=8 << 20, text="Longer rows are reported.")
-@number("-j", "--workers", text="Worker processes.  [default: all cores]")
-@ray_option
-@overwrite_option
-@flag("--stats", text="Show how long the rows are.")
-@number("--show", text="Show the first N rows; without -o only that.")
-@page_option("Show these rows as a page.")
-@json_option("Print the summary, and with --stats the statistics, as JSON.")
-@quiet_option
+@options.messages_column_option
+@options.named("--prompt-column", "The column with the prompt, beside one with the completion.")
+@options.named("--completion-column", "The column with the completion.")
+@options.named("--system-column", "The column with a system prompt.")
+@options.named("--tools-column", "The column with tool schemas.")
+@options.messages_option
+@options.parse_arguments_option
+@options.split_option
+@options.number("--max-row-bytes", default=8 << 20, text="Longer rows are reported.")
+@options.number("-j", "--workers", text="Worker processes.  [default: all cores]")
+@options.ray_option
+@options.overwrite_option
+@options.flag("--stats", text="Show how long the rows are.")
+@options.number("--show", text="Show the first N rows; without -o only that.")
+@options.page_option("Show these rows as a page.")
+@options.json_option("Print the summary, and with --stats the statistics, as JSON.")
+@options.quiet_option
 @click.pass_context
-def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> None:
+def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -> None:
     """Turn conversations into training rows: ids, an exact loss mask, and where each token came from.
 
     INPUT is JSON Lines, JSON, Parquet, a folder of them, a name on the hub, or "-" for stdin; .gz files are
@@ -114,14 +95,14 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) 
     from ..data.tokenizing import TokenizeSettings
     from .inputs import chosen_tokenizer, row_settings
 
-    job = SimpleNamespace(inputs=inputs, **{name: options.pop(name) for name in _OF_JOB})
+    job = SimpleNamespace(inputs=inputs, **{name: chosen.pop(name) for name in _OF_JOB})
     if job.output is None and job.show is None and job.html is None:
         raise click.UsageError("name the file to write with -o, or look at rows with --show")
     if job.output is None and (job.stats or job.as_json or job.trainer is not None or job.ray is not None):
         raise click.UsageError("--stats, --json, --for and --ray are about the file that -o names")
     if job.output is not None and job.tokenizer is None:
         raise click.UsageError("rows are for one model: name it with -t (-t pocket is the embedded toy model)")
-    settings = TokenizeSettings.read(row_settings(options), chosen_tokenizer(job.tokenizer))
+    settings = TokenizeSettings.read(row_settings(chosen), chosen_tokenizer(job.tokenizer))
     try:
         bad = 0 if job.output is None else _write(job, settings)
     except KeyboardInterrupt:
@@ -137,29 +118,28 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) 
 
 
 def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
-    """Write the file, print what is in it, and return how many rows or samples it lacks."""
     from ..data.cluster import tokenize_on_ray
     from ..data.job import tokenize_files
 
     how = {name: getattr(job, name) for name in ("workers", "split", "overwrite", "trainer")}
     if job.ray is not None:
         how["address"] = job.ray or None
-    began = time.monotonic()
+    run, began = tokenize_files if job.ray is None else tokenize_on_ray, time.monotonic()
     with _Display(quiet=job.quiet) as display:
-        run = tokenize_files if job.ray is None else tokenize_on_ray
         finished = run(job.inputs, job.output, settings, progress=display.update, **how)
-    seconds = time.monotonic() - began
-    data, summary = _as_json(finished, seconds, job.stats), "\n".join(_summary(finished, seconds))
-    how = {name: getattr(job, name) for name in ("trainer", "as_json", "quiet")}
-    print_rows(data, summary, job.output, finished.longest, **how)
+    seconds, bad = time.monotonic() - began, finished.bad_rows
+    data: dict[str, Any] = {"output": str(finished.output), "bad_rows_file": None if bad is None else str(bad)}
+    data |= {**finished.counts.described(), "longest": finished.longest, "seconds": seconds}
+    if job.stats:
+        numbers = finished.quantiles()
+        data["statistics"] = {"lengths": numbers["tokens"], "trained_lengths": numbers["trained"]}
+    print_rows(data, "\n".join(_summary(finished, seconds)), job, finished.longest)
     if job.stats and not job.as_json:
         print_result(finished)
     return finished.counts.bad_rows + finished.counts.left_out
 
 
 class _Display(ProgressBars):
-    """Progress of a run, with rate and time left."""
-
     def update(self, counts: Counts, done: int, total: int) -> None:
         """Show how far the run is."""
         seconds = max(time.monotonic() - self._began, 1e-9)
@@ -171,16 +151,6 @@ class _Display(ProgressBars):
         self.show("tokenizing", done, total, status, line)
 
 
-def _as_json(finished: Finished, seconds: float, stats: bool) -> dict[str, Any]:
-    bad_rows = None if finished.bad_rows is None else str(finished.bad_rows)
-    data = {"output": str(finished.output), "bad_rows_file": bad_rows, **finished.counts.described()}
-    data |= {"longest": finished.longest, "seconds": seconds}
-    if stats:
-        numbers = finished.quantiles()
-        data["statistics"] = {"lengths": numbers["tokens"], "trained_lengths": numbers["trained"]}
-    return data
-
-
 def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     counts = finished.counts
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
@@ -190,28 +160,21 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     yield f"  {rows} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}"
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
         yield click.style(f"  {counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
-    if finished.bad_rows is not None:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
-        more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
-        bad = counted(counts.bad_rows, "row")
-        yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
-        for reason, count, place in _reasons(finished.bad_rows):
-            yield f"    {count:,} × {_as_options(reason)} (first: {place})"
-
-
-def _reasons(bad_rows: Path) -> list[tuple[str, int, str]]:
-    """The five most frequent reasons of rejected rows, how many there are, and where the first one is.
-
-    Reasons that differ in numbers or quotes alone are one.
-    """
-    counts: Counter[str] = Counter()
-    first: dict[str, tuple[str, str]] = {}
-    with bad_rows.open(encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"])
-            counts[kind] += 1
-            first.setdefault(kind, (row["reason"], f"{row['source']}, row {row['row']}"))
-    return [(first[kind][0], count, first[kind][1]) for kind, count in counts.most_common(5)]
+    if finished.bad_rows is None:
+        return
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
+    more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
+    bad = counted(counts.bad_rows, "row")
+    yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
+    # the five most frequent reasons; those that differ in numbers or quotes alone are one
+    frequent, first = Counter[str](), dict[str, dict[str, Any]]()
+    for row in map(json.loads, finished.bad_rows.read_text(encoding="utf-8").splitlines()):
+        kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"])
+        frequent[kind] += 1
+        first.setdefault(kind, row)
+    for kind, count in frequent.most_common(5):
+        row = first[kind]
+        yield f"    {count:,} × {_as_options(row['reason'])} (first: {row['source']}, row {row['row']})"
 
 
 def _as_options(note: str) -> str:
@@ -225,17 +188,12 @@ def _as_options(note: str) -> str:
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
     """Yield samples with titles, and report rows that give none."""
-    from ..data.sources import find_sources, read_rows
-    from ..data.tokenizing import RowTokenizer
+    from ..data.job import each_result
 
-    tokenizer = RowTokenizer(settings)
-    with tempfile.TemporaryDirectory(prefix="tokentrace-") as folder:
-        for source in find_sources(job.inputs, Path(folder), split=job.split):
-            for row in read_rows(source, row_bytes=settings.row_bytes):
-                result = tokenizer.tokenize(row, source.name, source.format)
-                place = f"{source.name}, row {row.number}"
-                if result.bad is not None:
-                    click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
-                for at, sample in enumerate(result.samples, 1):
-                    which = f", sample {at} of {len(result.samples)}" if len(result.samples) > 1 else ""
-                    yield f"{place}{which}: {len(sample):,} tokens, {sample.trained:,} trained", sample
+    for source, result in each_result(job.inputs, settings, job.split):
+        place, count = f"{source}, row {result.row.number}", len(result.samples)
+        if result.bad is not None:
+            click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
+        for at, sample in enumerate(result.samples, 1):
+            which = f", sample {at} of {count}" if count > 1 else ""
+            yield f"{place}{which}: {len(sample):,} tokens, {sample.trained:,} trained", sample

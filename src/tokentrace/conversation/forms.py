@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from ..errors import kind_of
+from ..errors import place as place_text
 from .messages import RESULT_ROLES, Messages, usual_arguments
 from .place import Place
 from .values import check_depth, plain_json, strict_json
@@ -42,7 +43,6 @@ SEPARATOR: Final = "\n"
 """Joins text parts, as in vLLM and TensorRT-LLM (SGLang: a space)."""
 
 _WRAPPED: Final = "wrapped as a text part"
-_SILENT: Final = "no content, in the form that the template reads"
 _ABSENT: Final = object()
 
 
@@ -62,9 +62,6 @@ class Silence(StrEnum):
     NULL = "null"
     ABSENT = "absent"
 
-
-_NO_CONTENT: Final = {Silence.EMPTY: ("", '""'), Silence.NULL: (None, "null"), Silence.ABSENT: (_ABSENT, "")}
-"""The content that each way of having none writes, and how a change shows it."""
 
 Forms: TypeAlias = Any
 """What a template reads (`study.forms.TemplateForms`).
@@ -89,12 +86,9 @@ class Change:
     field: str | None = None
 
     def __str__(self) -> str:
-        place = f"message {self.message}" + (f", {self.field}" if self.field else "")
-        return f"{place}: {self.what}: {_short(self.before)} -> {_short(self.after)}"
-
-
-def _short(text: str) -> str:
-    return repr(text) if len(text) <= 400 else f"{text[:200]!r}…{text[-160:]!r}"
+        texts = (self.before, self.after)
+        before, after = (repr(one) if len(one) <= 400 else f"{one[:200]!r}…{one[-160:]!r}" for one in texts)
+        return f"{place_text(self.message, self.field)}{self.what}: {before} -> {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +110,10 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
     Raises InputError for media, parts of an unknown type, and arguments that are not a JSON object.
     """
     changes: list[Change] = []
-    adapted: list[Mapping[str, Any]] = []
-    for index, message in enumerate(messages):
-        is_read = _is_read(message, forms)
-        adapted.append(message if is_read else _Adapter(index, message, forms, changes).adapt())
+    adapted = [
+        message if _is_read(message, forms) else _Adapter(Place(index), message, forms, changes).adapt()
+        for index, message in enumerate(messages)
+    ]
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
 
 
@@ -139,14 +133,12 @@ def _is_read(message: Mapping[str, Any], forms: Forms) -> bool:
     )
 
 
+@dataclass(slots=True)
 class _Adapter:
-    """One message on its way into the template's form."""
-
-    def __init__(self, index: int, message: Mapping[str, Any], forms: Forms, changes: list[Change]) -> None:
-        self._place = Place(index)
-        self._message = message
-        self._forms = forms
-        self._changes = changes
+    _place: Place
+    _message: Mapping[str, Any]
+    _forms: Forms
+    _changes: list[Change]
 
     def adapt(self) -> Mapping[str, Any]:
         content, role = self._message.get("content"), self._message["role"]
@@ -190,7 +182,7 @@ class _Adapter:
     def _calls(self) -> None:
         calls = self._message.get("tool_calls", _ABSENT)
         if not calls:
-            self._note("tool_calls", "left out, as there are none", _json_text(calls), "")
+            self._note("tool_calls", "left out, as there are none", calls, "")
             self._set("tool_calls", _ABSENT)
         elif calls is not _ABSENT:
             adapted = _with_arguments(calls, self._place.at("tool_calls"), self._arguments)
@@ -214,15 +206,17 @@ class _Adapter:
         return after
 
     def _silence(self) -> None:
-        """Write no content in the template's way."""
         content, forms = self._message.get("content", _ABSENT), self._forms
         if content is not _ABSENT and content is not None and content != "":
             return
-        silence = Silence.ABSENT if content is _ABSENT else Silence.NULL if content is None else Silence.EMPTY
+        words = {Silence.EMPTY: '""', Silence.NULL: "null", Silence.ABSENT: ""}
+        values = {Silence.EMPTY: "", Silence.NULL: None, Silence.ABSENT: _ABSENT}
+        silence = next(way for way, value in values.items() if value is content or value == content)
         accepted = (forms.calls.silence if self._message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
         if silence not in accepted:
-            content, after = _NO_CONTENT[accepted[0]]
-            self._note("content", _SILENT, _NO_CONTENT[silence][1], after)
+            what = "no content, in the form that the template reads"
+            self._note("content", what, words[silence], words[accepted[0]])
+            content = values[accepted[0]]
             self._set("content", content)
         if content == "" and not forms.content("assistant").text:
             self._set("content", [{"type": "text", "text": ""}])
@@ -248,8 +242,7 @@ def _text_of(part: Any, place: Place) -> str:
     if not isinstance(kind, str):
         raise place.error("is a part without a type; text parts are {'type': 'text', 'text': …}")
     if kind in MEDIA_PARTS:
-        problem = f"is a part of type {kind!r}: images, sound, video and files are not supported yet"
-        raise place.error(f"{problem}; leave it out")
+        raise place.error(f"is a part of type {kind!r}: media and files are not supported yet; leave it out")
     if kind in BLOCKS:
         fields = "tool_calls, reasoning_content and messages of role tool"
         problem = f"is a block of type {kind!r}, for which OpenAI's messages have {fields}"
@@ -261,11 +254,9 @@ def _text_of(part: Any, place: Place) -> str:
 
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
     """The mapping in JSON text, which may be empty. Raises InputError for anything lossy or not an object."""
-    if not text.strip():
-        return {}
     reads = "arguments are read as a mapping; give a JSON object"
     try:
-        value = strict_json(text)
+        value = strict_json(text) if text.strip() else {}
     except RecursionError:
         raise place.error("is nested too deeply") from None
     except ValueError as error:

@@ -45,7 +45,13 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
     except Exception as error:
         raise InputError(f"{title}: its type hints cannot be read ({error})") from None
     sections = _docstring_sections(inspect.getdoc(function) or "")
-    descriptions = _parameter_descriptions(sections.get("Args:", []))
+    descriptions: dict[str, str] = {}
+    last = ""
+    for line in filter(str.strip, sections.get("Args:", [])):
+        if match := _PARAMETER.match(line):
+            last, descriptions[match[1]] = match[1], match[2].strip()
+        elif last:
+            descriptions[last] = f"{descriptions[last]} {line.strip()}".strip()
     properties: dict[str, Any] = {}
     required: list[str] = []
     for at, parameter in enumerate(inspect.signature(function).parameters.values()):
@@ -105,19 +111,6 @@ def _docstring_sections(text: str) -> dict[str, list[str]]:
         else:
             sections[current].append(line)
     return sections
-
-
-def _parameter_descriptions(lines: list[str]) -> dict[str, str]:
-    descriptions: dict[str, str] = {}
-    last = ""
-    for line in filter(str.strip, lines):
-        match = _PARAMETER.match(line)
-        if match:
-            last = match[1]
-            descriptions[last] = match[2].strip()
-        elif last:
-            descriptions[last] = f"{descriptions[last]} {line.strip()}".strip()
-    return descriptions
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:

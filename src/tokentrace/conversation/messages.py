@@ -6,16 +6,18 @@ on assistant messages ``reasoning_content`` and ``tool_calls``. What a message b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
-from ..errors import InputError, kind_of
+from ..errors import InputError, kind_of, place
 from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth, is_flat
+from .values import check_depth, is_flat, no_constant
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
@@ -97,7 +99,11 @@ def check_messages(
 
 def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
     if type(message) is not dict:
-        message = _as_mapping(Place(index), message)
+        if dataclasses.is_dataclass(message) and not isinstance(message, (type, Mapping)):
+            message = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+        if not isinstance(message, Mapping) and not callable(getattr(message, "model_dump", None)):
+            raise Place(index).error(f"must be a mapping with a role, not {kind_of(message)}")
+        message = Place(index).mapping(message)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         problem = "is missing" if "role" not in message else f"must be a string, not {kind_of(role)}"
@@ -114,14 +120,6 @@ def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, 
         if message.get("tool_calls") is not None:
             _check_calls(Place(index, "tool_calls"), message["tool_calls"])
     return message  # type: ignore[no-any-return]
-
-
-def _as_mapping(place: Place, message: Any) -> Mapping[str, Any]:
-    if dataclasses.is_dataclass(message) and not isinstance(message, (type, Mapping)):
-        return {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    if not isinstance(message, Mapping) and not callable(getattr(message, "model_dump", None)):
-        raise place.error(f"must be a mapping with a role, not {kind_of(message)}")
-    return place.mapping(message)
 
 
 def _check_content(place: Place, role: str, message: Mapping[str, Any], content: Any) -> None:
@@ -158,22 +156,20 @@ def _check_calls(place: Place, calls: Any) -> None:
     for at, call in enumerate(calls):
         if usual_arguments(call) is not None:
             continue
-        if isinstance(call, Mapping):
-            is_nested = call.get("function") is not None
-            _check_function(place.at(f"{at}.function" if is_nested else at), call["function"] if is_nested else call)
-        elif not callable(getattr(call, "model_dump", None)):
+        if not isinstance(call, Mapping):
+            if callable(getattr(call, "model_dump", None)):
+                continue
             raise place.at(at).error(f"must be a mapping, not {kind_of(call)}")
-
-
-def _check_function(place: Place, function: Any) -> None:
-    if not isinstance(function, Mapping):
-        raise place.wrong(function, "a mapping")
-    place.string(function, "name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, Mapping):
-        check_depth(arguments, place.at("arguments"))
-    elif arguments is not None and not isinstance(arguments, str):
-        raise place.at("arguments").wrong(arguments, "a mapping or a JSON string")
+        is_nested = call.get("function") is not None
+        function, here = (call["function"], place.at(f"{at}.function")) if is_nested else (call, place.at(at))
+        if not isinstance(function, Mapping):
+            raise here.wrong(function, "a mapping")
+        here.string(function, "name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, Mapping):
+            check_depth(arguments, here.at("arguments"))
+        elif arguments is not None and not isinstance(arguments, str):
+            raise here.at("arguments").wrong(arguments, "a mapping or a JSON string")
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -208,3 +204,65 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     if parameters is not None and not isinstance(parameters, Mapping):
         raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")
     return dict(tool)
+
+
+# -- what cannot be right, though a template renders it. The result of a render reports it, in sentences without values
+
+_JSON: Final = json.JSONDecoder(strict=False, parse_constant=no_constant)
+
+
+def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
+    """Notes on checked messages.
+
+    - Arguments of a call that are not a JSON object, or contain null.
+    - A tool result that answers no earlier call, or has another name than the call that it answers.
+    - An assistant's message without text, reasoning or calls, unless it is the last and `continued`.
+    """
+    names: dict[str, Any] = {}  # of the called functions, by the id of the call
+    latest: list[Mapping[str, Any]] = []
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role == "assistant":
+            calls = [Place().mapping(call) for call in message.get("tool_calls") or ()]
+            for at, call in enumerate(calls):
+                names[str(call.get("id"))] = _function(call).get("name")
+                arguments = _function(call).get("arguments")
+                if problem := _problem(arguments):
+                    field = "function.arguments" if "function" in call else "arguments"
+                    yield f"{place(index, f'tool_calls.{at}.{field}')}{problem}"
+            is_fine = bool(message.get("content")) or (continued and index == len(messages) - 1)
+            if not is_fine and not any(_has(message.get(name)) for name in ("content", "tool_calls", *THOUGHTS)):
+                yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
+            latest = calls or latest
+        elif role in RESULT_ROLES:
+            answered, name = message.get("tool_call_id"), message.get("name")
+            called = [_function(call).get("name") for call in latest]
+            is_id = isinstance(answered, (str, int)) and answered != ""
+            if is_id and str(answered) in names:
+                called = [names[str(answered)]]
+            elif is_id and all(_has(call.get("id")) for call in latest):
+                yield f"{place(index, 'tool_call_id')}the result answers no call before it"
+                continue
+            if isinstance(name, str) and name and called and name not in called:
+                yield f"{place(index, 'name')}the result has another name than the function that was called"
+
+
+def _has(value: Any) -> bool:
+    return value is not None and not (isinstance(value, (str, list, tuple)) and not value)
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
+
+
+def _problem(arguments: Any) -> str | None:
+    """What is wrong with a call's arguments. Empty text means no arguments."""
+    if isinstance(arguments, str) and arguments.strip():
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(_JSON.decode(arguments), dict):
+                return None
+        return "the arguments of a call are not a JSON object"
+    if isinstance(arguments, dict) and any(value is None for value in arguments.values()):
+        return "an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
+    return None

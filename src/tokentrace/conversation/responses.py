@@ -11,6 +11,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import InputError, brief
@@ -100,7 +101,9 @@ def from_responses(
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    reader = _Reader([*messages, *before], open_calls, references)
+    messages += before
+    call_ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+    reader = _Reader(messages, open_calls, references, call_ids)
     for at, item in enumerate(items):
         if starts is not None:
             starts.append(len(reader.messages))
@@ -108,42 +111,57 @@ def from_responses(
     return reader.messages
 
 
+@dataclass(slots=True)
 class _Reader:
     """The messages from the items so far, and the assistant's turn that may continue."""
 
-    def __init__(
-        self, messages: list[Mapping[str, Any]], open_calls: bool, references: dict[int, list[str]] | None
-    ) -> None:
-        self.messages = messages
-        self._open_calls = open_calls
-        self._references = references
-        self._call_ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
-        self._turn: dict[str, Any] | None = None
-        self._turn_index = 0
-        self._response: str | None = None
-        """The response of the turn, if the ids of its items name it."""
-        self._answered = False
-        """Whether results followed the turn."""
-        self._text_has_id = False
-        """Whether the id of the turn's last text names its response."""
+    messages: list[Mapping[str, Any]]
+    open_calls: bool
+    references: dict[int, list[str]] | None
+    call_ids: set[str]
+    turn: dict[str, Any] | None = None
+    turn_index: int = 0
+    response: str | None = None
+    """The response of the turn, if the ids of its items name it."""
+    answered: bool = False
+    """Whether results followed the turn."""
+    text_has_id: bool = False
+    """Whether the id of the turn's last text names its response."""
 
     def read(self, place: Place, item: Mapping[str, Any]) -> None:
-        match _type(place, item):
+        kind = "message" if "role" in item or "id" not in item else "item_reference"
+        match kind if item.get("type") is None else place.string(item, "type"):
             case "message":
                 self._message(place, item)
             case "reasoning":
-                text = _reasoning(place, item)
+                text = _texts(place.at("content"), item.get("content"))
+                if not text and item.get("encrypted_content") is not None:
+                    try:
+                        text = unsealed(place.string(item, "encrypted_content")) or ""
+                    except ValueError as error:
+                        raise place.at("encrypted_content").error(f"{error}; send it as it was received") from None
+                text = text or _texts(place.at("summary"), item.get("summary"))
                 turn = self._turn_of(item)
                 if text:
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
             case "function_call":
-                call = _call(place, item)
-                self._call_ids.add(call["id"])
+                name = place.string(item, "name")
+                if item.get("namespace") is not None:
+                    name = in_namespace(place.string(item, "namespace"), name)
+                function = {"name": name, "arguments": place.string(item, "arguments")}
+                call = {"id": place.string(item, "call_id"), "type": "function", "function": function}
+                self.call_ids.add(str(call["id"]))
                 self._turn_of(item).setdefault("tool_calls", []).append(call)
             case "function_call_output":
                 self._result(place, item)
             case "item_reference":
-                self._reference(place, item)
+                id = place.string(item, "id")
+                if self.references is None or response_of_item(id) is None:
+                    problem = f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
+                    raise place.error(f"item_reference: {problem}")
+                self._turn_of(item)
+                self.references.setdefault(self.turn_index, []).append(id)
+                self.open_calls = True
             case kind:
                 problem = f"items of type {brief(kind)} are not served; those that are: {_SERVED}"
                 raise place.at("type").error(problem)
@@ -155,7 +173,7 @@ class _Reader:
             raise place.at("role").error(f"{problem}; use one of {', '.join(_ROLES)}")
         parts = _parts(place.at("content"), item.get("content"))
         if role != "assistant":
-            self._turn = None
+            self.turn = None
             self.messages.append({"role": role, "content": _content(parts)})
             return
         for at, part in enumerate(parts):
@@ -163,27 +181,18 @@ class _Reader:
                 raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
         turn, has_id = self._turn_of(item), response_of_item(item.get("id")) is not None
         text = "".join(part["text"] for part in parts)
-        turn["content"] = _joined(turn["content"], text, has_id and self._text_has_id)
-        self._text_has_id = has_id
+        turn["content"] = _joined(turn["content"], text, has_id and self.text_has_id)
+        self.text_has_id = has_id
 
     def _result(self, place: Place, item: Mapping[str, Any]) -> None:
         message: dict[str, Any] = {"role": "tool"}
         if item.get("call_id") is not None:
             message["tool_call_id"] = id = place.string(item, "call_id")
-            if id not in self._call_ids and not self._open_calls:
+            if id not in self.call_ids and not self.open_calls:
                 problem = f"no function_call before it has the id {brief(id)}"
                 raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
-        self._answered = True
+        self.answered = True
         self.messages.append({**message, "content": _content(_parts(place.at("output"), item.get("output")))})
-
-    def _reference(self, place: Place, item: Mapping[str, Any]) -> None:
-        id = place.string(item, "id")
-        if self._references is None or response_of_item(id) is None:
-            problem = f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
-            raise place.error(f"item_reference: {problem}")
-        self._turn_of(item)
-        self._references.setdefault(self._turn_index, []).append(id)
-        self._open_calls = True
 
     def _turn_of(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """The assistant's message that an item is part of.
@@ -192,44 +201,20 @@ class _Reader:
         next call of the same turn, and its result.
         """
         response = response_of_item(item.get("id"))
-        is_same = response is not None and response == self._response
-        is_other = not is_same and None not in (response, self._response)
-        if self._turn is None or is_other or (self._answered and not is_same):
-            self._turn, self._response, self._answered = {"role": "assistant", "content": ""}, None, False
-            self._turn_index = len(self.messages)
-            self.messages.append(self._turn)
-        self._response = self._response or response
-        return self._turn
-
-
-def _type(place: Place, item: Mapping[str, Any]) -> str:
-    if item.get("type") is None:
-        return "message" if "role" in item or "id" not in item else "item_reference"
-    return place.string(item, "type")
-
-
-def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
-    text = _texts(place.at("content"), item.get("content"))
-    if not text and item.get("encrypted_content") is not None:
-        try:
-            text = unsealed(place.string(item, "encrypted_content")) or ""
-        except ValueError as error:
-            raise place.at("encrypted_content").error(f"{error}; send it as it was received") from None
-    return text or _texts(place.at("summary"), item.get("summary"))
+        is_same = response is not None and response == self.response
+        is_other = not is_same and None not in (response, self.response)
+        if self.turn is None or is_other or (self.answered and not is_same):
+            self.turn, self.response, self.answered = {"role": "assistant", "content": ""}, None, False
+            self.turn_index = len(self.messages)
+            self.messages.append(self.turn)
+        self.response = self.response or response
+        return self.turn
 
 
 def _texts(place: Place, parts: Any) -> str:
     if parts is not None and not is_list(parts):
         raise place.wrong(parts, "a list of texts")
     return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts or ()))
-
-
-def _call(place: Place, item: Mapping[str, Any]) -> dict[str, Any]:
-    name = place.string(item, "name")
-    if item.get("namespace") is not None:
-        name = in_namespace(place.string(item, "namespace"), name)
-    function = {"name": name, "arguments": place.string(item, "arguments")}
-    return {"id": place.string(item, "call_id"), "type": "function", "function": function}
 
 
 def _parts(place: Place, content: Any) -> list[Mapping[str, Any]]:

@@ -26,14 +26,10 @@ _SPEAKERS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("observation", "tool", "function", "function_response", "tool_response"), "tool"),
 }
 """Values of ShareGPT's ``from``, and the role of each."""
-
-_CALLERS: Final = frozenset({"function_call", "tool_call"})
-"""Speakers whose value is JSON of calls."""
-
+_CALLERS: Final = frozenset({"function_call", "tool_call"})  # speakers whose value is JSON of calls
 _LOSS: Final = ("weight", "train")  # choose what is trained; apply to a whole message
 _CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
 _FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # not Anthropic's
-_CALL_FIELDS: Final = frozenset({"id", "type", "name", "arguments"})
 _TOOL_BLOCKS: Final = ("tool_use", "tool_result")
 _THINKING_BLOCKS: Final = ("thinking", "redacted_thinking")
 
@@ -79,7 +75,6 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 
 
 def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """The messages as mappings, with their places."""
     if not is_list(messages):
         raise Place(field="messages").wrong(messages, "a list of messages")
     if not messages:
@@ -87,8 +82,7 @@ def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
-def _checked(place: Place, message: Mapping[str, Any], sources: Mapping[str, str]) -> Mapping[str, Any]:
-    """A message that passes `check_messages`; errors name the source of each field."""
+def _check(place: Place, message: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     try:
         check_messages([message])
     except InputError as error:
@@ -97,7 +91,6 @@ def _checked(place: Place, message: Mapping[str, Any], sources: Mapping[str, str
             if field == name or field.startswith(f"{name}."):
                 field = source + field.removeprefix(name)
         raise InputError(error.problem, message=place.message, field=field) from error
-    return message
 
 
 # -- OpenAI
@@ -108,18 +101,17 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
 
     Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``.
     """
-    return [_without_function_call(place, message) for place, message in _placed(messages)]
-
-
-def _without_function_call(place: Place, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    call, field = message.get("function_call"), place.at("function_call")
-    if call is None or message.get("role") != "assistant":
-        return message
-    if message.get("tool_calls"):
-        raise field.error("is beside tool_calls; give one of them")
-    converted = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
-    converted["tool_calls"] = [{"type": "function", "function": field.mapping(call)}]
-    return _checked(place, converted, {"tool_calls.0.function": "function_call"})
+    converted: list[Mapping[str, Any]] = []
+    for place, message in _placed(messages):
+        call, field = message.get("function_call"), place.at("function_call")
+        if call is not None and message.get("role") == "assistant":
+            if message.get("tool_calls"):
+                raise field.error("is beside tool_calls; give one of them")
+            message = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
+            message["tool_calls"] = [{"type": "function", "function": field.mapping(call)}]
+            _check(place, message, {"tool_calls.0.function": "function_call"})
+        converted.append(message)
+    return converted
 
 
 def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
@@ -173,17 +165,17 @@ def from_anthropic(
                 problem = "is OpenAI's, but the conversation is in Anthropic's shape; use content blocks"
                 raise place.at(field).error(problem)
         blocks = list(place.at("content").parts(message.get("content")))
+        match message.get("role"):
+            case "assistant":
+                results = [_from_assistant_blocks(blocks, names)]
+            case "user":
+                results = list(_from_user_blocks(blocks, names)) or [{"role": "user", "content": ""}]
+            case "system":
+                results = [{"role": "system", "content": _content(blocks, "a system message")}]
+            case role:
+                problem = "is missing" if role is None else f"{brief(role)} is not a role of Anthropic's"
+                raise place.at("role").error(f"{problem}; use user, assistant or system")
         loss = {key: message[key] for key in _LOSS if message.get(key) is not None}
-        role = message.get("role")
-        if role == "assistant":
-            results = [_from_assistant_blocks(blocks, names)]
-        elif role == "user":
-            results = _from_user_blocks(blocks, names)
-        elif role == "system":
-            results = [{"role": "system", "content": _content(blocks, "a system message")}]
-        else:
-            problem = "is missing" if role is None else f"{brief(role)} is not a role of Anthropic's"
-            raise place.at("role").error(f"{problem}; use user, assistant or system")
         converted += [result | loss for result in results]
     return with_system(converted, system)
 
@@ -198,7 +190,6 @@ def _from_assistant_blocks(blocks: list[PlacedBlock], names: dict[str, str]) -> 
 
 
 def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
-    """A call from a block or a value, with its arguments under `key`."""
     arguments = fields.get(key)
     if not isinstance(arguments, kinds):
         raise place.at(key).wrong(arguments, "a mapping" if kinds is Mapping else "a mapping or a JSON string")
@@ -206,27 +197,23 @@ def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
     return {**id, "type": "function", "function": {"name": place.string(fields, "name"), "arguments": arguments}}
 
 
-def _from_user_blocks(blocks: list[PlacedBlock], names: Mapping[str, str]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
+def _from_user_blocks(blocks: list[PlacedBlock], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for are_results, group in itertools.groupby(blocks, key=lambda placed: placed[1]["type"] == "tool_result"):
-        if are_results:
-            messages += [_from_result(place, block, names) for place, block in group]
-        else:
-            messages.append({"role": "user", "content": _content(group, "a user message")})
-    return messages or [{"role": "user", "content": ""}]
-
-
-def _from_result(place: Place, block: Part, names: Mapping[str, str]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "tool"}
-    if block.get("tool_use_id") is not None:
-        message["tool_call_id"] = id = place.string(block, "tool_use_id")
-        message |= {"name": names[id]} if id in names else {}
-    content = block.get("content")
-    parts = place.at("content").parts("" if content is None else content)
-    failed = block.get("is_error")
-    if failed is not None and not isinstance(failed, bool):
-        raise place.at("is_error").wrong(failed, "true or false")
-    return {**message, "content": _content(parts, "a tool result"), **({"is_error": True} if failed else {})}
+        if not are_results:
+            yield {"role": "user", "content": _content(group, "a user message")}
+            continue
+        for place, block in group:
+            message: dict[str, Any] = {"role": "tool"}
+            if block.get("tool_use_id") is not None:
+                message["tool_call_id"] = id = place.string(block, "tool_use_id")
+                message |= {"name": names[id]} if id in names else {}
+            content, failed = block.get("content"), block.get("is_error")
+            message["content"] = _content(
+                place.at("content").parts("" if content is None else content), "a tool result"
+            )
+            if failed is not None and not isinstance(failed, bool):
+                raise place.at("is_error").wrong(failed, "true or false")
+            yield message | ({"is_error": True} if failed else {})
 
 
 def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:
@@ -260,10 +247,15 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     for place, turn in _placed(turns):
         message = _from_turn(place, turn)
         last = messages[-1] if messages else {}
-        if turn["from"] in _CALLERS and last.get("role") == "assistant" and not last.get("tool_calls"):
-            messages[-1] = _joined(place, last, message)
-        else:
+        if turn["from"] not in _CALLERS or last.get("role") != "assistant" or last.get("tool_calls"):
             messages.append(message)
+            continue
+        for key in _CARRIED:
+            one_sided = key not in _LOSS and (last.get(key) is None or message.get(key) is None)
+            if not one_sided and last.get(key) != message.get(key):
+                problem = "differs from the turn before, but an assistant's text and the calls after it are one message"
+                raise place.at(key).error(problem)
+        messages[-1] = {**last, **message, "content": last["content"]}
     return with_system(messages, system)
 
 
@@ -281,34 +273,26 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
         value = ""
     elif value is None:
         raise place.at("value").error("is missing")
-    return _checked(place, {"role": _SPEAKERS[speaker], "content": value, **carried}, {"content": "value"})
+    message = {"role": _SPEAKERS[speaker], "content": value, **carried}
+    _check(place, message, {"content": "value"})
+    return message
 
 
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
-    calls = parse_json(value, place) if isinstance(value, str) else value
-    calls = calls if is_list(calls) else [calls]
+    values = parse_json(value, place) if isinstance(value, str) else value
+    calls = []
+    for at, one in enumerate(values if is_list(values) else [values]):
+        call = place.at(at).mapping(one)
+        if (function := call.get("function")) is not None:
+            outer = {key: item for key, item in call.items() if key != "function"}
+            call = {**outer, **place.at(at).mapping(function)}
+        if more := [str(key)[:80] for key in call if key not in ("id", "type", "name", "arguments")]:
+            raise place.at(at).error(f"a call is name and arguments; {', '.join(more)} is neither")
+        place.at(at).string(call, "name")
+        calls.append(_call(place.at(at), call, "arguments", (str, Mapping)))
     if not calls:
         raise place.error("has no call")
-    return [_call_of_value(place.at(at), place.at(at).mapping(call)) for at, call in enumerate(calls)]
-
-
-def _call_of_value(place: Place, call: Mapping[str, Any]) -> dict[str, Any]:
-    if (function := call.get("function")) is not None:
-        call = {**{key: value for key, value in call.items() if key != "function"}, **place.mapping(function)}
-    if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
-        raise place.error(f"a call is name and arguments; {', '.join(more)} is neither")
-    place.string(call, "name")
-    return _call(place, call, "arguments", (str, Mapping))
-
-
-def _joined(place: Place, text: Mapping[str, Any], calls: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One message with the assistant's text and the calls right after it."""
-    for key in _CARRIED:
-        one_sided = key not in _LOSS and (text.get(key) is None or calls.get(key) is None)
-        if not one_sided and text.get(key) != calls.get(key):
-            problem = "differs from the turn before, but an assistant's text and the calls after it are one message"
-            raise place.at(key).error(problem)
-    return {**text, **calls, "content": text["content"]}
+    return calls
 
 
 # -- tools

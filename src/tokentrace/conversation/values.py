@@ -77,58 +77,55 @@ def _is_scalar(value: Any) -> bool:
 
 
 class _Walker:
-    """One value on its way to plain JSON."""
-
     def __init__(self, place: Place, strict: bool) -> None:
         self._place = place
         self._strict = strict
         self._parents: set[int] = set()
         self._budget = MAX_VALUES
 
-    def _error(self, problem: str, path: tuple[Any, ...] = ()) -> InputError:
+    def walk(self, value: Any, path: tuple[Any, ...]) -> Any:
+        self._budget -= 1
+        if self._budget < 0:
+            raise self._place.error(f"holds more than {MAX_VALUES} values")
+        if _is_scalar(value):
+            return value
+        if id(value) in self._parents or len(path) > MAX_DEPTH:
+            raise self._place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
+        self._parents.add(id(value))
+        plain: Any = value
+        if isinstance(value, Mapping):
+            keys = [key for key in value if not isinstance(key, str)] if self._strict else []
+            if keys:
+                raise self._error(f"has a key that is {kind_of(keys[0])}, which is not valid JSON", path)
+            items = {key: self.walk(item, (*path, key)) for key, item in value.items()}
+            is_plain = type(value) is dict and _TEXT.issuperset(map(type, value))
+            plain = value if is_plain and all(map(operator.is_, items.values(), value.values())) else items
+        elif isinstance(value, (list, tuple)):
+            plain = [self.walk(item, (*path, at)) for at, item in enumerate(value)]
+            plain = value if type(value) is list and all(map(operator.is_, plain, value)) else plain
+        elif self._strict:
+            plain = self._scalar(value, path)
+        self._parents.discard(id(value))
+        return plain
+
+    def _scalar(self, value: Any, path: tuple[Any, ...]) -> Any:
+        plain = json_like(value, self)
+        if isinstance(value, float) and not math.isfinite(value):
+            problem = "NaN" if math.isnan(value) else "Infinity"
+        elif type(value) is int:
+            raise self._error("contains an integer of more than 4,300 digits, which Python does not print", path)
+        elif plain is not self:
+            return self.walk(plain, path)
+        else:
+            problem = kind_of(value)
+        hint = "; pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
+        raise self._error(f"contains {problem}, which is not valid JSON{hint}", path)
+
+    def _error(self, problem: str, path: tuple[Any, ...]) -> InputError:
         place = self._place
         for key in path[:4]:
             place = place.at(str(key)[:40])
         return place.error(problem)
-
-    def walk(self, value: Any, path: tuple[Any, ...]) -> Any:
-        self._budget -= 1
-        if self._budget < 0:
-            raise self._error(f"holds more than {MAX_VALUES} values")
-        if _is_scalar(value):
-            return value
-        if id(value) in self._parents or len(path) > MAX_DEPTH:
-            raise self._error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
-        self._parents.add(id(value))
-        plain: Any = value
-        if isinstance(value, Mapping):
-            plain = self._mapping(value, path)
-        elif isinstance(value, (list, tuple)):
-            items = [self.walk(item, (*path, at)) for at, item in enumerate(value)]
-            plain = value if type(value) is list and all(map(operator.is_, items, value)) else items
-        elif self._strict:
-            plain = self._other(value, path)
-        self._parents.discard(id(value))
-        return plain
-
-    def _mapping(self, value: Mapping[Any, Any], path: tuple[Any, ...]) -> Mapping[Any, Any]:
-        if self._strict and (keys := [key for key in value if not isinstance(key, str)]):
-            raise self._error(f"has a key that is {kind_of(keys[0])}, which is not valid JSON; keys are strings", path)
-        items = {key: self.walk(item, (*path, key)) for key, item in value.items()}
-        is_plain = type(value) is dict and _TEXT.issuperset(map(type, value))
-        return value if is_plain and all(map(operator.is_, items.values(), value.values())) else items
-
-    def _other(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """A value that is neither a container nor a scalar of JSON."""
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self._error(f"contains {'NaN' if math.isnan(value) else 'Infinity'}, which is not valid JSON", path)
-        if type(value) is int:
-            raise self._error("contains an integer of more than 4,300 digits, which Python does not print", path)
-        plain = json_like(value, self)
-        if plain is not self:
-            return self.walk(plain, path)
-        hint = "; pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._error(f"contains {kind_of(value)}, which is not valid JSON{hint}", path)
 
 
 def parse_json(text: str, place: Place) -> Any:

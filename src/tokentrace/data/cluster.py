@@ -77,12 +77,11 @@ def tokenize_on_ray(
     address: str | None = None,
     **options: Any,
 ) -> Finished:
-    """Run `job.tokenize_files` on a Ray cluster: the same file, byte for byte, and the same file of bad rows.
+    """Run `job.tokenize_files` on a Ray cluster: the same files, byte for byte. Only this node needs the inputs.
 
-    Rows, tokenizer and samples travel through Ray: only this node needs the files. All nodes need the same version of
-    tokentrace. `workers` is the number of tasks at once, by default that of the CPUs. `address` is ``"auto"`` for the
-    cluster of this machine, ``"local"`` for a cluster of its cores for this call; None is the default of
-    ``ray.init()``. Uses an existing connection. `options` are those of `tokenize_files`.
+    `workers` is the number of tasks at once, by default that of the CPUs. `address` is ``"auto"`` for the cluster of
+    this machine, ``"local"`` for a cluster of its cores for this call; None is the default of ``ray.init()``. Uses an
+    existing connection. `options` are those of `tokenize_files`.
     """
     ray = import_ray()
     with connected(ray, address):
@@ -102,7 +101,6 @@ def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) 
 
 
 def _portable(settings: TokenizeSettings) -> TokenizeSettings:
-    """The settings with the tokenizer itself instead of its path."""
     return dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer))
 
 
@@ -115,8 +113,7 @@ def tokenize_dataset(
     """A Ray Dataset of conversations as a Ray Dataset of samples, with the columns of `tokenize_files` but `row`.
 
     `error` is null, or why a row gave no sample; such a row has empty lists. `keep` names columns to copy, such as an
-    id. Rows are in the order of the dataset only if its ``context.execution_options.preserve_order`` is set.
-    `concurrency` is the number of tasks at once.
+    id. Rows are in order only if the dataset's ``context.execution_options.preserve_order`` is set.
     """
     ray = import_ray()
     RowTokenizer(settings)

@@ -1,7 +1,4 @@
-"""A row of a dataset as a conversation: its columns, and the shape of its messages.
-
-A row that was not read from JSON text goes through `table_row` first.
-"""
+"""A row of a dataset as a conversation. A row that was not read from JSON text goes through `table_row` first."""
 
 from __future__ import annotations
 
@@ -91,7 +88,6 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
 
 
 def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str | None]:
-    """The column of messages and None, or those of prompt and completion."""
     pair = columns.prompt is not None or columns.completion is not None
     if columns.messages is not None and pair:
         raise InputError("name the column of messages, or those of prompt and completion, not both")

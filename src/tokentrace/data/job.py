@@ -1,7 +1,6 @@
 """The job: files of conversations to one file of samples, on all cores, in bounded memory.
 
-One process reads batches of rows and writes their samples in the same order; workers tokenize the batches. So the
-result depends on the input and the settings alone, not on the number of workers.
+One process reads batches of rows and writes their samples in the same order; workers tokenize the batches.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ..settings import instance, whole
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
-from .sources import Batch, Source, count_batches, find_sources, pyarrow, read_batches, read_rows
+from .sources import Batch, Source, find_sources, pyarrow, read_batches, read_rows
 from .tables import check_target, named_path, sample_writer, samples_table
 from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
 from .trainers import find_trainer
@@ -83,9 +82,7 @@ class BatchResult:
 
 
 Results = Generator[tuple[Batch, BatchResult]]
-"""Batches with their results, in the order of the batches."""
 Run = Callable[[Iterator[Batch], RowTokenizer, int], Results]
-"""Tokenizes batches with so many workers."""
 
 
 def tokenize_files(
@@ -102,13 +99,12 @@ def tokenize_files(
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
-    With a `trainer` ("trl", "axolotl", …: `data.trainers`) the file has the columns that it reads, and no others.
+    With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads, and no others. Rows without a sample
+    go to the file of bad rows, with their line and the reason. `run` tokenizes batches: by default processes of this
+    machine.
 
-    Replaces an existing file only with `overwrite`, and only if some row gave a sample. Rows without a sample go to the
-    file of bad rows, with their line and the reason. `run` tokenizes the batches: by default processes of this machine.
-
-    Raises InputError if there is nothing to read or no row gives a sample, WriteError if the system refuses to write.
-    Whenever a run ends early, the output stays as it was.
+    Raises InputError if there is nothing to read or no row gives a sample, or for an existing file without `overwrite`;
+    WriteError if the system refuses to write. Whenever a run ends early, the output stays as it was.
     """
     pyarrow()
     path = named_path(output)
@@ -124,7 +120,7 @@ def tokenize_files(
         metadata = tokenizer.described()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # a small input is done before a second process is ready
-        workers = workers or max(1, min(cores, count_batches(sources) // 4))
+        workers = workers or max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
         results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
         with (
             (Path(spool) / "bad_rows").open("w+b") as rejected,
@@ -222,10 +218,7 @@ def tokenize_in_worker(batch: Batch, settings: TokenizeSettings | None, version:
 
 
 def in_order(futures: Iterator[tuple[Batch, Future[Any]]], ahead: int, died: type[Exception]) -> Results:
-    """Start batches, at most `ahead` at a time, and yield their results in the order of the batches.
-
-    Raises SampleError if a worker fails, or if `died` says that it is gone.
-    """
+    """Yield results in the order of their batches, of which at most `ahead` are started. Raises SampleError."""
     pending = deque(itertools.islice(futures, ahead))
     while pending:
         batch, future = pending.popleft()

@@ -66,7 +66,6 @@ class Source:
 
 @contextlib.contextmanager
 def _reading(name: str, errors: type[Exception] = OSError) -> Iterator[None]:
-    """Turn errors of reading into an InputError with the name of the source."""
     try:
         yield
     except (OSError, errors) as error:
@@ -91,7 +90,6 @@ def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None
 
 
 def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
-    """The files of an input, each with its title."""
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
@@ -302,9 +300,3 @@ def read_batches(sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> It
         before += source.size
         if rows:
             yield Batch(source.name, source.format, tuple(rows), before)
-
-
-def count_batches(sources: Sequence[Source]) -> int:
-    """Estimate how many batches the sources have."""
-    sizes = ((source.size, BATCH_ROWS if source.format is Format.PARQUET else BATCH_BYTES) for source in sources)
-    return sum(-(-size // batch) for size, batch in sizes)

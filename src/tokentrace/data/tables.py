@@ -1,7 +1,4 @@
-"""Samples as tables: columns of ids, mask and provenance, and metadata that says how they were made.
-
-docs/rows.md is the specification of the columns.
-"""
+"""Samples as tables of columns, and metadata that says how they were made. docs/rows.md is the specification."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _PER_TOKEN: Final = {
     "advantages": ("advantages", "float32"),
 }
 """Columns with an entry for each token: the attribute of a `Sample`, and its type in the file."""
-_ROLLOUT: Final[Columns] = {
+ROLLOUT: Final[Columns] = {
     "branch": "int32",
     "reward": "float64",
     "versions": [{"version": "string", "start": "int32", "stop": "int32"}],
@@ -68,33 +65,23 @@ _COLUMNS: Final[Columns] = {
     **{name: [kind] for name, (_, kind) in _PER_TOKEN.items()},
     **dict.fromkeys(("num_tokens", "num_trained", "num_messages"), "int32"),
     **{"source": "string", "row": "int64", "sample": "int32", "notes": ["string"]},
-    **_ROLLOUT,
+    **ROLLOUT,
     **CHANNELS,
 }
-_OPTIONAL: Final[Mapping[str, Iterable[str]]] = {
-    **{name: (name,) for name in ("labels", "parts", "logprobs", "advantages")},
-    "rollout": _ROLLOUT,
-    "channels": CHANNELS,
-}
-"""Columns that not all files have: what trainers read as labels (without it TRL trains every token), the part of each
-token, and what rows of trajectories have."""
+_OPTIONAL: Final = {"labels", "parts", "logprobs", "advantages", *ROLLOUT, *CHANNELS}
+"""Columns that not all files have. Without labels TRL trains every token of a row."""
 
 
 def sample_columns(*optional: str) -> Columns:
-    """The columns of a file: those that all files have, and optional ones (``"labels"``, ``"rollout"``, …)."""
-    omitted = {column for name, columns in _OPTIONAL.items() if name not in optional for column in columns}
-    return {name: kind for name, kind in _COLUMNS.items() if name not in omitted}
+    """The columns of a file: those that all files have, and optional ones (``"labels"``, those of `ROLLOUT`, …)."""
+    return {name: kind for name, kind in _COLUMNS.items() if name not in _OPTIONAL or name in optional}
 
 
 def _columns_of(samples: Sequence[Sample]) -> Columns:
-    """The columns that some of the samples fill."""
-    optional = ("parts", "logprobs", "advantages")
-    filled = {
-        **{name: any(getattr(one, name) is not None for one in samples) for name in optional},
-        "rollout": any(one.branch >= 0 or one.reward is not None for one in samples),
-        "channels": any(one.channels for one in samples),
-    }
-    return sample_columns("labels", *(name for name, is_filled in filled.items() if is_filled))
+    names = ("parts", "logprobs", "advantages")
+    optional = ["labels", *(name for name in names if any(getattr(one, name) is not None for one in samples))]
+    optional += ROLLOUT if any(one.branch >= 0 or one.reward is not None for one in samples) else ()
+    return sample_columns(*optional, *(CHANNELS if any(one.channels for one in samples) else ()))
 
 
 def arrow_schema(columns: Columns) -> Any:
@@ -115,10 +102,7 @@ def _arrow_type(kind: Any) -> Any:
 def samples_table(
     samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Samples as an Arrow table. `places` are values that a sample does not have, such as its row.
-
-    Without them samples are rows 1, 2, 3… of what their names say.
-    """
+    """Samples as an Arrow table. `places` are values that samples do not have; without them they are rows 1, 2, 3…"""
     columns = columns or _columns_of(samples)
     places = places or ({"row": at} for at in range(1, len(samples) + 1))
     rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
@@ -172,7 +156,6 @@ def _typed(name: str, entries: Sequence[Any] | None) -> Any:
 
 
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
-    """The channels of a row that has these columns, as Python reads them from Arrow."""
     channels = json.loads(row["channels"]) if row.get("channels") else {}
     if not isinstance(channels, dict) or not all(isinstance(entries, list) for entries in channels.values()):
         raise SampleError(f"channels must be lists of entries by name, not {brief(channels)}")
@@ -236,7 +219,7 @@ class TableWriter:
     def write(self, table: Any) -> None:
         """Write rows. Groups of Parquet and Arrow wait until they are large enough."""
         if self._writer is None:
-            self._out.writelines(map(_line, table.to_pylist()))
+            self._out.writelines(_lines(table))
             return
         self._pending.append(table)
         rows, size = sum(one.num_rows for one in self._pending), sum(one.nbytes for one in self._pending)
@@ -403,20 +386,13 @@ def metadata_path(path: Path) -> Path:
     return path.with_name(path.name + ".metadata")
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    try:
+def _lines(table: Any) -> Iterator[bytes]:
+    """The rows of a table. NaN means that nothing was sampled; JSON has null for that."""
+    for row in table.to_pylist():
+        for name in (name for name in ("logprobs", "advantages") if row.get(name) is not None):
+            row[name] = [None if math.isnan(value) else value for value in row[name]]
         try:
-            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
-        except ValueError:  # NaN means that nothing was sampled; JSON has null for that
-            text = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise InputError("a row holds an infinite number, which JSON cannot: write it to a .parquet file") from error
-    return text.encode() + b"\n"
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _without_nan(item) for name, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
+            yield json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        except ValueError as error:
+            problem = "a row holds an infinite number, which JSON cannot: write it to a .parquet file"
+            raise InputError(problem) from error

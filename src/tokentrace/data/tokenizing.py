@@ -16,18 +16,15 @@ from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
-from ..samples.sample import Sample
+from ..samples.sample import Overlong, Sample, truncate
 from ..samples.supervised import SampleBuilder, SampleSettings
-from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, whole
-from ..show.visible import counted
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
 from .sources import ROW_BYTES, Format, Row
-from .tables import Columns as TableColumns
 from .tables import sample_columns
 
 _MANY_SETTINGS: Final = 32
@@ -100,10 +97,7 @@ class TokenizeSettings:
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
-        """The settings that `described` returned, for this tokenizer; missing ones have their defaults.
-
-        Pass the source of a template as ``chat_template``. Raises SampleError for settings that do not exist.
-        """
+        """The settings that `described` returned, with the source of a template. Raises SampleError."""
         names = SampleSettings.__dataclass_fields__
         if unknown := sorted(set(described) - set(cls.__dataclass_fields__) - set(names)):
             raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
@@ -116,13 +110,12 @@ class TokenizeSettings:
             raise SampleError(f"the settings cannot be read: {error}") from None
 
     @property
-    def output(self) -> TableColumns:
+    def output(self) -> Mapping[str, Any]:
         """The columns of rows."""
         return sample_columns("parts", *(["labels"] if self.labels else []))
 
 
 def _filled(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
@@ -157,10 +150,6 @@ class RowResult:
         """Why the row gave no sample; None if it gave one."""
         return None if self.samples else self.problems[0]
 
-    def __repr__(self) -> str:
-        why = f": {self.problems[0].reason}" if self.problems else ""
-        return f"RowResult(row {self.row.number}, {counted(len(self.samples), 'sample')}{why})"
-
 
 class RowTokenizer:
     """Turns rows into samples. An error in a row is part of its result, and never ends a run."""
@@ -172,7 +161,6 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
-        """The builder for rows with these template variables."""
         key = json.dumps(variables, sort_keys=True, default=repr)
         if key not in self._builders:
             if len(self._builders) >= _MANY_SETTINGS:
@@ -227,7 +215,6 @@ class RowTokenizer:
         return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
     def _fitted(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
-        """The sample with the notes of its row, or why it is left out."""
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
             notes = (*notes, *dict.fromkeys(lost))

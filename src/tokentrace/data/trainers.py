@@ -1,7 +1,4 @@
-"""What trainers read: which columns, and what to write into their configuration.
-
-A file for a trainer has no other columns: several trainers pass every column to their collator.
-"""
+"""What trainers read: which columns (a file for one has no others), and what to write into their configuration."""
 
 from __future__ import annotations
 

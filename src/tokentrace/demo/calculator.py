@@ -9,8 +9,6 @@ from typing import Final
 
 LONGEST: Final = 120
 """How many characters an expression may have: enough for any question, too few to nest or to grow without end."""
-
-_TOKEN: Final = re.compile(r"\s*(?:([0-9]+)|(.))", re.DOTALL)
 _OPERATORS: Final = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": operator.truediv})
 
 
@@ -26,7 +24,7 @@ def calculate(expression: str) -> Fraction:
     """
     if len(expression) > LONGEST:
         raise CalculatorError(f"the expression is longer than {LONGEST} characters")
-    tokens = [number or sign for number, sign in _TOKEN.findall(expression.rstrip())]
+    tokens = re.findall(r"[0-9]+|\S", expression)
     if not tokens:
         raise CalculatorError("the expression is empty")
     value = _chain(tokens)

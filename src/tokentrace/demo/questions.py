@@ -1,13 +1,6 @@
 """The demo's questions as tasks: prompts, tools, a simulated user and the reward.
 
-`questions.json` holds questions that pocket's training never saw (see ``training/pocket/questions.py``). Each has a
-small table that only its look-up tool can read.
-
->>> question = pick_questions(1, kinds=["lookup"])[0]
->>> question.prompt[-1]["content"], question.answer
-('What does the round clock cost?', 678)
->>> reward(question, [*question.prompt, {"role": "assistant", "content": "It costs 678."}])
-1.0
+`questions.json` holds questions that pocket's training never saw (see ``training/pocket/questions.py``).
 """
 
 from __future__ import annotations
@@ -35,9 +28,6 @@ KINDS: Final = (
     *("direct", "arithmetic", "lookup", "missing", "singular", "word_problem"),
     *("parallel", "compare", "checked", "total", "chain", "follow_up"),
 )
-UNKNOWN: Final = "could not find"
-"""What a reply must say if there is no answer."""
-_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)")
 
 
 class Function(NamedTuple):
@@ -59,11 +49,10 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, what its tools know, and the answer.
+    """A question, the user's next messages after each answer, and the last answer; None if there is none to find.
 
-    `follow_ups` are the user's next messages, one after each answer. `table` is what can be looked up: prices, ages or
-    another `field`, in the `style` ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``. The last `answer` is None if
-    the item cannot be found; it must also name what it `mentions`.
+    `table` is what can be looked up: prices, ages or another `field`, in the `style` ``"number"``, ``"pair"``,
+    ``"json"`` or ``"sentence"``. The answer must also name what it `mentions`.
     """
 
     id: str
@@ -109,19 +98,19 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         return "Error: the arguments are not JSON"
-    function, parameter = functions[name], functions[name].parameter
+    purpose, parameter = functions[name].purpose, functions[name].parameter
     value = arguments.get(parameter) if isinstance(arguments, Mapping) else None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**20:
         value = str(value)
     if not isinstance(value, str):
         return f"Error: {name} needs {parameter!r}, a string"
-    if function.purpose == "look_up":
+    if purpose == "look_up":
         for item, number in question.table.items():
             if item.casefold() == " ".join(value.split()).casefold():
                 styles = {"number": str(number), "pair": f"{item}: {number}", "json": json.dumps({item: number})}
                 return styles.get(question.style, f"The {question.field} of {item} is {number}.")
         return f"Error: no entry for {value[:40]!r}"
-    if function.purpose == "check":
+    if purpose == "check":
         right = question.answer is not None and _last_number(value) == question.answer
         if name == "check_answer":
             return "correct" if right else "wrong"
@@ -180,12 +169,12 @@ def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
         return 0.0
     if follow_up(question, messages) is not None or question.mentions.casefold() not in content.casefold():
         return 0.0
-    number = _last_number(content)
-    return float(UNKNOWN in content and number is None if question.answer is None else number == question.answer)
+    right = _last_number(content) == question.answer
+    return float(right and (question.answer is not None or "could not find" in content))
 
 
 def _last_number(text: str) -> int | None:
-    numbers = _NUMBER.findall(text)
+    numbers = re.findall(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)", text)
     return int(numbers[-1].replace(",", "")) if numbers and len(numbers[-1]) < 40 else None
 
 
@@ -216,8 +205,7 @@ class QuestionSettings(Struct, forbid_unknown_fields=True):
     kinds: list[str] = []
 
 
-def question_source(settings: QuestionSettings, limit: int | None) -> TaskSet:
-    """Return the tasks of `QuestionSettings`."""
+def _task_set(settings: QuestionSettings, limit: int | None) -> TaskSet:
     if unknown := [kind for kind in settings.kinds if kind not in KINDS]:
         raise InputError(f"kinds: there is no {unknown[0]!r}; there are {', '.join(KINDS)}")
     count = settings.count if limit is None else min(settings.count, limit)
@@ -225,5 +213,5 @@ def question_source(settings: QuestionSettings, limit: int | None) -> TaskSet:
     return TaskSet([question_task(question) for question in picked], FollowUps(), question_reward)
 
 
-SOURCES: Final[dict[str, TaskSource]] = {"questions": TaskSource(QuestionSettings, question_source)}
+SOURCES: Final[dict[str, TaskSource]] = {"questions": TaskSource(QuestionSettings, _task_set)}
 """What a configuration of rollouts may name under ``data``."""

@@ -13,7 +13,6 @@ from .rollout_report import RolloutReport as RolloutReport
 from .rollout_report import check_rollouts as check_rollouts
 from .row_report import CheckReport as CheckReport
 from .row_report import check_dataset as check_dataset
-from .splicing import splice_prefix as splice_prefix
 from .verdicts import Grade as Grade
 from .verdicts import Use as Use
 from .verdicts import Verdict as Verdict

@@ -6,27 +6,27 @@ begins with exactly those ids.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from ..conversation.forms import adapt
 from ..conversation.messages import Messages
 from ..errors import TemplateError, TokentraceError
-from ..rendering.lost import find_lost
-from ..study.sampling import turn_end
+from ..rendering.past import Past
+from ..rendering.rendered import RenderedTokens
+from ..rendering.renderer import Renderer
 from ..study.study import TemplateStudy
-from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import ChatTemplate, wrap_tools
+from ..study.turns import common_prefix
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
+from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Request, Style, TurnForm, call_ids, cases, reasoning_tags
-from .field_texts import contains_text, text_from
+from .facts import contains_text, text_from
 
 _EXCERPT: Final = 48
 """Characters quoted of a text."""
@@ -116,21 +116,19 @@ class AppendCell:
 class AppendMatrix:
     """Runs the cases of one template with one set of variables. Naming lines is slow."""
 
-    def __init__(self, study: TemplateStudy, *, names_lines: bool) -> None:
-        self._study = study
-        self._names_lines = names_lines and isinstance(study.template, ChatTemplate)
-        self._tools = wrap_tools(TOOLS)
-        self._ids = call_ids(study)
-        self._tags = reasoning_tags(study)
-        self._cache: dict[str, Encoded | TokentraceError] = {}
+    def __init__(self, renderer: Renderer, study: TemplateStudy, *, names_lines: bool) -> None:
+        self._renderer = replace(renderer.silent(), past=Past.TEMPLATE, control_tokens=ControlPolicy.HF_COMPAT)
+        self._study, self._names_lines = study, names_lines
+        self._ids, self._tags = call_ids(study), reasoning_tags(study)
+        self._cache: dict[str, RenderedTokens] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
         """Run all cases of a kind of turn and return the worst.
 
         Skips a history that is refused on its own: another cell, or the roles, report that.
         """
-        every = list(cases(turn, self._ids, self._tags))
-        cells = [cell for case in every if self._renders(cell := self._run(case))] or [self._run(every[0])]
+        every = [self._run(case) for case in cases(turn, self._ids, self._tags)]
+        cells = [one for one in every if one.outcome is not AppendOutcome.REFUSED or self._accepts(one)] or every[:1]
         worst = min(cells, key=lambda cell: list(AppendOutcome).index(cell.outcome))
         flaws, also = worst.flaws, []
         for cell in cells:
@@ -142,98 +140,71 @@ class AppendMatrix:
 
     def _blamed(self, cell: AppendCell) -> AppendCell:
         """Name the lines of a cell's breaks. Too slow for cells that nobody is shown."""
-        return self._run(cell.case, self._names_lines) if cell.breaks else cell
+        return self._run(cell.case, names_lines=True) if cell.breaks and self._names_lines else cell
 
-    def _renders(self, cell: AppendCell) -> bool:
+    def _accepts(self, cell: AppendCell) -> bool:
         """True unless the template refuses the history of a case."""
-        if cell.outcome is AppendOutcome.REFUSED:
-            try:
-                past = adapt(cell.case.messages, self._study.forms).messages[: len(cell.case.past)]
-                self._encode(Request(past, cell.case.tools, True))
-            except TokentraceError:
-                return False
+        try:
+            self._render(Request(cell.case.past, cell.case.tools, True))
+        except TokentraceError:
+            return False
         return True
 
-    def _run(self, case: AppendCase, names_lines: bool = False) -> AppendCell:
-        study, at = self._study, len(case.past)
+    def _render(self, request: Request) -> RenderedTokens:
+        """Render a conversation, once."""
+        key, tools = json.dumps(request), TOOLS if request.tools else None
+        if key not in self._cache:
+            rendered = self._renderer.render(request.messages, tools=tools, add_generation_prompt=request.prompt)
+            self._cache[key] = rendered
+        return self._cache[key]
+
+    def _run(self, case: AppendCase, *, names_lines: bool = False) -> AppendCell:
+        at, tools = len(case.past), case.tools
         try:
-            messages = tuple(adapt(case.messages, study.forms).messages)
-            question = Request(messages[:at], case.tools, True)
-            turn = Request(messages[: at + 1], case.tools, False)
-            whole = Request(messages, case.tools, case.turn.append is not Append.ASSISTANT)
-            prompt, stream, after = map(self._encode, (question, turn, whole))
+            messages = tuple(self._renderer.adapt_messages(case.messages, tools=TOOLS if tools else None).messages)
+            whole = Request(messages, tools, case.turn.append is not Append.ASSISTANT)
+            requests = Request(messages[:at], tools, True), Request(messages[: at + 1], tools), whole
+            prompt, turn, after = map(self._render, requests)
         except TokentraceError as error:
             return AppendCell(case, AppendOutcome.REFUSED, case.messages, reason=_refusal(error))
-        lost = find_lost(stream.rendering, turn.messages, study.forms, first=at).lost
-        missing = tuple(_missing(stream.rendering, case, [one.field for one in lost]))
-        lost = find_lost(after.rendering, messages, study.forms, first=at + 1).lost
-        lost_after = [f"{one.field} of the {messages[one.message or 0]['role']} message that follows" for one in lost]
-        stop, ends = self._stop(turn, stream)
-        if stop < len(stream.ids):
-            stream = study.encode(stream.rendering.until(stream.position(stop)))
-        breaks = []
-        if _differ(prompt, stream):
-            text = prompt.rendering
-            same = common_prefix(text.text, stream.rendering.text)
-            where = Where.SEAM if same == len(text.text) else Where.PROMPT if same >= text.tail else Where.PAST
-            blame = self._blame(where, question, turn, same) if names_lines else None
-            breaks.append(replace(_break(where, prompt, stream, blame), at_turn=True))
-        if _differ(stream, after):
-            same = common_prefix(stream.rendering.text, after.rendering.text)
-            blame = self._blame(Where.PAST, turn, whole, same) if names_lines else None
-            breaks.append(_break(Where.PAST, stream, after, blame))
+        missing = tuple(_missing(turn.rendering, case, [one.field for one in turn.lost if one.message == at]))
+        gone = [(one.field, one.message) for one in after.lost if one.message is not None and one.message > at]
+        lost_after = tuple(f"{field} of the {messages[index]['role']} message that follows" for field, index in gone)
+        stream, end = turn.encoded, next((one for one in reversed(turn.turns) if one.message == at), None)
+        if end is not None and end.stop < len(stream.ids):
+            stream = self._study.encode(stream.rendering.until(stream.position(end.stop)))
+        breaks = tuple(self._breaks(requests, (prompt.encoded, stream, after.encoded), names_lines))
         outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
-        return AppendCell(case, outcome, messages, tuple(breaks), missing, tuple(lost_after), ends=ends)
+        ends = end is None or end.stop_token is not None
+        return AppendCell(case, outcome, messages, breaks, missing, lost_after, ends=ends)
 
-    def _encode(self, request: Request) -> Encoded:
-        """Render and encode a conversation once. Raises the template's error each time."""
-        key = json.dumps(request)
-        if key not in self._cache:
-            study, tools = self._study, self._tools if request.tools else None
-            try:
-                self._cache[key] = study.encode(study.run(tools, request.messages, request.prompt))
-            except TokentraceError as error:
-                self._cache[key] = error.with_traceback(None)
-        encoded = self._cache[key]
-        if isinstance(encoded, TokentraceError):
-            raise encoded
-        return encoded
-
-    def _stop(self, request: Request, encoded: Encoded) -> tuple[int, bool]:
-        """Return the length of the stream, and whether a stop token ends it."""
-        study, last = self._study, len(request.messages) - 1
-        render = functools.partial(study.run, self._tools if request.tools else None)
-        turns, _ = find_turns(encoded.rendering, request.messages, render, study.tokenizer, only=last)
-        turns = [turn for turn in turns if turn.message == last]
-        if not turns:
-            return len(encoded.ids), True
-        end = turn_end(encoded, turns[-1], study.endings(request.tools))
-        return end.stop, end.stop_token is not None
+    def _breaks(
+        self, requests: Sequence[Request], encoded: Sequence[Encoded], names_lines: bool
+    ) -> Iterator[AppendBreak]:
+        """Compare prompt with stream, and stream with next prompt."""
+        for at, (one, other) in enumerate(itertools.pairwise(encoded)):
+            token = common_ids(one.ids, other.ids)
+            if token == len(one.ids):
+                continue
+            text, where = one.rendering.text, Where.PAST
+            same = common_prefix(text, other.rendering.text)
+            if at == 0 and same >= one.rendering.tail:
+                where = Where.SEAM if same == len(text) else Where.PROMPT
+            blame = self._blame(where, requests[at], requests[at + 1], same) if names_lines else None
+            before, after = (side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other))
+            fields = _changed_fields(one.rendering, other.rendering) if where is Where.PAST else ()
+            yield AppendBreak(where, before, after, tuple(fields), blame, at_turn=at == 0)
 
     def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
         """Find the line, without the second prompt if the texts differ at the same place."""
-        if where is Where.SEAM:
-            return None
-        text = self._encode(first).rendering.text
-        for prompt in dict.fromkeys((False, second.prompt)):
+        text = self._render(first).text
+        for prompt in (False, second.prompt) if where is not Where.SEAM else ():
             request = second._replace(prompt=prompt)
-            other = self._encode(request).rendering.text
+            other = self._render(request).text
             if common_prefix(text, other) == at:
                 return find_blame(self._study, first, request, at, (text, other), rewrites=where is Where.PAST)
         return None
-
-
-def _differ(first: Encoded, second: Encoded) -> bool:
-    """True if the ids of `second` do not begin with all ids of `first`."""
-    return common_ids(first.ids, second.ids) < len(first.ids)
-
-
-def _break(where: Where, first: Encoded, second: Encoded, blame: Blame | None) -> AppendBreak:
-    token = common_ids(first.ids, second.ids)
-    before, after = (one.rendering.text[one.position(token) :][:_EXCERPT] for one in (first, second))
-    fields = tuple(_changed_fields(first.rendering, second.rendering)) if where is Where.PAST else ()
-    return AppendBreak(where, before, after, fields, blame)
 
 
 def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> Iterator[str]:

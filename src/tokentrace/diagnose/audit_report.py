@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from ..formats.dialects import dialect_of
@@ -14,12 +15,23 @@ from ..settings import choose
 from ..show.document import Cell, Document, Table
 from ..show.visible import counted, listed
 from ..showing import ShowsItself
-from ..tokens.tokenizer import Tokenizer
-from .appends import AppendBreak, AppendCell
+from .appends import AppendBreak, AppendCell, AppendOutcome
 from .cases import Append, Style
-from .conclusion import Conclusion, conclude
 from .facts import TemplateFacts
-from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, cause, find_flaws, grade, judged
+from .verdicts import (
+    FLAWS,
+    TOOL_APPENDS,
+    USER_APPENDS,
+    AppendFinding,
+    Grade,
+    Use,
+    Verdict,
+    cause,
+    find_flaws,
+    grade,
+    judge,
+    judged,
+)
 
 SIGNS: Final[Mapping[Grade | None, Cell]] = {
     Grade.HOLDS: Cell("✓", "good"),
@@ -64,10 +76,22 @@ class SettingAudit:
 
 
 @dataclass(frozen=True, slots=True)
+class Conclusion:
+    """One line about fine-tuning and rollouts, and the commands to type."""
+
+    text: str
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReport(ShowsItself):
-    """The certificate of a template: its matrix, facts, and a verdict for each use."""
+    """The certificate of a template: its matrix, facts, and a verdict for each use.
+
+    `switches` are settings that change the text of a probe; those `without_effect` do not.
+    """
 
     name: str
+    tokenizer: str
     family: str
     digest: str
     settings: Mapping[str, Any]
@@ -76,12 +100,9 @@ class AuditReport(ShowsItself):
     grammar: TurnGrammar
     verdicts: tuple[Verdict, ...]
     switches: tuple[SettingAudit, ...]
-    """Settings that change the text of a probe."""
     without_effect: tuple[str, ...]
-    """Settings that do not."""
     bridging: Bridging
     notes: tuple[str, ...] = ()
-    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
 
     @property
     def dialect(self) -> str | None:
@@ -98,34 +119,29 @@ class AuditReport(ShowsItself):
         return [one for use in uses if (one := self.verdict(use)).grade not in good]
 
     @property
-    def judged(self) -> list[AppendCell]:
-        """The cells that verdicts count."""
-        return judged(self.cells, self.facts)
-
-    def outcome(self, append: Append) -> Grade | None:
-        """Grade an append; None if the template refuses it."""
-        return grade([cell for cell in self.judged if cell.append is append])
+    def judged(self) -> dict[Append, list[AppendCell]]:
+        """The cells that verdicts count, by what is appended."""
+        cells = judged(self.cells, self.facts)
+        return {append: [cell for cell in cells if cell.append is append] for append in Append}
 
     @property
     def grades(self) -> list[Grade | None]:
-        """The grade of each append and each use."""
-        return [*map(self.outcome, Append), *(one.grade for one in self.verdicts)]
+        """The grade of each append, None for one that the template refuses, and of each use."""
+        return [*map(grade, self.judged.values()), *(one.grade for one in self.verdicts)]
 
     @property
     def findings(self) -> list[AppendFinding]:
         """Everything that does not hold, once for each cause."""
-        return find_flaws({append: [cell for cell in self.judged if cell.append is append] for append in Append}, FLAWS)
+        return find_flaws(self.judged, FLAWS)
 
     @property
     def conclusion(self) -> Conclusion:
         """The conclusion in one line, and the commands to type."""
-        return conclude(self)
+        return _conclude(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for ``json.dumps``."""
-        fields = dataclasses.asdict(replace(self, tokenizer=None))
-        del fields["tokenizer"]
-        return {"conclusion": dataclasses.asdict(self.conclusion), **fields}
+        return {"conclusion": asdict(self.conclusion), **asdict(self)}
 
     def document(self, _: Any = None) -> Document:
         """Return the report as a document."""
@@ -141,7 +157,7 @@ class AuditReport(ShowsItself):
                 Table("What it is safe for", ["", " "], list(self._verdict_rows()), words=2, code=True),
                 self._matrix(),
                 *([Table("What goes wrong", ["", " "], findings, words=2, code=True)] if findings else []),
-                Table("What else is known", ["", " "], [list(row) for row in self._fact_rows()], words=2),
+                Table("What else is known", ["", " "], list(self._fact_rows()), words=2),
             ],
         )
 
@@ -161,7 +177,7 @@ class AuditReport(ShowsItself):
         altered = tuple(replace(one, line=None) for one in self.facts.altered)
         facts = replace(self.facts, date="a line" * bool(self.facts.date), altered=altered)
         yield from replace(self, facts=facts)._fact_rows()
-        for name, value in dataclasses.asdict(self.grammar).items():
+        for name, value in asdict(self.grammar).items():
             yield f"grammar, {name}", str(value)
 
     def _verdict_rows(self) -> Iterator[_Row]:
@@ -174,7 +190,7 @@ class AuditReport(ShowsItself):
 
     def _matrix(self) -> Table:
         """Grade each kind of turn for each append."""
-        counting = {cell.turn for cell in self.judged}
+        counting = {cell.turn for cells in self.judged.values() for cell in cells}
         groups: dict[Any, list[AppendCell]] = {}
         for cell in self.cells:
             form = (cell.turn.reasoning, cell.turn.content, cell.turn.style)
@@ -189,7 +205,7 @@ class AuditReport(ShowsItself):
 
     def _fact_rows(self) -> Iterator[tuple[str, str]]:
         """Yield a label and words for each fact."""
-        for name in (one.name for one in dataclasses.fields(self.facts)):
+        for name in (one.name for one in fields(self.facts)):
             yield name.replace("_", " "), _words(getattr(self.facts, name))
         calls = f": {self.grammar.calls.outline}" if self.grammar.calls is not None else ""
         yield "dialect of calls", f"{self.dialect or 'none that is known'}{calls}"
@@ -239,10 +255,10 @@ def differences_document(before: AuditReport, now: AuditReport) -> Document:
 
 def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
     yield [f"{number}.", finding.why]
-    for one in finding.breaks:
+    cell = finding.smallest
+    for one in cell.breaks:
         yield from _break_rows(one)
     yield ["", Cell("the smallest conversation that shows it:", "dim")]
-    cell = finding.smallest
     first = len(cell.messages) - len(cell.case.appended)
     for at, message in enumerate(cell.messages):
         sign, tone = ("+", "good") if at >= first else (" ", "")
@@ -285,3 +301,83 @@ def _message_words(message: Mapping[str, Any]) -> str:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         parts.append(f"calls {one['function']['name']}({text})")
     return ", ".join(parts)
+
+
+# -- the conclusion
+
+
+def _conclude(report: AuditReport) -> Conclusion:
+    """Say what to do with a template. One that writes no calls is judged by conversations without tools."""
+    scope = ""
+    if not report.facts.calls:
+        report, scope = _without_tools(report), " for conversations without tools"
+    name = shlex.quote(report.tokenizer or report.name)
+    variables = "".join(f" --kwargs {shlex.quote(f'{key}={value}')}" for key, value in report.settings.items())
+    sft, options = _fine_tuning(report, scope)
+    commands = []
+    if options is not None:
+        commands.append(f"tokentrace tokenize chats.jsonl -o rows.parquet -t {name}{variables}{options}")
+    rollouts = _rollouts(report, scope)
+    if rollouts:
+        engine = "--engine http://127.0.0.1:8000"
+        commands.append(f"tokentrace serve --dev {engine} -t {name}{variables} --store runs.db")
+        commands.append(f"tokentrace audit {name}{variables} --on chat.json")
+    date = report.facts.date.partition(":")[0]
+    dated = f" The prompt holds the day's date, {date}." if date else ""
+    rollouts = rollouts or f"RL: safe{scope}, every prompt only appends."
+    return Conclusion(f"{sft} {rollouts}{dated}", tuple(commands))
+
+
+def _without_tools(report: AuditReport) -> AuditReport:
+    """Restrict a report to conversations without tools."""
+    cells = tuple(cell for cell in report.cells if not cell.append.calls)
+    altered = (replace(one, roles=tuple(role for role in one.roles if role != "tool")) for one in report.facts.altered)
+    facts = replace(report.facts, altered=tuple(one for one in altered if one.roles))
+    verdicts = tuple(judge(use, judged(cells, facts), facts) for use in Use)
+    return replace(report, cells=cells, facts=facts, verdicts=verdicts)
+
+
+def _fine_tuning(report: AuditReport, scope: str) -> tuple[str, str | None]:
+    """Return a sentence about fine-tuning, and the options for ``tokentrace tokenize``; None if it is not safe."""
+    row, turn = report.verdict(Use.SFT_ONE_ROW), report.verdict(Use.SFT_PER_TURN)
+    if row.grade is Grade.HOLDS:
+        return f"SFT: safe{scope or ' as it is'}.", ""
+    no_stop = report.facts.last_turn_without_stop
+    options = ["--past expand"] * (report.bridging.broken > 0) + ["--final-stop"] * no_stop
+    with_them, typed = f" with {listed(options)}" if options else "", "".join(f" {option}" for option in options)
+    ends_only = no_stop and all("final_stop=True" in words and "; " not in words for words in turn.against)
+    if turn.grade is Grade.HOLDS or ends_only:
+        return f"SFT: safe{with_them}{scope}.", typed
+    if lines := sorted({one.line for one in report.facts.altered if one.line is not None and not one.dropped}):
+        fixed = f"lines {listed(lines)} are" if len(lines) > 1 else f"line {lines[0]} is"
+        return f"SFT: not safe before {fixed} fixed, where texts are altered.", None
+    if turn.grade is Grade.PARTLY:
+        return f"SFT: safe{with_them} for some turns only: {turn.against[0]}.", typed
+    return f"SFT: not safe{f', even{with_them}' if options else ''}: {turn.against[0]}.", None
+
+
+def _rollouts(report: AuditReport, scope: str) -> str:
+    """Return a sentence about rollouts; empty if every prompt only appends."""
+    tools, users = report.verdict(Use.RL_APPEND_ONLY), report.verdict(Use.RL_USER_TURNS)
+    if tools.grade is Grade.HOLDS and users.grade is Grade.HOLDS:
+        return ""
+    refused = report.bridging.broken - report.bridging.bridged
+    bridge = f"use the bridge{f' (it refuses {refused} of {report.bridging.broken} cases)' if refused else ''}"
+    why = _rewrites(report) or f"rendering again is not exact, {(*tools.against, *users.against)[0]}"
+    return f"RL: {'safe with tools alone; else ' if tools.grade is Grade.HOLDS and not scope else ''}{bridge}; {why}."
+
+
+def _rewrites(report: AuditReport) -> str:
+    """Say which appends make the template rewrite earlier turns, and by which lines; empty if none do."""
+    appends, lines = set(), Counter[int]()
+    for append in (*TOOL_APPENDS, *USER_APPENDS):
+        for cell in report.judged[append]:
+            if cell.outcome is AppendOutcome.BREAKS:
+                appends.add(append)
+                lines.update({one.blame.line for one in cell.breaks if one.blame is not None})
+    if not appends:
+        return ""
+    new = "a new user message" if appends <= {*USER_APPENDS} else "any new message"
+    new = "a tool's result" if appends <= {*TOOL_APPENDS} else new
+    by = f", line{'s' * (len(lines) > 1)} {listed(sorted(lines))}" if lines else ""
+    return f"{new} rewrites earlier turns{by}"

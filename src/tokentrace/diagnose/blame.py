@@ -1,21 +1,44 @@
 """The line of a template that makes two renderings differ, and the condition behind it.
 
-The cause is the first test after the last common text that gets another answer. It is proven only
-if the second run, with that answer forced, continues like the first.
+A copy of the template reports each test, assignment and output. The cause is the first test after the last common text
+that gets another answer. It is proven only if the second run, with that answer forced, continues like the first.
 """
 
 from __future__ import annotations
 
+import functools
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import operators
+from jinja2.visitor import NodeTransformer
+
+from ..errors import TokentraceError
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
-from .cases import Request
-from .lines import Event, EventKind, TracedRun, run_traced
+from ..template import chat_template as templates
+from ..template.budget import RenderBudget
+from ..template.environment import Proven, strftime_now
+from ..template.strings import plain_text
+from ..template.trace import GENERATION, TURN, Trace
+from ..template.traced import plain, text_of
+from .cases import TOOLS, Request
 
+TEST: Final = "test"
+SET: Final = "set"
+WRITE: Final = "write"
+"""The kinds of events."""
+_HOOK: Final = "tokentrace_saw"
+_STEPS: Final = 1_000_000
+"""Events of one run."""
+_LONG_LINE: Final = 160
+"""Longer lines are not quoted whole: some templates are one line."""
 _TRIES: Final = 8
 """Conditions to force one after another."""
 _FLIPS: Final = 300
@@ -49,45 +72,46 @@ def find_blame(
     if one is None or other is None or (one.text, other.text) != texts:
         return None
     if not rewrites:
-        return _writing(_writer(other, at))
+        return _blamed(_writer(other, at))
     forced: dict[int, bool] = {}
-    suspect: Event | None = None
+    suspect, again = None, other
     for _ in range(_TRIES):
-        pair = _first_difference(one, other, at)
+        pair = _first_difference(one, again, at)
         if pair is None:
             break
         here, there = pair
         event = one.events[here]
         suspect = suspect or event
-        if event.kind is not EventKind.TEST or other.events[there].part != event.part:
+        if event.part.kind != TEST or again.events[there].part != event.part:
             break
         forced[there] = event.value
-        again = run_traced(study, second, forced=forced)
-        if again is None:
+        run = run_traced(study, second, forced=forced)
+        if run is None:
             break
-        if common_prefix(one.text, again.text) > at:
-            because = tuple(_because(event, one.events[:here], other.events[:there]))
-            return Blame(event.part.line, event.part.source, event.part.text, event.value, True, because)
-        other = again
-    if flipped := _flipped(study, second, one, at):
-        return Blame(flipped.part.line, flipped.part.source, flipped.part.text, not flipped.value, True)
-    if suspect is not None and suspect.kind is EventKind.TEST:
-        return Blame(suspect.part.line, suspect.part.source, suspect.part.text, suspect.value)
-    return _writing(suspect or _writer(one, at))
+        if common_prefix(one.text, run.text) > at:
+            because = _because(event.part.text, one.events[:here], again.events[:there])
+            return _blamed(event, event.value, proven=True, because=tuple(because))
+        again = run
+    if flipped := _flipped(study, second, one, other, at):
+        return _blamed(flipped, not flipped.value, proven=True)
+    suspect = suspect or _writer(one, at)
+    return _blamed(suspect, suspect.value if suspect is not None and suspect.part.kind == TEST else None)
 
 
-def _writing(event: Event | None) -> Blame | None:
-    return None if event is None else Blame(event.part.line, event.part.source)
+def _blamed(event: Event | None, before: bool | None = None, **more: Any) -> Blame | None:
+    """Blame a test for its answer, or a line for what it writes."""
+    if event is None:
+        return None
+    condition = event.part.text if before is not None else ""
+    return Blame(event.part.line, event.part.source, condition, before, **more)
 
 
-def _flipped(study: TemplateStudy, second: Request, one: TracedRun, at: int) -> Event | None:
+def _flipped(study: TemplateStudy, second: Request, one: TracedRun, other: TracedRun, at: int) -> Event | None:
     """Find the test that, flipped, keeps the second run equal to the first for longest."""
     best, event = at, None
-    run = run_traced(study, second)
-    tests = [(number, one) for number, one in enumerate(run.events if run else ()) if one.kind is EventKind.TEST]
-    for number, test in tests[:_FLIPS]:
-        again = run_traced(study, second, forced={number: not test.value})
-        same = 0 if again is None else common_prefix(one.text, again.text)
+    for number, test in [pair for pair in enumerate(other.events) if pair[1].part.kind == TEST][:_FLIPS]:
+        run = run_traced(study, second, forced={number: not test.value})
+        same = 0 if run is None else common_prefix(one.text, run.text)
         if same > best:
             best, event = same, test
     return event
@@ -97,10 +121,12 @@ def _first_difference(one: TracedRun, other: TracedRun, at: int) -> tuple[int, i
     """Find the first differing events after the last common text up to `at`."""
     here, there = _lengths(one, at), _lengths(other, at)
     shared = max(here.keys() & there.keys())
-    left = (k for k in range(here[shared], len(one.events)) if one.events[k].kind is not EventKind.SET)
-    right = (k for k in range(there[shared], len(other.events)) if other.events[k].kind is not EventKind.SET)
+    left, right = (
+        [number for number in range(start, len(run.events)) if run.events[number].part.kind != SET]
+        for run, start in ((one, here[shared]), (other, there[shared]))
+    )
     pairs = zip(left, right, strict=False)
-    return next(((k, j) for k, j in pairs if one.events[k][:2] != other.events[j][:2]), None)
+    return next((pair for pair in pairs if one.events[pair[0]][:2] != other.events[pair[1]][:2]), None)
 
 
 def _lengths(run: TracedRun, at: int) -> dict[int, int]:
@@ -109,11 +135,10 @@ def _lengths(run: TracedRun, at: int) -> dict[int, int]:
     A variable that collects the output counts as output.
     """
     lengths = {0: 0}
-    for number, event in enumerate(run.events):
-        if event.offset <= at:
-            lengths.setdefault(event.offset, number)
-        value = event.value
-        is_text = event.kind is EventKind.SET and isinstance(value, str) and 8 <= len(value) <= at
+    for number, (part, value, offset) in enumerate(run.events):
+        if offset <= at:
+            lengths.setdefault(offset, number)
+        is_text = part.kind == SET and isinstance(value, str) and 8 <= len(value) <= at
         if is_text and run.text.startswith(value):
             lengths.setdefault(len(value), number + 1)
     return lengths
@@ -124,18 +149,207 @@ def _writer(run: TracedRun, at: int) -> Event | None:
     offsets = {event.offset for event in run.events} | {len(run.text)}
     start, end = max(offset for offset in offsets if offset <= at), min(offset for offset in offsets if offset > at)
     text = run.text[at:end][:20]
-    writes = [event for event in run.events if event.kind is EventKind.WRITE and event.offset == start and event.value]
+    writes = [event for event in run.events if event.part.kind == WRITE and event.offset == start and event.value]
     return next((event for event in writes if text in event.value), writes[-1] if writes else None)
 
 
-def _because(event: Event, one: Sequence[Event], other: Sequence[Event]) -> Iterator[tuple[int, str, Any, Any]]:
+def _because(condition: str, one: Sequence[Event], other: Sequence[Event]) -> Iterator[tuple[int, str, Any, Any]]:
     """Yield the line, name and values of each variable of a condition that differs."""
-    for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", event.part.text)):
-        here, there = _last_set(name, one), _last_set(name, other)
-        if here is not None and there is not None and here.value != there.value:
-            yield there.part.line, name, here.value, there.value
+    here, there = ({event.part.target: event for event in events if event.part.target} for events in (one, other))
+    for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", condition)):
+        if name in here and name in there and here[name].value != there[name].value:
+            yield there[name].part.line, name, here[name].value, there[name].value
 
 
-def _last_set(name: str, events: Sequence[Event]) -> Event | None:
-    assignments = (event for event in reversed(events) if event.kind is EventKind.SET)
-    return next((event for event in assignments if event.part.target == name), None)
+# -- the copy that reports what it does
+
+
+class TemplatePart(NamedTuple):
+    """An expression of a template, the variable it is assigned to, and the whole line."""
+
+    number: int
+    kind: str
+    line: int
+    text: str
+    target: str
+    source: str
+
+
+class Event(NamedTuple):
+    """A part ran, with this value, when the output was `offset` characters long."""
+
+    part: TemplatePart
+    value: Any
+    offset: int
+
+
+class TracedRun:
+    """One run of a template's copy: its events, its text, and whether it drew a random number."""
+
+    def __init__(self, parts: Sequence[TemplatePart], trace: Trace, forced: Mapping[int, bool]) -> None:
+        self.text = ""
+        self.events: list[Event] = []
+        self.random = False
+        self._parts, self._trace, self._forced = parts, trace, forced
+        self._size = self._read = 0
+
+    def report(self, number: int, value: Any) -> Any:
+        """Record an event, and return the value that the template goes on with."""
+        part, record, out = self._parts[number], plain(value), self._trace.out
+        if part.kind == TEST:
+            record = bool(value)
+            if len(self.events) in self._forced:
+                value = record = self._forced[len(self.events)]
+        elif part.kind == WRITE:
+            record = plain_text(text_of(value))
+        elif not isinstance(record, (str, int, float, bool, type(None))):
+            record = type(value).__name__.removeprefix("Traced").lower()
+        new = zip(out[self._read :: 2], out[self._read + 1 :: 2], strict=True)
+        self._size += sum(len(str(one)) for one, origin in new if origin is not TURN and origin is not GENERATION)
+        self._read = len(out)
+        self.events.append(Event(part, record, self._size))
+        return value
+
+
+def run_traced(
+    study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] | None = None, now: datetime | None = None
+) -> TracedRun | None:
+    """Run a template, with other answers for some test events (`forced`).
+
+    Returns None if it refuses the request, exceeds its limits, or is written in Python.
+    """
+    if not isinstance(study.template, templates.ChatTemplate):
+        return None
+    copy, parts = _instrumented(study.template.source)
+    rows = templates.name_reasoning(request.messages)
+    trace = Trace(rows)
+    trace.budget = RenderBudget(steps=_STEPS)
+    run, state = TracedRun(parts, trace, forced or {}), random.getstate()
+    names = {
+        "messages": rows,
+        "tools": templates.wrap_tools(TOOLS) if request.tools else None,
+        "add_generation_prompt": request.prompt,
+        "strftime_now": functools.partial(strftime_now, now=now),
+        **study.variables,
+        _HOOK: Proven(run.report),
+    }
+    random.seed(0)
+    seeded = random.getstate()
+    try:
+        run.text = templates.run_template(copy, names, trace).text
+    except TokentraceError:
+        return None
+    finally:
+        run.random = random.getstate() != seeded
+        random.setstate(state)
+    return run
+
+
+@functools.lru_cache(maxsize=8)
+def _instrumented(source: str) -> tuple[jinja2.Template, list[TemplatePart]]:
+    tree, instrument = templates.parse_template(source), _Instrument(source)
+    instrument.visit(tree)
+    return templates.compile_template(tree), instrument.parts
+
+
+class _Instrument(NodeTransformer):
+    """Adds a hook to each test, assignment and output."""
+
+    def __init__(self, source: str) -> None:
+        self.parts: list[TemplatePart] = []
+        self._lines = ["", *source.split("\n")]
+
+    def visit_If(self, node: Any) -> nodes.Node:
+        if node.test is not None:
+            node.test = self._tested(node.test)
+        return self.generic_visit(node)
+
+    visit_CondExpr = visit_For = visit_If  # noqa: N815
+
+    def visit_Assign(self, node: Any) -> nodes.Node:
+        node.node = self._hook(SET, node.node, node.lineno, source_text(node.target))
+        return self.generic_visit(node)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        values = [nodes.Const(one.data) if isinstance(one, nodes.TemplateData) else one for one in node.nodes]
+        rows = zip(values, node.nodes, strict=True)
+        node.nodes = [self._hook(WRITE, value, one.lineno) for value, one in rows]
+        return self.generic_visit(node)
+
+    def _tested(self, node: Any) -> Any:
+        """Add the hook to each operand of a test."""
+        if isinstance(node, (nodes.And, nodes.Or)):
+            node.left, node.right = self._tested(node.left), self._tested(node.right)
+        elif isinstance(node, nodes.Not):
+            node.node = self._tested(node.node)
+        else:
+            return self._hook(TEST, node, node.lineno)
+        return node
+
+    def _hook(self, kind: str, value: nodes.Expr, line: int, target: str = "") -> nodes.Expr:
+        number, text = len(self.parts), source_text(value)
+        source = self._lines[line].strip() if line < len(self._lines) else ""
+        source = source if len(source) <= _LONG_LINE else text
+        source = source if len(source) <= _LONG_LINE else f"{source[:_LONG_LINE]}…"
+        self.parts.append(TemplatePart(number, kind, line, text, target, source))
+        return nodes.Call(nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line)
+
+
+# -- expressions as source text
+
+
+def source_text(node: nodes.Node | None) -> str:
+    """Return the source of an expression, up to quotes, brackets and spaces."""
+    match node:
+        case None:
+            return ""
+        case nodes.Name():
+            return node.name
+        case nodes.NSRef():
+            return f"{node.name}.{node.attr}"
+        case nodes.Const():
+            return repr(node.value).lower() if node.value in (True, False, None) else repr(node.value)
+        case nodes.Getattr():
+            return f"{_tight(node.node)}.{node.attr}"
+        case nodes.Getitem():
+            return f"{_tight(node.node)}[{source_text(node.arg)}]"
+        case nodes.Slice():
+            step = [source_text(node.step)] if node.step else []
+            return ":".join([source_text(node.start), source_text(node.stop), *step])
+        case nodes.Not(node=nodes.Test() as test):
+            return f"{_tight(test.node)} is not {test.name}{_arguments(test)}"
+        case nodes.Not() | nodes.Neg() | nodes.Pos():
+            return f"{node.operator}{' ' * (node.operator == 'not')}{_tight(node.node)}"
+        case nodes.Compare():
+            return _tight(node.expr) + "".join(f" {operators[one.op]} {_tight(one.expr)}" for one in node.ops)
+        case nodes.Test():
+            return f"{_tight(node.node)} is {node.name}{_arguments(node)}"
+        case nodes.Filter():
+            return f"{_tight(node.node)}|{node.name}{_arguments(node)}"
+        case nodes.Call():
+            return f"{_tight(node.node)}{_arguments(node) or '()'}"
+        case nodes.CondExpr():
+            other = f" else {source_text(node.expr2)}" if node.expr2 is not None else ""
+            return f"{source_text(node.expr1)} if {source_text(node.test)}{other}"
+        case nodes.Concat():
+            return " ~ ".join(map(_tight, node.nodes))
+        case nodes.List():
+            return f"[{', '.join(map(source_text, node.items))}]"
+        case nodes.Tuple():
+            return f"({', '.join(map(source_text, node.items))})"
+        case nodes.Dict():
+            return "{" + ", ".join(f"{source_text(one.key)}: {source_text(one.value)}" for one in node.items) + "}"
+        case nodes.BinExpr():
+            return f"{_tight(node.left)} {node.operator} {_tight(node.right)}"
+    return f"({type(node).__name__})"
+
+
+def _arguments(node: nodes.Call | nodes.Filter | nodes.Test) -> str:
+    arguments = [*map(source_text, node.args), *(f"{one.key}={source_text(one.value)}" for one in node.kwargs)]
+    return f"({', '.join(arguments)})" if arguments else ""
+
+
+def _tight(node: nodes.Node | None) -> str:
+    """Return the source of an operand, in brackets if it needs them."""
+    loose = isinstance(node, (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare))
+    return f"({source_text(node)})" if loose else source_text(node)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from ..conversation.messages import Messages
-from ..study.probes import SYSTEM, USER, call, calling, result
+from ..study.probes import SYSTEM, USER, Message, call, calling, result
 from ..study.study import TemplateStudy
-
-Message = Mapping[str, Any]
 
 LONG: Final = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
@@ -25,6 +23,16 @@ TOOLS: Final[Sequence[Message]] = [
     {"type": "function", "function": {"name": name, "description": "a probe", "parameters": _SCHEMA}}
     for name in ("probe1", "probe2")
 ]
+_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "object": {"key": "value"},
+    "empty": {},
+    "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
+}
+_CALLING: Final = (
+    *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
+    *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
+)
+"""Reasoning, content and arguments: each two values occur together."""
 
 
 class Request(NamedTuple):
@@ -36,35 +44,23 @@ class Request(NamedTuple):
 
 
 class Append(StrEnum):
-    """What follows an assistant turn."""
+    """What follows an assistant turn: results of its `calls`, then perhaps another message."""
 
-    TOOL = "tool"
-    PARALLEL = "parallel tools"
-    TOOL_USER = "tool, then user"
-    USER = "user"
-    SYSTEM = "system"
-    ASSISTANT = "assistant"
+    calls: int
+    words: str
+    message: Message | None
 
-    @property
-    def calls(self) -> int:
-        """The number of calls in the turn before."""
-        return {Append.TOOL: 1, Append.PARALLEL: 2, Append.TOOL_USER: 1}.get(self, 0)
+    def __new__(cls, value: str, calls: int, words: str, message: Message | None = None) -> Self:
+        one = str.__new__(cls, value)
+        one._value_, one.calls, one.words, one.message = value, calls, words, message
+        return one
 
-
-_NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
-    Append.TOOL_USER: (USER,),
-    Append.USER: (USER,),
-    Append.SYSTEM: (SYSTEM,),
-    Append.ASSISTANT: ({"role": "assistant", "content": ANSWER},),
-}
-"""The message after the results of calls, if any."""
-
-
-_ARGUMENTS: Final[Mapping[str, Any]] = {
-    "object": {"key": "value"},
-    "empty": {},
-    "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
-}
+    TOOL = "tool", 1, "a tool's result"
+    PARALLEL = "parallel tools", 2, "two results"
+    TOOL_USER = "tool, then user", 1, "a result with a user after it", USER
+    USER = "user", 0, "a user", USER
+    SYSTEM = "system", 0, "a system message", SYSTEM
+    ASSISTANT = "assistant", 0, "another turn", {"role": "assistant", "content": ANSWER}
 
 
 class Style(StrEnum):
@@ -94,7 +90,10 @@ class TurnForm:
 
 @dataclass(frozen=True, slots=True)
 class AppendCase:
-    """One conversation: the history, the reply to it, and the appended messages."""
+    """One conversation: the history, the reply to it, and the appended messages.
+
+    `history` has words for the past; empty for a single question.
+    """
 
     turn: TurnForm
     past: tuple[Message, ...]
@@ -102,18 +101,10 @@ class AppendCase:
     appended: tuple[Message, ...]
     tools: bool
     history: str = ""
-    """Words for the history; empty for a single question."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         return (*self.past, self.reply, *self.appended)
-
-
-_CALLING: Final = (
-    *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
-    *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
-)
-"""Reasoning, content and arguments: each two values occur together."""
 
 
 def turns() -> Iterator[TurnForm]:
@@ -140,12 +131,21 @@ def call_ids(study: TemplateStudy) -> tuple[str, str]:
 
 def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) -> Iterator[AppendCase]:
     """Yield conversations for a kind of turn, the smallest first; the longest for plain ones only."""
+
+    def reply(turn: TurnForm) -> Message:
+        contents = {Style.SPACED: f"\n {ANSWER} \n", Style.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"}
+        fields = {"role": "assistant", "content": contents.get(turn.style, ANSWER) if turn.content else ""}
+        if turn.reasoning:
+            fields["reasoning_content"] = THOUGHT
+        arguments = _ARGUMENTS.get(turn.arguments)
+        calls = [{**call(number + 1, arguments), "id": ids[number]} for number in range(turn.append.calls)]
+        return calling(*calls, **fields) if calls else fields
+
     append, calls = turn.append, turn.append.calls > 0
-    reply = _reply(turn, ids, tags)
     results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]
     called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or "object")
-    tools = (_reply(called, ids, tags), result(1, tool_call_id=ids[0]))
-    answer = (USER, _reply(TurnForm(Append.USER, turn.reasoning), ids, tags))
+    tools = (reply(called), result(1, tool_call_id=ids[0]))
+    answer = (USER, reply(TurnForm(Append.USER, turn.reasoning)))
     histories: list[tuple[str, tuple[Message, ...], bool]] = [
         ("", (USER,), calls),
         *([] if calls else [("where tools are declared", (USER,), True)]),
@@ -157,16 +157,6 @@ def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) ->
     if turn.style is Style.PLAIN and turn.arguments in ("", "object"):
         histories.append((f"after {LONG} rounds of tools", (USER, *tools * LONG), True))
         histories.append((f"after {LONG} earlier answers", (*answer * LONG, USER), calls))
+    appended = (*results, *([append.message] if append.message else []))
     for words, past, declared in histories:
-        yield AppendCase(turn, past, reply, (*results, *_NEXT.get(append, ())), declared, words)
-
-
-def _reply(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Message:
-    spaced, inline = f"\n {ANSWER} \n", f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"
-    content = {Style.PLAIN: ANSWER, Style.SPACED: spaced, Style.INLINE: inline}[turn.style] if turn.content else ""
-    fields: dict[str, Any] = {"role": "assistant", "content": content}
-    if turn.reasoning:
-        fields["reasoning_content"] = THOUGHT
-    arguments = _ARGUMENTS.get(turn.arguments)
-    calls = [{**call(number + 1, arguments), "id": ids[number]} for number in range(turn.append.calls)]
-    return calling(*calls, **fields) if calls else fields
+        yield AppendCase(turn, past, reply(turn), appended, declared, words)

@@ -1,24 +1,28 @@
-"""Facts about a template beside its matrix: stops, prompt, roles, defaults, dates."""
+"""Facts about a template beside its matrix: stops, prompt, roles, defaults, dates, and texts that it alters."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+from ..conversation.forms import adapt
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
+from ..show.visible import listed
 from ..study import probes
-from ..study.probes import ANSWER, CONTINUED, RETURNED, SYSTEM, THOUGHT, USER, calling, result
+from ..study.probes import ANSWER as REPLY
+from ..study.probes import CONTINUED, RETURNED, SYSTEM, THOUGHT, USER, Message, call, calling, result
 from ..study.study import TemplateStudy
-from ..study.turns import turn_spans
+from ..study.turns import common_prefix, turn_spans
+from ..template.chat_template import REASONING_FIELDS, wrap_tools
+from ..template.origin import UNKNOWN
 from ..template.trace import Rendering
-from .cases import ANSWER as TEXT
-from .cases import TOOLS, Request, reasoning_tags
-from .field_texts import Altered, contains_text, find_altered, text_from
-from .lines import EventKind, run_traced
+from .blame import SET, TEST, WRITE, Event, run_traced
+from .cases import ANSWER, TOOLS, Request, call_ids, reasoning_tags
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _FORMS: Final = ("text", "parts", "mapping")
@@ -45,6 +49,40 @@ class StopToken:
         head = ", the head of the next turn" * self.is_next_head
         source = ", from the configuration only" * (not self.from_template)
         return f"{self.text} ({self.id}{head}{source}{', not trained' * (not self.trained)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """A field whose text does not arrive unchanged.
+
+    `unread` says what differs in arguments that are written, but not read back.
+    """
+
+    roles: tuple[str, ...]
+    field: str
+    dropped: bool = False
+    expected: str = ""
+    actual: str = ""
+    line: int | None = None
+    source: str = ""
+    unread: str = ""
+
+    @property
+    def of_turns(self) -> bool:
+        """True for the assistant's text: rendered again, it is not what was sampled."""
+        return self.roles == ("assistant",)
+
+    def __str__(self) -> str:
+        by = f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
+        if self.unread:
+            return f"arguments of calls are not read back as they were given{by}: {self.unread}"
+        what = f"{self.field} of {listed(self.roles)} messages"
+        if self.dropped and self.field != "arguments":
+            return f"{what} reaches no token{by}"
+        words = f"{what} is not written as it was given"
+        if self.field == "arguments":
+            words = "arguments of calls are not written as they were given"
+        return f"{words}{by}" if self.dropped else f"{words}{by}: {self.expected!r} becomes {self.actual!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +119,7 @@ def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
     grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
     roles = {role: _role(study, role) for role in _ROLES}
     read = [role for role, outcome in roles.items() if outcome in ("written", "rewritten")]
-    arguments = {"object": calls.are_shown and calls.mapping, "JSON text": calls.are_shown and calls.text}
+    arguments = {"object": calls.mapping, "JSON text": calls.text}
     tokens, last, past = _stops(renderer)
     date, random = _changes(study)
     return TemplateFacts(
@@ -93,15 +131,15 @@ def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
         past_turn_without_stop=None in past,
         roles=roles,
         content={role: tuple(form for form in _FORMS if getattr(forms.content(role), form)) for role in read},
-        arguments=tuple(form for form, accepted in arguments.items() if accepted),
+        arguments=tuple(form for form, accepted in arguments.items() if accepted and calls.are_shown),
         calls=calls.are_shown,
         reasoning=forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
         inline_reasoning=_inline(study),
-        forgeable_under_transformers=_forgeable(study),
+        forgeable_under_transformers=tuple(_forgeable(study)),
         added_system_prompt=_system(study),
         date=date,
         random=random,
-        altered=find_altered(renderer, study),
+        altered=_find_altered(renderer, study),
     )
 
 
@@ -110,7 +148,7 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], set[int | None], 
     endings = renderer.study().endings(False), renderer.study(TOOLS).endings(True)
     stops, heads = endings[0].stops | endings[1].stops, endings[0].heads | endings[1].heads
     last, past = set[int | None](), set[int | None]()
-    for messages, tools in (([USER, ANSWER, USER, ANSWER], None), ([USER, calling(), result(), ANSWER], TOOLS)):
+    for messages, tools in (([USER, REPLY, USER, REPLY], None), ([USER, calling(), result(), REPLY], TOOLS)):
         try:
             turns = renderer.render(messages, tools=tools).turns
         except TokentraceError:
@@ -130,28 +168,30 @@ def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
         yield from (study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True))
 
 
-def _forgeable(study: TemplateStudy) -> tuple[str, ...]:
-    """Return the scaffold's control tokens that a user message can spell."""
-    encoded = [study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None]
-    scaffold = dict.fromkeys(index for one in encoded for index in one.ids[one.control].tolist())
-    texts = {index: study.tokenizer.vocabulary.added[index].text for index in scaffold}
-    return tuple(text for index, text in texts.items() if _forges(study, index, text))
+def printed_variables(study: TemplateStudy) -> set[str]:
+    """Return the variables that the template prints."""
+    names = study.template.variables - set(study.tokenizer.variables)
+    texts = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
+    return {name for name, rendering in texts if rendering is not None and _VALUE in rendering.text}
 
 
-def _forges(study: TemplateStudy, index: int, text: str) -> bool:
-    rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
-    if rendering is None:
-        return False
-    encoded = study.encode(rendering)
-    origins = [rendering.origins[int(span)] for span in encoded.spans[encoded.ids == index]]
-    return any(origin is not None and origin.field == "content" for origin in origins)
+def _forgeable(study: TemplateStudy) -> Iterator[str]:
+    """Yield the scaffold's control tokens that a user message can spell."""
+    probes = [study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None]
+    for index in dict.fromkeys(index for one in probes for index in one.ids[one.control].tolist()):
+        text = study.tokenizer.vocabulary.added[index].text
+        rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
+        if rendering is not None:
+            encoded = study.encode(rendering)
+            origins = (rendering.origins[int(span)] for span in encoded.spans[encoded.ids == index])
+            if any(origin is not None and origin.field == "content" for origin in origins):
+                yield text
 
 
 def _inline(study: TemplateStudy) -> str:
     """Say what happens to reasoning inside the content of the last turn."""
-    first, last = reasoning_tags(study)
-    thought = THOUGHT["reasoning_content"]
-    rendering = study.readable((USER, {**ANSWER, "content": f"{first}{thought}{last}{THOUGHT['content']}"}))
+    (first, last), thought = reasoning_tags(study), THOUGHT["reasoning_content"]
+    rendering = study.readable((USER, {**REPLY, "content": f"{first}{thought}{last}{THOUGHT['content']}"}))
     if rendering is None:
         return "refused"
     separate = study.readable((USER, THOUGHT))
@@ -162,21 +202,14 @@ def _inline(study: TemplateStudy) -> str:
 
 def _role(study: TemplateStudy, role: str) -> str:
     """Say what happens to a message of a role."""
-    is_result, message = role in ("tool", "function", "ipython"), {"role": role, "content": TEXT}
+    is_result, message = role in ("tool", "function", "ipython"), {"role": role, "content": ANSWER}
     before = RETURNED[:2] if is_result else (USER,) if role == "assistant" else ()
     after = (USER,) if role in ("system", "developer") else ()
     rendering = study.readable([*before, {**result(), **message} if is_result else message, *after])
     if rendering is None:
         return "refused"
     text = text_from(rendering, len(before), "content")
-    return "dropped" if not text else "written" if contains_text(TEXT, text) else "rewritten"
-
-
-def printed_variables(study: TemplateStudy) -> set[str]:
-    """Return the variables that the template prints."""
-    names = study.template.variables - set(study.tokenizer.variables)
-    texts = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
-    return {name for name, rendering in texts if rendering is not None and _VALUE in rendering.text}
+    return "dropped" if not text else "written" if contains_text(ANSWER, text) else "rewritten"
 
 
 def _system(study: TemplateStudy) -> str:
@@ -202,6 +235,183 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
             continue
         events = zip(one.events, other.events, strict=False) if one and other else ()
         changed = (event.part for event, later in events if event[:2] != later[:2])
-        part = next((one for one in changed if one.kind in (EventKind.SET, EventKind.WRITE)), None)
+        part = next((one for one in changed if one.kind in (SET, WRITE)), None)
         date = "an unknown line" if part is None else f"line {part.line}: `{part.text}`"
     return date, random
+
+
+# -- do texts arrive unchanged? each field is tried with texts that templates tend to alter
+
+_EXCERPT: Final = 40
+"""Characters quoted around the first that differs."""
+_FLIPS: Final = 1000
+"""Events among which to look for the condition that leaves a text out."""
+_TEXTS: Final = (
+    ANSWER,
+    "First line\nsecond line\n\nthird line\n\n\nlast line",
+    "one  two   three\tfour",
+    "if a<b && c>\"d\": print('e', \\f) # <i>100%</i>, [g](h) {j} @k",
+    "Ünïcödé 雨 ﬁ ½ e\u0301 İı",
+    '{"Key": [1, 2.50, true, null], "more": {}}',
+    " ".join(f"word{number}" for number in range(1, 1200)),
+)
+_ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
+    {"key": "value"},
+    {
+        "text": "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>",
+        "number": "12",
+        "word": "true",
+        "empty": "",
+        "spaces": "  padded ",
+    },
+    {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}},
+)
+"""Arguments to read back: a plain one, strings, other values."""
+_OBJECT: Final = {"type": "object"}
+_SIMPLE: Final = "value"
+_KEY: Final = "someKey"
+_LATER: Final = "later system"
+
+
+def text_from(rendering: Rendering, message: int, field: str) -> str:
+    """Return the text from a field of a message, and all text of unknown origin."""
+    names = REASONING_FIELDS if field in REASONING_FIELDS else ("tool_calls",) if field == "arguments" else (field,)
+    spans = ((text, origin) for text, _, origin in rendering.spans() if origin is not None)
+    return "".join(
+        text
+        for text, origin in spans
+        if origin.source == UNKNOWN.source or (origin.message == message and origin.field in names)
+    )
+
+
+def contains_text(text: str, output: str) -> bool:
+    """True if the output contains a text as it is or as JSON."""
+    return any(one in output for one in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
+
+
+def _find_altered(renderer: Renderer, study: TemplateStudy) -> tuple[Altered, ...]:
+    """Return the fields whose texts do not arrive, but for those that the matrix reports."""
+    altered: dict[tuple[str, str], Altered] = {}
+    for slot in _slots(study):
+        key = (slot.role, slot.field)
+        if key in altered:
+            continue
+        if one := slot.altered():
+            altered[key] = one
+        elif slot.field == "arguments" and (unread := _unread(renderer)):
+            line, source, _ = slot.writing(ANSWER)
+            altered[key] = Altered((slot.role,), slot.field, line=line, source=source, unread=unread)
+    groups: dict[Any, list[Altered]] = {}
+    for one in altered.values():
+        groups.setdefault((one.of_turns, one.field, one.dropped, one.line), []).append(one)
+    merged = []
+    for group in groups.values():
+        roles = [role for one in group for role in one.roles]
+        roles = [role for role in roles if role != _LATER or "system" not in roles]
+        merged.append(replace(group[0], roles=tuple(roles)))
+    return tuple(merged)
+
+
+class _Slot(NamedTuple):
+    """Where a text goes: a field of one message of a conversation."""
+
+    study: TemplateStudy
+    role: str
+    field: str
+    message: int
+    messages: Sequence[Message]
+
+    def altered(self) -> Altered | None:
+        """Return the first text that does not arrive, if any."""
+        plain = self._output(_SIMPLE if self.field == "arguments" else ANSWER)
+        if self.role == "assistant" and plain is not None and not plain.strip():
+            return None
+        for text in _TEXTS:
+            output = self._output(text)
+            if output is None or (contains_text(text, output) and (self.field != "arguments" or _KEY in output)):
+                continue
+            if not output.strip():
+                line, source = self._dropping(text)
+                return Altered((self.role,), self.field, dropped=True, line=line, source=source)
+            line, source, actual = self.writing(text)
+            actual = (actual or output).strip()
+            start = max(0, common_prefix(text, actual) - _EXCERPT // 2)
+            expected, actual = (one[start : start + _EXCERPT] for one in (text, actual))
+            return Altered((self.role,), self.field, False, expected, actual, line, source)
+        return None
+
+    def _request(self, text: str) -> Request:
+        messages = [dict(message) for message in self.messages]
+        if self.field == "arguments":
+            (one,) = messages[self.message]["tool_calls"]
+            messages[self.message] = dict(calling({**call(1, {_KEY: text}), "id": one["id"]}))
+        else:
+            messages[self.message][self.field] = text
+        tools = any(message.get("tool_calls") for message in messages)
+        return Request(adapt(messages, self.study.forms).messages, tools)
+
+    def _output(self, text: str) -> str | None:
+        """Return what the template writes from the field; None if it refuses."""
+        try:
+            request = self._request(text)
+            rendering = self.study.run(wrap_tools(TOOLS) if request.tools else None, request.messages, False)
+        except TokentraceError:
+            return None
+        return text_from(rendering, self.message, self.field)
+
+    def writing(self, text: str) -> tuple[int | None, str, str]:
+        """Find the first line that assigns or writes another text: number, source, text."""
+        runs = [run_traced(self.study, self._request(one)) for one in (text, _SIMPLE)]
+        pairs = zip(*(run.events for run in runs if run is not None), strict=False) if None not in runs else ()
+        texts: list[Event] = [one for one, other in pairs if one.value != other.value and isinstance(one.value, str)]
+        texts = [one for one in texts if one.part.kind in (SET, WRITE)]
+        event = next((one for one in texts if not contains_text(text, one.value)), texts[-1] if texts else None)
+        return (None, "", "") if event is None else (event.part.line, event.part.text, event.value)
+
+    def _dropping(self, text: str) -> tuple[int | None, str]:
+        """Find the last condition that, flipped, would write the text."""
+        request, event = self._request(text), None
+        run = run_traced(self.study, request)
+        for number, one in enumerate(run.events[:_FLIPS] if run is not None else ()):
+            if one.part.kind == TEST:
+                flipped = run_traced(self.study, request, forced={number: not one.value})
+                event = one if flipped is not None and contains_text(text, flipped.text) else event
+        return (None, "") if event is None else (event.part.line, event.part.text)
+
+
+def _slots(study: TemplateStudy) -> Iterator[_Slot]:
+    ids = call_ids(study)
+    called, returned = calling({**call(1), "id": ids[0]}), result(1, tool_call_id=ids[0])
+    for role, field, message, messages in (
+        ("system", "content", 0, (SYSTEM, USER)),
+        ("user", "content", 0, (USER,)),
+        ("user", "content", 0, (USER, REPLY, USER)),
+        ("user", "content", 2, (USER, REPLY, USER)),
+        ("tool", "content", 2, (USER, called, returned)),
+        ("tool", "content", 2, (USER, called, returned, REPLY)),
+        ("assistant", "content", 1, (USER, REPLY)),
+        ("assistant", "content", 1, (USER, REPLY, USER)),
+        ("assistant", "content", 1, (USER, called)),
+        ("assistant", "reasoning_content", 1, (USER, REPLY)),
+        ("assistant", "arguments", 1, (USER, called)),
+        ("assistant", "arguments", 1, (USER, called, returned, REPLY)),
+        (_LATER, "content", 2, (USER, REPLY, SYSTEM, USER)),
+    ):
+        yield _Slot(study, role, field, message, messages)
+
+
+def _unread(renderer: Renderer) -> str:
+    """Name the first argument that is not read back from a rendered call, unless not even a plain one is."""
+    for arguments in _ARGUMENTS:
+        properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
+        function = {"name": "probe1", "description": "a tool", "parameters": {**_OBJECT, "properties": properties}}
+        message = calling({**call(1, arguments), "id": call_ids(renderer.study(TOOLS))[0]})
+        try:
+            unread = renderer.find_unreadable([USER, message], tools=[{"type": "function", "function": function}])
+        except TokentraceError:
+            continue
+        fields = {one.field.removeprefix("tool_calls.0.function."): one.why for one in unread}
+        for field, why in fields.items():
+            if field.startswith("arguments") or field == "tool_calls":
+                return "" if arguments is _ARGUMENTS[0] else f"{field}: {why}"
+    return ""

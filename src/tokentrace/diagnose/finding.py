@@ -39,7 +39,12 @@ class Cause(StrEnum):
     STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
     STRIPPED_REASONING = "stripped_reasoning", "", "The reasoning of a past turn is gone.", _PRESERVE
     ZEROED_ANCHOR = "zeroed_anchor", "zeroed anchor after truncation", "The client lost part of the stream.", _KEEP
-    UNKNOWN = "unknown", "", "", "compare the two requests; with their messages (before=, after=) more can be told"
+    UNKNOWN = (
+        "unknown",
+        "",
+        "Nothing shows why",
+        "compare the two requests; with their messages (before=, after=) more can be told",
+    )
 
     # What an agent did to the conversation.
     REWRITTEN_CALL = "rewritten_call", "rewritten tool call", "The model did not write this call.", _REPAIR

@@ -15,13 +15,11 @@ from ..errors import TokentraceError
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..study.sampling import SampledTurn
 from ..study.seams import BridgeRefusal, RefusalReason
 from ..tokens.ids import common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from .history_report import HistoryReport, find_changes
-from .history_steps import Step, View, ViewTokens, compare_views
+from .history_report import HistoryReport, Step, View, ViewTokens, compare_views
 
 
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
@@ -44,8 +42,7 @@ def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -
         "past": str(renderer.past),
         "template_kwargs": dict(renderer.template_kwargs),
     }
-    notes, findings = tuple(dict.fromkeys(walk.notes)), tuple(find_changes(steps))
-    return HistoryReport(steps, findings, walk.roles, walk.row, notes, settings, renderer.tokenizer)
+    return HistoryReport(steps, walk.roles, walk.row, tuple(dict.fromkeys(walk.notes)), settings, renderer.tokenizer)
 
 
 class _Walk:
@@ -67,15 +64,15 @@ class _Walk:
         turns: list[int | None] = [at for at, role in enumerate(self.roles) if role == "assistant" and at]
         if self.roles[0] == "assistant":
             self.notes.append("message 0: nothing comes before it; it counts as given, not as sampled")
-        row, tokenizer = self._tokens(self.row, len(self.messages)), self.renderer.tokenizer
+        row = self._tokens(self.row, len(self.messages))
         last: Step | None = None
-        for index, message in enumerate([*turns, *([None] if self.open else [])]):
+        for index, message in enumerate([*turns, *([None] * self.open)]):
             at = len(self.messages) if message is None else message
             prompt = self._prompt(self.shipped, at)
             stream = self._prompt(self.renderer, at) if last is None else self._continued(last, at, prompt)
-            refusal = None
+            refusal = stream if isinstance(stream, BridgeRefusal) else None
             if isinstance(stream, BridgeRefusal):
-                refusal, stream = stream, self._prompt(self.renderer, at)
+                stream = self._prompt(self.renderer, at)
             turn = self._turn(message, prompt.ids[prompt.fields == "generation_prompt"])
             views = {View.PRODUCTION: prompt.followed_by(turn), View.ROLLOUT: stream.followed_by(turn)}
             if message is None:
@@ -83,7 +80,7 @@ class _Walk:
             elif message in self.turns:
                 views[View.TRAINING] = row.cut(0, self.turns[message].stop, self.turns[message].start)
             branch = 0 if last is None else last.branch + (refusal is not None)
-            last = Step(index, message, views, refusal, branch, compare_views(views, tokenizer))
+            last = Step(index, message, views, refusal, branch, compare_views(views, self.renderer.tokenizer))
             yield last
 
     def _prompt(self, renderer: Renderer, at: int) -> ViewTokens:
@@ -99,13 +96,8 @@ class _Walk:
         stream, message = last.rollout, last.message or 0
         if len(stream) == stream.prompt:
             return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template shows no turn for message {message}")
-        bridged = self.renderer.bridge(
-            stream.ids[: stream.prompt],
-            stream.ids[stream.prompt :],
-            self.messages[message + 1 : at],
-            tools=self.tools,
-            messages=self.messages[:message],
-        )
+        ids, new = (stream.ids[: stream.prompt], stream.ids[stream.prompt :]), self.messages[message + 1 : at]
+        bridged = self.renderer.bridge(*ids, new, tools=self.tools, messages=self.messages[:message])
         if isinstance(bridged, BridgeRefusal):
             return bridged
         self.notes += [f"rollout, counted from message {message + 1}: {note}" for note in bridged.notes]
@@ -128,19 +120,18 @@ class _Walk:
         turn = next((turn for turn in rendered.turns if turn.message == message), None)
         if turn is None:
             return ViewTokens.of([])
-        tokens = self._after_prompt(rendered, turn, prefill)
+        tokens = self._tokens(rendered, -1).cut(turn.start, turn.stop)
+        tokens = self._after_prompt(tokens, rendered.ids[: turn.start], prefill, turn.message)
         closed = self.turns.get(turn.message)
         if turn.stop_token is None and closed is not None and closed.stop_token is not None:
             # The head of the next turn ends this one, and the model samples it.
             return tokens.followed_by(ViewTokens.of([closed.stop_token], turn.message, "scaffold"))
         return tokens
 
-    def _after_prompt(self, rendered: RenderedTokens, turn: SampledTurn, prefill: Ids) -> ViewTokens:
+    def _after_prompt(self, tokens: ViewTokens, before: Ids, prefill: Ids, message: int) -> ViewTokens:
         """Return the turn's tokens after the prompt; a token across its end is encoded in two."""
-        start, same = turn.start, len(prefill)
-        while same > start or not np.array_equal(rendered.ids[start - same : start], prefill[:same]):
-            same -= 1
-        tokens = self._tokens(rendered, -1).cut(start, turn.stop)
+        sizes = range(min(len(prefill), len(before)), 0, -1)
+        same = next((size for size in sizes if np.array_equal(before[-size:], prefill[:size])), 0)
         if same == len(prefill):
             return tokens
         tokenizer = self.renderer.tokenizer
@@ -149,10 +140,10 @@ class _Walk:
             text = tokenizer.decode(tokens.ids[:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and same:
                 ids = tokenizer.encode_plain(text[len(missing) :])
-                first = ViewTokens.of(ids, turn.message, tokens.fields[count - 1])
+                first = ViewTokens.of(ids, message, tokens.fields[count - 1])
                 return first.followed_by(tokens.cut(count, len(tokens)))
         self.notes.append(
-            f"message {turn.message}: its turn does not begin with the prompt that asks for it, "
+            f"message {message}: its turn does not begin with the prompt that asks for it, "
             f"{tokenizer.decode(prefill.tolist())!r}; the rollout holds both, one after the other"
         )
         return tokens

@@ -1,23 +1,26 @@
-"""HistoryReport: where histories differ, as data, in sentences and as a document."""
+"""What production, rollout and training hold at each step: how they differ, in sentences and as a document."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..rendering.rendered import RenderedTokens
-from ..show.alignment import Hunk
+from ..show.alignment import Hunk, align
 from ..show.document import Cell, Contrast, Document, Table, Track, token_columns
 from ..show.results import hue_of, template_name
 from ..show.visible import counted, listed
 from ..showing import ShowsItself
+from ..study.seams import BridgeRefusal
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids, Tokenizer
-from .history_steps import PAIRS, Difference, Side, Step, View
 
 _SCAFFOLD: Final = ("scaffold", "generation prompt")
 _NAMES: Final = {
@@ -28,6 +31,163 @@ _NAMES: Final = {
 }
 _SHORT: Final = 40
 """Longer texts are not quoted."""
+
+
+class View(StrEnum):
+    """Who sees the conversation: an API's engine, a sampled policy, or a trainer of one row."""
+
+    PRODUCTION = "production"
+    ROLLOUT = "rollout"
+    TRAINING = "training"
+
+
+PAIRS: Final = tuple(itertools.combinations(View, 2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewTokens:
+    """The tokens of one view after a turn: `prompt` tokens of prompt, then the turn.
+
+    `ids`, `messages` (-1 for none) and `fields` have one entry per token.
+    """
+
+    ids: Ids
+    messages: npt.NDArray[np.int32]
+    fields: npt.NDArray[np.object_]
+    prompt: int = 0
+
+    @classmethod
+    def of(cls, ids: Iterable[int], message: int = -1, field: str = "") -> ViewTokens:
+        """Return tokens of one field."""
+        array = np.asarray(list(ids), np.int32)
+        return cls(array, np.full_like(array, message), np.full(len(array), field, np.object_))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, start: int, stop: int, prompt: int = 0) -> ViewTokens:
+        """Return tokens `start` to `stop`."""
+        return ViewTokens(self.ids[start:stop], self.messages[start:stop], self.fields[start:stop], prompt)
+
+    def followed_by(self, turn: ViewTokens) -> ViewTokens:
+        """Return these tokens as a prompt, and a turn after them."""
+        ids = np.concatenate([self.ids, turn.ids])
+        messages = np.concatenate([self.messages, turn.messages])
+        return ViewTokens(ids, messages, np.concatenate([self.fields, turn.fields]), len(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a difference: tokens `start` to `stop` of its view, perhaps none.
+
+    `parts` are runs of tokens of one field: message, field and count.
+    """
+
+    start: int
+    stop: int
+    ids: tuple[int, ...]
+    parts: tuple[tuple[int, str, int], ...]
+    text: str
+
+    @classmethod
+    def of(cls, tokens: ViewTokens, start: int, stop: int, tokenizer: Tokenizer) -> Side:
+        part = tokens.cut(start, stop)
+        runs = itertools.groupby(zip(part.messages.tolist(), part.fields.tolist(), strict=True))
+        parts = tuple((*owner, sum(1 for _ in run)) for owner, run in runs)
+        return cls(start, stop, tuple(part.ids.tolist()), parts, tokenizer.decode(part.ids.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One view has `left` where another has `right`. `in_turn`: not in the prompt."""
+
+    left: Side
+    right: Side
+    in_turn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What each view holds up to the end of a turn, or up to its prompt for the turn to come (`message` is None).
+
+    Training may hold no such turn. `refusal`: why the rollout could not go on, and starts another `branch`. Outside of
+    the `differences` of two views their ids are equal.
+    """
+
+    index: int
+    message: int | None
+    views: Mapping[View, ViewTokens]
+    refusal: BridgeRefusal | None
+    branch: int
+    differences: Mapping[tuple[View, View], Sequence[Difference]]
+
+    @property
+    def rollout(self) -> ViewTokens:
+        return self.views[View.ROLLOUT]
+
+    @property
+    def equal(self) -> bool:
+        """True if all views are equal."""
+        return View.TRAINING in self.views and not any(self.differences.values())
+
+    @property
+    def place(self) -> str:
+        return "the turn to come" if self.message is None else f"message {self.message}"
+
+    def compare(self, left: View | str, right: View | str) -> Sequence[Difference] | None:
+        """Return what differs between two views; None if one of them lacks the turn."""
+        return self.differences.get((View(left), View(right)))
+
+    def to_json(self) -> dict[str, Any]:
+        refusal, pairs = self.refusal, [pair for pair in PAIRS if pair in self.differences]
+        return {
+            "step": self.index,
+            "message": self.message,
+            "equal": self.equal,
+            "branch": self.branch,
+            "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
+            "tokens": {view: len(self.views[view]) if view in self.views else None for view in View},
+            "comparisons": [
+                {"left": pair[0], "right": pair[1], "differences": [asdict(one) for one in self.differences[pair]]}
+                for pair in pairs
+            ],
+        }
+
+
+def compare_views(
+    views: Mapping[View, ViewTokens], tokenizer: Tokenizer
+) -> dict[tuple[View, View], Sequence[Difference]]:
+    """Compare each view with each other."""
+    out: dict[tuple[View, View], Sequence[Difference]] = {}
+    for one, other in itertools.combinations(views, 2):
+        sides = [
+            (
+                Side.of(views[one], hunk.start, hunk.stop, tokenizer),
+                Side.of(views[other], hunk.other_start, hunk.other_stop, tokenizer),
+                in_turn,
+            )
+            for in_turn, hunk in differing(views[one], views[other])
+        ]
+        out[one, other] = [Difference(left, right, in_turn) for left, right, in_turn in sides]
+        out[other, one] = [Difference(right, left, in_turn) for left, right, in_turn in sides]
+    return out
+
+
+def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]:
+    """Yield what differs, in order, and whether in the turn: message against message."""
+    starts, other_starts = (
+        dict(zip(*np.unique(side.messages[: side.prompt], return_index=True), strict=True)) for side in (one, other)
+    )
+    cuts = [(0, 0)]
+    for message, at in sorted(starts.items(), key=lambda item: item[1]):
+        there = other_starts.get(message, -1)
+        if message >= 0 and at > cuts[-1][0] and there > cuts[-1][1] and one.ids[at] == other.ids[there]:
+            cuts.append((int(at), int(there)))
+    blocks = itertools.pairwise([*cuts, (one.prompt, other.prompt), (len(one), len(other))])
+    for (start, other_start), (stop, other_stop) in blocks:
+        in_turn = (start, other_start) == (one.prompt, other.prompt)
+        for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
+            yield in_turn, hunk.moved(start, other_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +223,6 @@ class HistoryReport(ShowsItself):
     """Where histories differ, step by step. `row` is the training row."""
 
     steps: tuple[Step, ...]
-    findings: tuple[HistoryFinding, ...]
     roles: tuple[str, ...]
     row: RenderedTokens
     notes: tuple[str, ...]
@@ -88,6 +247,11 @@ class HistoryReport(ShowsItself):
     def differing(self, left: View | str, right: View | str) -> list[Step]:
         """Return the steps at which two views differ."""
         return [step for step in self.steps if step.compare(left, right) != []]
+
+    @property
+    def findings(self) -> tuple[HistoryFinding, ...]:
+        """The differences from the rollout, by views, verb and kind of field."""
+        return tuple(_find_changes(self.steps))
 
     @property
     def summary(self) -> str:
@@ -121,7 +285,7 @@ class HistoryReport(ShowsItself):
             "roles": list(self.roles),
             "branches": [ids.tolist() for ids in self.branches],
             "row": self.row.token_ids,
-            "steps": [_step_json(step) for step in self.steps],
+            "steps": [step.to_json() for step in self.steps],
             "findings": [asdict(one) | {"text": str(one)} for one in self.findings],
             "notes": list(self.notes),
         }
@@ -129,40 +293,35 @@ class HistoryReport(ShowsItself):
     def document(self, _: Any = None, *, step: int | None = None) -> Document:
         """Return the report as a document; with `step`, what differs at that step only.
 
-        The tokens that production has instead are stored once for all steps.
+        Of production there are only the tokens that it has instead.
         """
         streams = list({one.branch: one.rollout for one in self.steps}.values())
         tracks = [
             self._track(f"rollout, stream {at}" if at else "rollout", one.ids, one.messages, one.fields.tolist())
             for at, one in enumerate(streams)
         ]
-        row, mask = self.row, self.row.mask
-        tracks.append(self._track("training row", row.ids, row.messages, row.fields, mask))
-        pool: dict[tuple[Any, ...], int] = {}
-        """Where each stretch of tokens is in the last track: those of production that the rollout lacks."""
-        size = 0
+        row = self.row
+        tracks.append(self._track("training row", row.ids, row.messages, row.fields, row.mask))
         contrasts: list[Contrast] = []
         links: dict[tuple[Any, ...], str] = {}
-        for one in self.steps if step is None else [self.steps[step]]:
-            for view in (View.PRODUCTION, View.TRAINING):
-                hunks = []
-                for rollout, other in ((each.left, each.right) for each in one.compare(View.ROLLOUT, view) or ()):
-                    start, key = other.start, (other.ids, other.parts)
-                    if view is View.PRODUCTION:
-                        start = pool.setdefault(key, size)
-                        size += len(other.ids) * (start == size)
-                    hunks.append(Hunk(rollout.start, rollout.stop, start, start + len(other.ids)))
-                if hunks:
-                    links[one.index, view] = f"diff={len(contrasts)}"
-                    name = f"step {one.index}, {one.place}: rollout → {view}"
-                    base, track = (one.branch, len(one.rollout)), len(streams) + (view is View.PRODUCTION)
-                    contrasts.append(Contrast(name, *base, track, hunks, (str(View.ROLLOUT), str(view))))
-        if contrasts:
-            parts = [part for _, some in pool for part in some]
-            messages = np.array([message for message, _, count in parts for _ in range(count)], np.int32)
-            fields = [name for _, name, count in parts for _ in range(count)]
-            ids = np.array([index for some, _ in pool for index in some], np.int32)
-            tracks.append(self._track("", ids, messages, fields))
+        chosen = self.steps if step is None else [self.steps[step]]
+        for one, view in itertools.product(chosen, (View.PRODUCTION, View.TRAINING)):
+            sides = [(each.left, each.right) for each in one.compare(View.ROLLOUT, view) or ()]
+            if not sides:
+                continue
+            base, track, starts = (one.branch, len(one.rollout)), len(streams), [other.start for _, other in sides]
+            if view is View.PRODUCTION:
+                track, starts = len(tracks), [0, *itertools.accumulate(len(other.ids) for _, other in sides)]
+                tokens = one.views[view]
+                at = np.concatenate([np.arange(other.start, other.stop) for _, other in sides])
+                tracks.append(self._track("", tokens.ids[at], tokens.messages[at], tokens.fields[at].tolist()))
+            hunks = [
+                Hunk(rollout.start, rollout.stop, start, start + len(other.ids))
+                for (rollout, other), start in zip(sides, starts, strict=False)
+            ]
+            links[one.index, view] = f"diff={len(contrasts)}"
+            name = f"step {one.index}, {one.place}: rollout → {view}"
+            contrasts.append(Contrast(name, *base, track, hunks, (str(View.ROLLOUT), str(view))))
         summary = self.sentences()
         if step is not None:
             words = f"step {step}: all hold the same {counted(len(self.steps[step].rollout))}"
@@ -195,22 +354,6 @@ class HistoryReport(ShowsItself):
         return plain_view(self)
 
 
-def _step_json(step: Step) -> dict[str, Any]:
-    refusal = step.refusal
-    return {
-        "step": step.index,
-        "message": step.message,
-        "equal": step.equal,
-        "branch": step.branch,
-        "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
-        "tokens": {view: len(step.views[view]) if view in step.views else None for view in View},
-        "comparisons": [
-            {"left": left, "right": right, "differences": [asdict(one) for one in differences]}
-            for (left, right), differences in step.differences.items()
-        ],
-    }
-
-
 def _step_table(steps: Sequence[Step], links: Mapping[tuple[Any, ...], str]) -> Table:
     """Count the tokens of each view at each step, and those that differ."""
     rows: list[list[str | Cell]] = []
@@ -218,12 +361,12 @@ def _step_table(steps: Sequence[Step], links: Mapping[tuple[Any, ...], str]) -> 
         sizes = [f"{len(step.views[view]):,}" if view in step.views else "none" for view in View]
         row: list[str | Cell] = [str(step.index), step.place, *sizes]
         for left, right in PAIRS:
-            differences = step.differences.get((left, right))
+            differences = step.compare(left, right)
             link = links.get((step.index, *({left, right} - {View.ROLLOUT})), "")
             removed = sum(len(one.left.ids) for one in differences or ())
             added = sum(len(one.right.ids) for one in differences or ())
             counts = "?" if differences is None else f"−{removed:,} +{added:,}"
-            row.append(Cell("=", "dim") if differences == () else Cell(counts, "bad", link=link))
+            row.append(Cell("=", "dim") if differences == [] else Cell(counts, "bad", link=link))
         rows.append([*row, Cell("" if step.refusal is None else f"break: {step.refusal.reason}", "poor")])
     head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
     return Table("Steps", head, rows, words=2)
@@ -232,54 +375,47 @@ def _step_table(steps: Sequence[Step], links: Mapping[tuple[Any, ...], str]) -> 
 # -- findings
 
 
-def find_changes(steps: Sequence[Step]) -> list[HistoryFinding]:
-    """Gather the differences from the rollout by views, verb and kind of field."""
-    groups: dict[tuple[tuple[View, ...], str, str, bool], _Group] = defaultdict(_Group)
-    for step in steps:
-        changes = {view: _changes(step.compare(view, View.ROLLOUT) or ()) for view in (View.PRODUCTION, View.TRAINING)}
-        for place in dict.fromkeys(place for some in changes.values() for place in some):
-            each = {view: some[place] for view, some in changes.items() if place in some}
-            one, *more = each.values()
-            for views in [tuple(each)] if more == [one] else [(view,) for view in each]:
-                change, (message, what, in_turn) = each[views[0]], place
-                verb = "drops" if not change.view else "changes" if change.rollout else "adds"
-                groups[views, verb, what, in_turn].add(step.index, message, change)
-    findings = [group.finding(*key) for key, group in groups.items()]
-    return sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
-
-
 @dataclass(slots=True)
 class _Change:
-    """Tokens of a view and of the rollout in one field of a message."""
+    """Tokens of a view and of the rollout in one field of a message, and the texts that differ."""
 
     view: int = 0
     rollout: int = 0
     texts: set[tuple[str, str]] = field(default_factory=set)
 
+    @property
+    def verb(self) -> str:
+        return "drops" if not self.view else "changes" if self.rollout else "adds"
 
-@dataclass(slots=True)
-class _Group:
-    """Changes of one kind: the tokens of each message, the steps, and the texts."""
 
-    tokens: dict[int, int] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
-    texts: set[tuple[str, str]] = field(default_factory=set)
-
-    def add(self, step: int, message: int, change: _Change) -> None:
-        self.tokens[message] = max(self.tokens.get(message, 0), change.rollout or change.view)
-        self.steps.add(step)
-        self.texts |= change.texts
-
-    def finding(self, views: tuple[View, ...], verb: str, what: str, in_turn: bool) -> HistoryFinding:
-        texts = next(iter(self.texts)) if len(self.texts) == 1 and verb == "changes" else None
+def _find_changes(steps: Sequence[Step]) -> list[HistoryFinding]:
+    groups = defaultdict[Any, list[tuple[int, int, _Change]]](list)
+    for step in steps:
+        changes = {view: _changes(step.compare(view, View.ROLLOUT) or ()) for view in (View.PRODUCTION, View.TRAINING)}
+        for place in dict.fromkeys(itertools.chain(*changes.values())):
+            each = {view: some[place] for view, some in changes.items() if place in some}
+            one, *more = each.values()
+            for views in [tuple(each)] if more == [one] else [(view,) for view in each]:
+                change, (message, what, in_turn) = each[views[0]], place
+                groups[views, change.verb, what, in_turn].append((step.index, message, change))
+    findings = []
+    for (views, verb, what, in_turn), group in groups.items():
+        tokens = Counter[int]()
+        for _, message, change in group:
+            tokens[message] = max(tokens[message], change.rollout or change.view)
+        pairs = {pair for *_, change in group for pair in change.texts}
+        texts = pairs.pop() if len(pairs) == 1 and verb == "changes" else None
         texts = texts if texts is not None and max(map(len, texts)) <= _SHORT else None
-        messages, steps = tuple(sorted(self.tokens)), tuple(sorted(self.steps))
-        return HistoryFinding(views, verb, what, messages, sum(self.tokens.values()), steps, in_turn, texts)
+        numbers = tuple(sorted({number for number, *_ in group}))
+        findings.append(
+            HistoryFinding(views, verb, what, tuple(sorted(tokens)), tokens.total(), numbers, in_turn, texts)
+        )
+    return sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
 
 
 def _changes(differences: Sequence[Difference]) -> dict[tuple[int, str, bool], _Change]:
     """Map message, field and `in_turn` to a change. Scaffold counts with the text in it."""
-    changes: dict[tuple[int, str, bool], _Change] = defaultdict(_Change)
+    changes = defaultdict[tuple[int, str, bool], _Change](_Change)
     for one in differences:
         view, rollout = _sizes(one.left), _sizes(one.right)
         total = view + rollout

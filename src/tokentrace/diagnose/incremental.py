@@ -20,13 +20,11 @@ from ..errors import TemplateError, TemplateLimitError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose
-from ..show.alignment import Hunk, align
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.vocabulary import Vocabulary
 from .finding import Cause, Finding
-from .token_text import quoted, spell
+from .token_text import hunks, quoted, spell
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
@@ -94,27 +92,41 @@ def tokenize_incrementally(
     mode, check = choose(IncrementalMode, "mode", mode), choose(SanityCheck, "sanity_check", sanity_check)
     renderer = renderer.silent()
     conversation = renderer.check_messages(messages, tools=tools)
-    pieces = list(_Tokenizing(renderer, tools, mode is IncrementalMode.FIXED_BASE, conversation).pieces())
-    lengths = [len(piece.ids) for piece in pieces]
+    pieces = list(_Pieces(renderer, tools, mode is IncrementalMode.FIXED_BASE, conversation))
     ids = np.concatenate([piece.ids for piece in pieces])
+    lengths = [len(piece.ids) for piece in pieces]
     mask = np.repeat(np.array([piece.sampled for piece in pieces], np.bool_), lengths)
     mismatches: list[Finding] = []
     if check is not SanityCheck.OFF:
-        full = renderer.render(conversation, tools=tools)
         owners = np.repeat([piece.message for piece in pieces], lengths)
+        full = renderer.render(conversation, tools=tools)
         ignored = Cause.WHITESPACE if check is SanityCheck.IGNORE_STRIPPABLE else None
         mismatches = [one for one in _mismatches(renderer.tokenizer, ids, owners, full) if one.cause is not ignored]
     if mismatches:
-        lines = [str(one) for one in mismatches[:3]]
-        lines += [f"and {len(mismatches) - 3} more"] if len(mismatches) > 3 else []
-        text = (
-            f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} places:\n  "
-            + "\n  ".join(lines)
-            + "\nIn a rollout use Renderer.bridge_to_next_turn, for training data Renderer.render and its mask; if "
-            "this is intended, sanity_check='ignore_strippable' or 'off'."
-        )
-        warnings.warn(TokenizationMismatchWarning(text), stacklevel=2)
+        lines = [str(one) for one in mismatches[:3]] + [f"and {len(mismatches) - 3} more"] * (len(mismatches) > 3)
+        problem = f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} places"
+        warnings.warn("\n  ".join([f"{problem}:", *lines]), TokenizationMismatchWarning, stacklevel=2)
     return IncrementalTokens(ids, mask, mismatches, [note for piece in pieces for note in piece.notes])
+
+
+def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
+    """Yield where `ids`, of messages `owners`, differ from a full render.
+
+    Compares bytes: half a character decodes to U+FFFD, whichever it is half of.
+    """
+    for hunk in hunks(ids, full.ids):
+        sides = hunk.sides(ids, full.ids)
+        here, there = (spell(tokenizer.vocabulary, side) for side in sides)
+        cause = Cause.UNKNOWN if b"".join(here.split()) != b"".join(there.split()) else Cause.WHITESPACE
+        message = int(full.messages[hunk.other_start] if len(sides[1]) else owners[hunk.start])
+        texts = [quoted(tokenizer.decode(side.tolist())) for side in sides]
+        yield Finding(
+            Cause.BPE_REMERGE if here == there else cause,
+            message=message if message >= 0 else None,
+            words=f"{texts[0]} where the full render has {texts[1]}",
+            position=hunk.start,
+            tokens=len(sides[0]),
+        )
 
 
 class _Piece(NamedTuple):
@@ -135,21 +147,21 @@ class _Added(NamedTuple):
     flaws: Sequence[str]
 
 
-class _Tokenizing(NamedTuple):
-    """One conversation, with fixed bases or as deltas."""
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The pieces of one conversation, with fixed bases or as deltas."""
 
     renderer: Renderer
     tools: Any
     has_base: bool
     messages: Messages
 
-    def pieces(self) -> Iterator[_Piece]:
+    def __iter__(self) -> Iterator[_Piece]:
         roles = [message["role"] for message in self.messages]
-        start = next((i for i, role in enumerate(roles) if role != "assistant"), len(roles))
-        start = next((i for i in range(start, len(roles)) if roles[i] == "assistant"), len(roles))
+        replies = (at for at, role in enumerate(roles) if role == "assistant" and {*roles[:at]} - {"assistant"})
+        start = next(replies, len(roles))
         prompted = start < len(roles)
-        first = self.renderer.render(self.messages[:start], tools=self.tools, add_generation_prompt=prompted)
-        yield _Piece(first.ids)
+        yield _Piece(self.renderer.render(self.messages[:start], tools=self.tools, add_generation_prompt=prompted).ids)
         while start < len(roles):
             stop = start + 1
             while roles[start] in RESULT_ROLES and stop < len(roles) and roles[stop] in RESULT_ROLES:
@@ -230,7 +242,8 @@ class _Tokenizing(NamedTuple):
     def _encode(self, added: _Added, start: int) -> Ids:
         """Encode what was added by itself, under the renderer's policy for control tokens.
 
-        Origins get the numbers of the conversation's messages; a base is numbered after them.
+        Origins get the numbers of the conversation's messages; a base is numbered after them. A control token goes
+        first if the tokenizer adds a space to the first word.
         """
         messages, context = self.messages, added.context if self.has_base else ()
         first = len(messages) if self.has_base else 0
@@ -241,56 +254,11 @@ class _Tokenizing(NamedTuple):
         ]
         if not spans:
             return np.zeros(0, np.int32)
-        guard = _neutral_control(self.renderer.tokenizer)
+        vocabulary, guard = self.renderer.tokenizer.vocabulary, ""
+        if vocabulary.first_prefixed:
+            tokens = vocabulary.control.values()
+            neutral = (token.text for token in tokens if not (token.lstrip or token.rstrip or token.single_word))
+            guard = next(neutral, "")
         piece = Rendering.of([(guard, -1, None), *spans])
         encoded = self.renderer.encode_text(piece, [*messages, *context], tools=self.tools)
         return encoded.ids[1:] if guard else encoded.ids
-
-
-def _neutral_control(tokenizer: Tokenizer) -> str:
-    """Return a control token to put first, if the tokenizer adds a space to the first word."""
-    if not tokenizer.vocabulary.first_prefixed:
-        return ""
-    tokens = tokenizer.vocabulary.control.values()
-    return next((token.text for token in tokens if not (token.lstrip or token.rstrip or token.single_word)), "")
-
-
-# -- the sanity check
-
-
-def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
-    """Yield where `ids`, of messages `owners`, differ from a full render."""
-    for hunk in _hunks(tokenizer.vocabulary, ids, full.ids):
-        here, there = hunk.sides(ids, full.ids)
-        message = int(full.messages[hunk.other_start] if len(there) else owners[hunk.start])
-        texts = [quoted(tokenizer.decode(side.tolist())) for side in (here, there)]
-        yield Finding(
-            _cause(tokenizer.vocabulary, here, there),
-            message=message if message >= 0 else None,
-            words=f"{texts[0]} where the full render has {texts[1]}",
-            position=hunk.start,
-            tokens=len(here),
-        )
-
-
-def _hunks(vocabulary: Vocabulary, one: Ids, other: Ids) -> Iterator[Hunk]:
-    """Yield what differs; hunks between control tokens that together spell the same are one."""
-    groups: list[list[Hunk]] = []
-    control = [token.id for token in vocabulary.control.values()]
-    for hunk in align(one, other):
-        if groups and not np.isin(one[groups[-1][-1].stop : hunk.start], control).any():
-            groups[-1].append(hunk)
-        else:
-            groups.append([hunk])
-    for group in groups:
-        whole = Hunk(group[0].start, group[-1].stop, group[0].other_start, group[-1].other_stop)
-        yield from [whole] if _cause(vocabulary, *whole.sides(one, other)) is Cause.BPE_REMERGE else group
-
-
-def _cause(vocabulary: Vocabulary, one: Ids, other: Ids) -> Cause:
-    """Compare ids as bytes: half a character decodes to U+FFFD, whichever it is half of."""
-    left, right = spell(vocabulary, one), spell(vocabulary, other)
-    if left == right:
-        return Cause.BPE_REMERGE
-    bare = left.translate(None, b"\n\t\r ") == right.translate(None, b"\n\t\r ")
-    return Cause.WHITESPACE if bare else Cause.UNKNOWN

@@ -21,7 +21,7 @@ from ..show.visible import counted
 from ..tokens.ids import check_ids, check_integers, runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import POSITIVE_NOISE
+from ..trajectory.turns import POSITIVE_NOISE
 from .finding import Cause, Finding
 
 Mask = npt.NDArray[np.bool_]
@@ -156,8 +156,8 @@ class Fields:
             raise InputError("is missing", field=self.field(names[0]))
         return check_ids(self.value[name], self.field(name))
 
-    def logprobs(self, count: int, sizes: Sequence[int] = (), what: str = "sampled") -> Floats | None:
-        """The logprobs of `count` tokens, in lists of these sizes; NaN for None."""
+    def logprobs(self, count: int, *sizes: int, what: str = "sampled") -> Floats | None:
+        """The logprobs of `count` tokens, in a list of that size or of these; NaN for None."""
         name = first_of(self.value, LOGPROBS)
         try:
             values = np.asarray([] if name is None else self.value[name], np.float64)
@@ -165,11 +165,10 @@ class Fields:
             values = np.zeros((0, 0))
         if values.ndim != 1:
             raise InputError("must be one list of numbers", field=self.field(name or ""))
-        if not count or len(values) in (sizes or (count,)):
+        if not count or len(values) in (count, *sizes):
             return values if count else None
-        words = f"{len(values):,} logprobs for {count:,} {what} tokens"
         cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
-        self.report(cause, words if len(values) else f"{counted(count)} {what}", count, name or "")
+        self.report(cause, f"{len(values):,} logprobs for {count:,} {what} tokens", count, name or "")
         return None
 
     def check_logprobs(self, values: Floats | None) -> None:
@@ -257,7 +256,7 @@ class Fields:
                 words = f"has {len(sampled):,} entries, and there are {len(ids):,} ids"
                 raise InputError(words, field=self.field("kinds"))
         count, total, scores = int(mask.sum()), len(ids), np.full(len(ids), np.nan)
-        values = self.logprobs(count, (total, total - first, count), "trained")
+        values = self.logprobs(count, total, total - first, what="trained")
         if values is not None:
             whole = len(values) in (total, total - first)
             scores[np.arange(total) >= total - len(values) if whole else mask] = values
@@ -265,12 +264,12 @@ class Fields:
         causes = [self.value.get(name) for name in ("cause", "cause_detail")]
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
         calls = []
+        where = self.where()
         for start, stop in runs(mask):
             logprobs, part = None if values is None else scores[start:stop], self.inner("", self.value)
             part.check_logprobs(logprobs)
-            where, findings = self.where(), part.findings
-            calls.append(Call(ids[:stop], start, where, logprobs, None, request, recorded, None, findings))
-        return Row(ids, mask, self.where(), sampled, self.findings), calls
+            calls.append(Call(ids[:stop], start, where, logprobs, None, request, recorded, None, part.findings))
+        return Row(ids, mask, where, sampled, self.findings), calls
 
 
 # -- lines
@@ -330,13 +329,9 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
 def _rollout(line: Any, where: str) -> Rollout:
     if not isinstance(line, Mapping):
         raise UnknownShapeError(f"a line of a record must be an object, not {brief(line)}")
-    calls: list[Call] = []
-    rows: list[tuple[Row, list[Call]]] = []
-    for part in _parts(Fields(line, where), line.get("tools")):
-        if isinstance(part, Call):
-            calls.append(part)
-        else:
-            rows.append(part)
+    parts = list(_parts(Fields(line, where), line.get("tools")))
+    calls = [part for part in parts if isinstance(part, Call)]
+    rows = [part for part in parts if not isinstance(part, Call)]
     if not calls and not rows and "nodes" not in line:
         needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
         raise UnknownShapeError(f"this is {brief(line)}, which has no known shape: {needs}")
@@ -445,47 +440,36 @@ def _session(line: Fields) -> Iterator[tuple[Row, list[Call]]]:
 
 def _trace(line: Fields) -> Iterator[Call]:
     """verifiers: a node has the tokens of its message; its path is prompt and completion."""
-    nodes = [line.inner(f"nodes[{at}]", node) for at, node in enumerate(line.value["nodes"])]
-    ids = [check_ids(node.value.get("token_ids") or [], node.field("token_ids")) for node in nodes]
-    masks = [node.mask(len(tokens)) for node, tokens in zip(nodes, ids, strict=True)]
+    nodes = line.value["nodes"]
     for at, node in enumerate(nodes):
-        if not node.value.get("sampled") or not len(ids[at]):
+        ids = node.get("token_ids")
+        if not node.get("sampled") or not ids:
             continue
-        path, mask = _path(nodes, at), masks[at]
-        count = scored = len(node.value.get("logprobs") or ids[at])
-        if mask is not None and mask.any():  # what comes before the first sampled token belongs to the prompt
-            count, scored = len(mask) - int(mask.argmax()), int(mask.sum())
-        logprobs = node.logprobs(min(scored, len(ids[at])))
-        node.check_logprobs(logprobs)
-        stream = np.concatenate([ids[one] for one in path])
-        path_masks = [masks[one] for one in path if len(ids[one])]
-        complete = [one for one in path_masks if one is not None]
-        messages: list[Any] = [nodes[one].value.get("message") for one in path]
+        numbers = [at]
+        while (parent := nodes[numbers[-1]].get("parent")) is not None:
+            if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in numbers:
+                name = line.field(f"nodes[{at}].parent")
+                raise InputError(f"is {parent!r}: there is no such node before it", field=name)
+            numbers.append(parent)
+        path = [nodes[number] for number in reversed(numbers)]
+        trained = [index for index, flag in enumerate(node.get("mask") or ()) if flag]
+        # what comes before the first sampled token belongs to the prompt
+        start = trained[0] if trained else max(0, len(ids) - len(node.get("logprobs") or ids))
+        stop = trained[-1] + 1 if trained else len(ids)
+        prompt = [token for one in path[:-1] for token in one.get("token_ids") or ()] + ids[:start]
+        call = {"prompt_ids": prompt, "completion_ids": ids[start:stop], "logprobs": node.get("logprobs")}
+        masks = [one.get("mask") for one in path if one.get("token_ids")]
+        if None not in masks:
+            call["loss_mask"] = [flag for mask in masks for flag in mask][: len(prompt) + stop - start]
+        messages = [one.get("message") for one in path]
         request = None
         if all(isinstance(message, Mapping) for message in messages):
-            request = Request(messages[:-1], nodes[path[0]].value.get("tools"), messages[-1])
-        yield Call(
-            stream,
-            len(stream) - min(count, len(ids[at])),
-            node.where(),
-            logprobs if logprobs is not None and len(logprobs) == count else None,
-            np.concatenate(complete) if len(complete) == len(path_masks) else None,
-            request,
-            findings=node.findings,
-        )
-
-
-def _path(nodes: Sequence[Fields], at: int) -> list[int]:
-    path = [at]
-    while (parent := nodes[path[-1]].value.get("parent")) is not None:
-        if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
-            raise InputError(f"is {parent!r}: there is no such node before it", field=nodes[at].field("parent"))
-        path.append(parent)
-    return path[::-1]
+            request = Request(messages[:-1], path[0].get("tools"), messages[-1])
+        yield line.inner(f"nodes[{at}]", call).call(request)
 
 
 def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
-    """NeMo Gym's captured calls, whose prompts may be stored as deltas."""
+    """NeMo Gym's captured calls in the order of their time, whose prompts may be stored as deltas."""
     calls: dict[Any, list[Line]] = {}
     for line, _ in lines:
         calls.setdefault(line.get("model_call_id"), []).append(line)
@@ -503,11 +487,11 @@ def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line,
         completion = check_ids(parents[0].get("generation_token_ids"), "generation_token_ids")
         return [*prompt(parents[0], children + 1), *completion.tolist(), *ids]
 
-    whole: list[tuple[float, Line, str]] = []
+    whole: list[tuple[float, tuple[Line, str]]] = []
     for line, where in lines:
         try:
             created = float(line.get("created_at") or 0.0)
-            whole.append((created, {**line, "prompt_token_ids": prompt(line)}, where))
+            whole.append((created, ({**line, "prompt_token_ids": prompt(line)}, where)))
         except (InputError, TypeError, ValueError, OverflowError) as error:
             yield Unreadable(where, str(error))
-    yield from ((line, where) for _, line, where in sorted(whole, key=lambda one: one[0]))
+    yield from (one for _, one in sorted(whole, key=lambda pair: pair[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -24,11 +24,19 @@ class Use(StrEnum):
     PRODUCTION_PARITY = "production-parity"
 
 
+class Grade(StrEnum):
+    """How far a use is safe."""
+
+    HOLDS = "holds"
+    PARTLY = "partly"
+    FAILS = "fails"
+
+
 FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
 _TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})
 """Flaws of a turn itself, whatever follows."""
-_TOOLS: Final = (Append.TOOL, Append.PARALLEL)
-_ALL: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
+TOOL_APPENDS: Final = (Append.TOOL, Append.PARALLEL)
+USER_APPENDS: Final = (Append.TOOL_USER, Append.USER)
 
 
 class _Need(NamedTuple):
@@ -45,59 +53,31 @@ class _Need(NamedTuple):
 
 
 _NEEDS: Final[Mapping[Use, _Need]] = {
-    Use.SFT_ONE_ROW: _Need("SFT, one row a conversation", _ALL, False, True),
-    Use.SFT_PER_TURN: _Need("SFT, one row a turn", (Append.USER, *_TOOLS), False, True, _TURN_FLAWS),
-    Use.RL_APPEND_ONLY: _Need("RL, tools only", _TOOLS, True, False),
-    Use.RL_USER_TURNS: _Need("RL, with user turns", _ALL, True, False),
-    Use.PRODUCTION_PARITY: _Need("Production parity", _ALL, True, True),
+    Use.SFT_ONE_ROW: _Need("SFT, one row a conversation", TOOL_APPENDS + USER_APPENDS, False, True),
+    Use.SFT_PER_TURN: _Need("SFT, one row a turn", (Append.USER, *TOOL_APPENDS), False, True, _TURN_FLAWS),
+    Use.RL_APPEND_ONLY: _Need("RL, tools only", TOOL_APPENDS, True, False),
+    Use.RL_USER_TURNS: _Need("RL, with user turns", TOOL_APPENDS + USER_APPENDS, True, False),
+    Use.PRODUCTION_PARITY: _Need("Production parity", TOOL_APPENDS + USER_APPENDS, True, True),
 }
 _NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 _NO_STOP: Final = "a turn ends without a token that stops generation, whatever follows it"
 _RANDOM: Final = "the template draws at random: the same conversation is not always written the same"
 
 
-class Grade(StrEnum):
-    """How far a use is safe."""
-
-    HOLDS = "holds"
-    PARTLY = "partly"
-    FAILS = "fails"
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a template is safe for a use as it is, and what speaks against it."""
+    """Whether a template is safe for a use as it is, and what speaks against it.
+
+    With each of the settings `holds_with`, on its own, it holds.
+    """
 
     use: Use
     grade: Grade
     against: tuple[str, ...]
     holds_with: tuple[str, ...] = ()
-    """Settings of the template, each on its own, with which it holds."""
 
     def __str__(self) -> str:
         return f"{_NEEDS[self.use].name}: {self.grade}"
-
-    def weaker(self, *against: str, grade: Grade = Grade.PARTLY) -> Verdict:
-        """Add reasons against it, if any. The grade becomes no better than `grade`."""
-        worse = max(self.grade, grade, key=list(Grade).index) if against else self.grade
-        return replace(self, grade=worse, against=(*self.against, *against))
-
-
-@dataclass(frozen=True, slots=True)
-class AppendFinding:
-    """One way in which appends go wrong, and the cells that show it."""
-
-    why: str
-    cells: tuple[AppendCell, ...]
-
-    @property
-    def smallest(self) -> AppendCell:
-        """The cell with the smallest conversation."""
-        return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
-
-    @property
-    def breaks(self) -> Sequence[AppendBreak]:
-        return self.smallest.breaks
 
 
 def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
@@ -111,40 +91,29 @@ def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell
     ]
 
 
-def verdicts_of(cells: Sequence[AppendCell], facts: TemplateFacts) -> list[Verdict]:
-    """Return the verdict on each use."""
-    verdicts = []
-    for use in Use:
-        verdict = _verdict(use, cells)
-        if facts.date and use is Use.PRODUCTION_PARITY:
-            verdict = verdict.weaker(f"the prompt holds the date of the day it is rendered on ({facts.date})")
-        if facts.random:
-            verdict = verdict.weaker(_RANDOM)
-        # The assistant's text counts everywhere: rendered again, it is not what was sampled.
-        verdict = verdict.weaker(*(str(one) for one in facts.altered if one.of_turns or _NEEDS[use].messages))
-        if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
-            verdict = verdict.weaker(_NO_STOP, grade=Grade.FAILS)
-        elif use is Use.SFT_ONE_ROW and facts.last_turn_without_stop:
-            verdict = verdict.weaker(f"the last turn: {_NO_END}")
-        verdicts.append(verdict)
-    return verdicts
-
-
-def _verdict(use: Use, cells: Sequence[AppendCell]) -> Verdict:
-    """Judge a use by its appends. It fails if one goes wrong for every turn, or nothing holds.
+def judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdict:
+    """Return the verdict on a use. It fails if an append goes wrong for every turn, or nothing holds.
 
     A refused append raises an error, so with others the use holds partly.
     """
     need = _NEEDS[use]
-    counted = [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
-    groups = {append: [cell for cell in counted if cell.append is append] for append in need.appends}
-    against = tuple(finding.why for finding in find_flaws(groups, need.flaws))
-    if not against:
-        return Verdict(use, Grade.HOLDS, ())
+    cells = [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
+    groups = {append: [cell for cell in cells if cell.append is append] for append in need.appends}
+    against = [finding.why for finding in find_flaws(groups, need.flaws)]
     good = {append for append, group in groups.items() if _some_fit(group, need.flaws)}
     refused = {append for append, group in groups.items() if all("refused" in cell.flaws for cell in group)}
-    fails = not good or not groups.keys() <= good | refused
-    return Verdict(use, Grade.FAILS if fails else Grade.PARTLY, against)
+    fails = bool(against) and (not good or not groups.keys() <= good | refused)
+    if facts.date and use is Use.PRODUCTION_PARITY:
+        against.append(f"the prompt holds the date of the day it is rendered on ({facts.date})")
+    against += [_RANDOM] * facts.random
+    # The assistant's text counts everywhere: rendered again, it is not what was sampled.
+    against += [str(one) for one in facts.altered if one.of_turns or need.messages]
+    if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
+        against.append(_NO_STOP)
+        fails = True
+    elif use is Use.SFT_ONE_ROW and facts.last_turn_without_stop:
+        against.append(f"the last turn: {_NO_END}")
+    return Verdict(use, Grade.FAILS if fails else Grade.PARTLY if against else Grade.HOLDS, tuple(against))
 
 
 def grade(cells: Sequence[AppendCell]) -> Grade | None:
@@ -172,6 +141,19 @@ def _plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
 # -- what goes wrong, in words
 
 
+@dataclass(frozen=True, slots=True)
+class AppendFinding:
+    """One way in which appends go wrong, and the cells that show it."""
+
+    why: str
+    cells: tuple[AppendCell, ...]
+
+    @property
+    def smallest(self) -> AppendCell:
+        """The cell with the smallest conversation."""
+        return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
+
+
 def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str]) -> list[AppendFinding]:
     """Return each way to go wrong: the same cause for the same kinds of turns."""
     in_turn = flaws is _TURN_FLAWS
@@ -180,38 +162,20 @@ def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[s
         causes: dict[str, list[AppendCell]] = {}
         for cell in cells:
             if flaws & cell.all_flaws:
-                causes.setdefault(_causes(cell, in_turn), []).append(cell)
+                refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
+                turns = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws]
+                words = dict.fromkeys(cause(one, in_turn) for one in (turns if in_turn else [cell, *refused]))
+                causes.setdefault("; ".join(words), []).append(cell)
         for why, wrong in causes.items():
             ways.setdefault((_common_form(wrong, cells), why), {})[append] = wrong
-    return [
-        AppendFinding(sentence(() if in_turn else list(wrong), turns, why), tuple(itertools.chain(*wrong.values())))
-        for (turns, why), wrong in ways.items()
-    ]
-
-
-_FOLLOWS: Final[Mapping[Append, str]] = {
-    Append.TOOL: "a tool's result",
-    Append.PARALLEL: "two results",
-    Append.TOOL_USER: "a result with a user after it",
-    Append.USER: "a user",
-    Append.SYSTEM: "a system message",
-    Append.ASSISTANT: "another turn",
-}
-
-
-def sentence(appends: Sequence[Append], turns: str, why: str) -> str:
-    """Say what goes wrong where these are appended to these turns."""
-    if appends:
-        follows = listed((_FOLLOWS[append] for append in appends), "or")
-        return f"where {f'{turns} are' if turns else 'a turn is'} followed by {follows}: {why}"
-    return f"{turns}: {why}" if turns else why
-
-
-def _causes(cell: AppendCell, in_turn: bool) -> str:
-    """Say what goes wrong with a cell, in the same words for the same causes."""
-    refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
-    cells = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws] if in_turn else [cell, *refused]
-    return "; ".join(dict.fromkeys(cause(one, in_turn) for one in cells))
+    findings = []
+    for (form, why), by_append in ways.items():
+        where = f"{form}: " if form else ""
+        if not in_turn:
+            follows = listed((append.words for append in by_append), "or")
+            where = f"where {f'{form} are' if form else 'a turn is'} followed by {follows}: "
+        findings.append(AppendFinding(f"{where}{why}", tuple(itertools.chain(*by_append.values()))))
+    return findings
 
 
 def cause(cell: AppendCell, in_turn: bool = False) -> str:
@@ -222,19 +186,16 @@ def cause(cell: AppendCell, in_turn: bool = False) -> str:
     words = [_break_words(one) for one in cell.breaks if one.at_turn or not in_turn]
     if words:
         words[-1] += after
-    lost = dict.fromkeys([*_lost_fields(cell.lost), *(() if in_turn else cell.lost_after)])
+    lost = list(cell.lost)
+    if "tool_calls.0" in lost:
+        lost = ["tool_calls" if field.startswith("tool_calls.") else field for field in lost]
+    lost = ["the second call" if field == "tool_calls.1" else field for field in lost]
+    lost = list(dict.fromkeys([*lost, *(() if in_turn else cell.lost_after)]))
     gone = [field for field in lost if not field.endswith(ALTERED)]
     words += [field for field in lost if field.endswith(ALTERED)]
     words += [f"{', '.join(gone)} reaches no token"] if gone else []
     words += [_NO_END] * (in_turn and not cell.ends)
     return "; ".join(dict.fromkeys(words))
-
-
-def _lost_fields(fields: Sequence[str]) -> list[str]:
-    """Name lost fields of a turn; calls are one, unless the first is not lost."""
-    if "tool_calls.0" in fields:
-        return ["tool_calls" if field.startswith("tool_calls.") else field for field in fields]
-    return ["the second call" if field == "tool_calls.1" else field for field in fields]
 
 
 _BREAKS: Final[Mapping[Where, str]] = {

@@ -77,7 +77,6 @@ class HTTPEngine(Engine):
         raise NotImplementedError
 
     def _read(self, answer: Any, reader: AnswerReader) -> EngineReply | None:
-        """Return what an answer or an event has of the completion."""
         raise NotImplementedError
 
     def _send(self, request: GenerateRequest, more: dict[str, Any]) -> tuple[bytes, Callable[[], AnswerReader]]:

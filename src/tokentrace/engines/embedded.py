@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..pocket import POCKET
-from ..pocket.model import Cache, Floats, PocketModel, load_pocket
-from ..pocket.weights import weights_from
+from ..pocket.model import Cache, Floats, PocketModel, load_pocket, weights_from
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
@@ -52,8 +51,6 @@ def _token_bytes() -> TokenBytes:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request under way, and what was sampled for it."""
-
     request: GenerateRequest
     prompt: Ids
     random: np.random.Generator
@@ -220,7 +217,6 @@ class EmbeddedEngine(Engine):
         return _Sequence(request, prompt, np.random.default_rng(seed), cache, cached, stops)
 
     async def _work(self) -> None:
-        """Sample one token of all requests, again and again."""
         while True:
             self._wake.clear()
             for sequence in [one for one in self._active if one.aborted]:
@@ -272,7 +268,6 @@ class EmbeddedEngine(Engine):
 
 
 def _step(model: PocketModel, batch: Sequence[_Sequence]) -> list[Delta]:
-    """Read what is new of each request, and sample a token of each."""
     unread = [one.stream()[one.cache.length :] for one in batch]
     rows = model.extend([one.cache for one in batch], unread)
     return [_sample(logits, sequence) for sequence, logits in zip(batch, rows, strict=True)]

@@ -16,8 +16,8 @@ import base64
 import json
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from itertools import count
@@ -117,13 +117,10 @@ class EventReader:
 
 
 class _Lost(Exception):  # noqa: N818
-    """One try failed. The next may succeed, unless a part of a good answer was `accepted`."""
+    """One try failed; the next may succeed after `wait` seconds, unless it is pointless here (`again` is False)."""
 
-    def __init__(self, reason: str, *, wait: float = 0.0, again: bool = True, accepted: bool = False) -> None:
-        self.wait = wait
-        self.again = again
-        """False if another try here is pointless."""
-        self.accepted = accepted
+    def __init__(self, reason: str, *, wait: float = 0.0, again: bool = True) -> None:
+        self.wait, self.again = wait, again
         super().__init__(reason)
 
 
@@ -182,11 +179,12 @@ class Connection:
         return await self._request("POST", path, body, kind)
 
     async def reach(self, path: str) -> None:
-        """Request a path once. Raises EngineUnavailable unless the server answers soon, with less than 500."""
+        """Request a path once. Raises EngineUnavailable unless the server answers soon, and not with 5xx."""
         try:
-            async with asyncio.timeout(_HEALTH_SECONDS), self._opened("GET", path, None) as (response, _):
-                if response.status_code >= 500:
-                    raise _Lost(f"the server answered {response.status_code}")
+            async with asyncio.timeout(_HEALTH_SECONDS), aclosing(self._chunks("GET", path, None)) as chunks:
+                await anext(chunks, None)
+        except (EngineRefusal, EngineAnswerError):  # it answers
+            return
         except (TimeoutError, _Lost) as error:
             problem = str(error) or f"no answer in {_HEALTH_SECONDS:g} s"
             raise EngineUnavailable(f"{self.base_url}{path}: {problem}") from error
@@ -195,25 +193,33 @@ class Connection:
         self, path: str, body: bytes, kind: Any, new_reader: Callable[[], AnswerReader]
     ) -> AsyncGenerator[Delta]:
         """Yield the pieces of a streamed answer, whose events are of `kind`. Closing the iterator ends the request."""
-        where = f"{self.base_url}{path}"
-        for tries in count(1):
-            reader = new_reader()
-            try:
-                async with aclosing(self._events(path, body, kind)) as events:
-                    async for event in events:
-                        delta = reader.feed(event)
-                        if delta is not None:
-                            yield delta
-            except _Lost as lost:
-                if reader.last is None and reader.count:
-                    raise EngineError(f"{where}: {lost}, after {reader.count} tokens; {_NO_RESEND}") from lost
+        with _errors_at(f"{self.base_url}{path}"):
+            for tries in count(1):
+                reader, events, started = new_reader(), EventReader(), False
+                try:
+                    async with aclosing(self._chunks("POST", path, body)) as chunks:
+                        async for chunk in chunks:
+                            started = True
+                            for data in events.feed(chunk):
+                                if data.strip() == b"[DONE]":
+                                    await _drain(chunks)
+                                    break
+                                self._check_event(data)
+                                delta = reader.feed(decode(data, kind, self._hide))
+                                if delta is not None:
+                                    yield delta
+                    if not started:
+                        raise _Lost("the stream ended before its first byte")
+                except _Lost as lost:
+                    if reader.last is None and reader.count:
+                        raise EngineError(f"{lost}, after {reader.count} tokens; {_NO_RESEND}") from lost
+                    if reader.last is None:
+                        await self._pause(tries, lost)
+                        continue
                 if reader.last is None:
-                    await self._pause(path, tries, lost)
-                    continue
-            if reader.last is None:
-                raise EngineAnswerError(f"{where}: the stream ended after {reader.count} tokens without a reason")
-            yield reader.close()
-            return
+                    raise EngineAnswerError(f"the stream ended after {reader.count} tokens without a reason")
+                yield reader.close()
+                return
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -221,112 +227,85 @@ class Connection:
     # -- one try, and the next
 
     async def _request(self, method: str, path: str, body: bytes | None, kind: Any) -> Any:
-        for tries in count(1):
-            try:
-                async with self._opened(method, path, body) as (response, deadline):
-                    async with asyncio.timeout_at(deadline):
-                        answer = await self._body(response)
-                    return None if kind is None else decode(answer, kind, self._hide)
-            except _Lost as lost:
-                if lost.accepted:
-                    part = "when a part of the answer had arrived"
-                    raise EngineError(f"{self.base_url}{path}: {lost}, {part}; {_NO_RESEND}") from lost
-                await self._pause(path, tries, lost)
-        raise AssertionError("the last try raises")
+        longest = self.settings.longest_answer
+        with _errors_at(f"{self.base_url}{path}"):
+            tries = 0
+            while True:
+                tries, answer = tries + 1, bytearray()
+                try:
+                    async with aclosing(self._chunks(method, path, body)) as chunks:
+                        async for chunk in chunks:
+                            answer += chunk
+                            if longest is not None and len(answer) > longest:
+                                raise EngineAnswerError(f"the answer has more than {longest} bytes (longest_answer)")
+                    return None if kind is None else decode(bytes(answer), kind, self._hide)
+                except _Lost as lost:
+                    if answer:
+                        part = "when a part of the answer had arrived"
+                        raise EngineError(f"{lost}, {part}; {_NO_RESEND}") from lost
+                    await self._pause(tries, lost)
 
-    async def _events(self, path: str, body: bytes, kind: Any) -> AsyncGenerator[Any]:
-        reader = EventReader()
-        started = False
-        async with self._opened("POST", path, body) as (response, deadline):
-            if not response.is_success or _compression(response):
-                async with asyncio.timeout_at(deadline):
-                    await self._body(response)
+    async def _chunks(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[bytes]:
+        """Yield the body of a good answer, in one try. Raises _Lost if another may succeed."""
+        errors, total = self._httpx, self.settings.total_timeout
+        deadline = None if total is None else asyncio.get_running_loop().time() + total
+        headers = {} if body is None else {"content-type": "application/json"}
+        request = self._client.build_request(method, f"{self.base_url}{path}", content=body, headers=headers)
+        response: httpx2.Response | None = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                response = await self._client.send(request, stream=True)
+                compression = response.headers.get("content-encoding", "").strip().lower()
+                compression = "" if compression == "identity" else compression[:_QUOTED]
+                if not response.is_success:
+                    raise await self._problem(response, readable=not compression)
+            if compression:
+                raise EngineAnswerError(
+                    f"the answer is compressed with {compression} and cannot be read: turn compression off, in the "
+                    "server or in the proxy in front of it"
+                )
             arriving = response.aiter_bytes()
             while True:
                 async with asyncio.timeout_at(deadline):  # around each wait, never around a yield
                     chunk = await anext(arriving, None)
                 if chunk is None:
-                    break
-                started = True
-                for data in reader.feed(chunk):
-                    if data.strip() == b"[DONE]":  # read to the end, so that the connection can be used again
-                        with suppress(TimeoutError, self._httpx.TransportError):
-                            async with asyncio.timeout(_LINGER):
-                                while await anext(arriving, None) is not None:
-                                    pass
-                        return
-                    self._check_event(data)
-                    yield decode(data, kind, self._hide)
-            if not started:
-                raise _Lost("the stream ended before its first byte")
-
-    @asynccontextmanager
-    async def _opened(
-        self, method: str, path: str, body: bytes | None
-    ) -> AsyncIterator[tuple[httpx2.Response, float | None]]:
-        """Open a response; also yield its deadline. Errors name the address."""
-        errors, where, total = self._httpx, f"{self.base_url}{path}", self.settings.total_timeout
-        deadline = None if total is None else asyncio.get_running_loop().time() + total
-        headers = {} if body is None else {"content-type": "application/json"}
-        request = self._client.build_request(method, where, content=body, headers=headers)
-        response: httpx2.Response | None = None
-
-        def accepted() -> bool:
-            return response is not None and response.is_success and response.num_bytes_downloaded > 0
-
-        try:
-            async with asyncio.timeout_at(deadline):
-                response = await self._client.send(request, stream=True)
-            yield response, deadline
+                    return
+                yield chunk
         except (errors.ConnectError, errors.ConnectTimeout) as error:
             raise _Lost(f"no connection: {self._message(error)}") from error
         except (errors.TimeoutException, TimeoutError) as error:
-            raise _Lost("no whole answer in time", again=False, accepted=accepted()) from error
+            raise _Lost("no whole answer in time", again=False) from error
         except (errors.UnsupportedProtocol, errors.LocalProtocolError, errors.ProxyError) as error:
-            raise EngineError(f"{where}: {self._message(error)}") from error
-        except EngineError as error:
-            error.args = (f"{where}: {error}",)
-            raise
+            raise EngineError(self._message(error)) from error
         except errors.TransportError as error:
-            raise _Lost(f"the connection broke: {self._message(error)}", accepted=accepted()) from error
+            raise _Lost(f"the connection broke: {self._message(error)}") from error
         finally:
             if response is not None:
                 await response.aclose()
 
-    async def _pause(self, path: str, tries: int, lost: _Lost) -> None:
+    async def _pause(self, tries: int, lost: _Lost) -> None:
         """Wait before the next try. Raises EngineUnavailable if there is none."""
         too_long = lost.wait > _LONGEST_RETRY_AFTER
         if not lost.again or tries > self.settings.retries or too_long:
             times = f", {tries} times" if tries > 1 else ""
             later = f"; it asks for a pause of {lost.wait:g} s" if too_long else ""
-            raise EngineUnavailable(f"{self.base_url}{path}: {lost}{times}{later}") from lost
+            raise EngineUnavailable(f"{lost}{times}{later}") from lost
         await self._sleep(max(_BACKOFF.after(tries) * (1 - self._jitter() / 2), lost.wait))
 
     # -- what the server sends
 
-    async def _body(self, response: httpx2.Response) -> bytes:
-        """Return a whole answer. Raises EngineRefusal or _Lost for a bad status."""
-        success, status, compression = response.is_success, response.status_code, _compression(response)
-        if success and compression:
-            raise EngineAnswerError(
-                f"the answer is compressed with {compression} and cannot be read: turn compression off, in the server "
-                "or in the proxy in front of it"
-            )
-        most = self.settings.longest_answer if success else _ERROR_BYTES
-        body = bytearray()
-        if not compression:
+    async def _problem(self, response: httpx2.Response, *, readable: bool) -> Exception:
+        """Return the error of an answer with a bad status."""
+        body, status = bytearray(), response.status_code
+        if readable:
             async for chunk in response.aiter_bytes():
                 body += chunk
-                if most is not None and len(body) > most:
-                    if not success:
-                        break
-                    raise EngineAnswerError(f"the answer has more than {most} bytes (longest_answer)")
-        if success:
-            return bytes(body)
+                if len(body) > _ERROR_BYTES:
+                    break
         problem = f"the server answered {status}: {self._error_text(bytes(body))}"
         if status == 429 or status >= 500:
-            raise _Lost(problem, wait=_retry_after(response.headers.get("retry-after", "0")))
-        raise EngineRefusal(problem, status=status)
+            return _Lost(problem, wait=_retry_after(response.headers.get("retry-after", "0")))
+        return EngineRefusal(problem, status=status)
 
     def _hide(self, text: str) -> str:
         for secret in self._secrets:
@@ -337,7 +316,6 @@ class Connection:
         return self._hide(str(error) or type(error).__name__)
 
     def _check_event(self, data: bytes) -> None:
-        """Raise for an event that reports an error."""
         event: Any = decode(data, Any, self._hide) if b'"error"' in data else None
         error = event.get("error") if isinstance(event, dict) else None
         if error is not None:
@@ -348,7 +326,6 @@ class Connection:
             raise _Lost(problem)
 
     def _error_text(self, answer: bytes) -> str:
-        """Return a server's own message about an error."""
         text = self._hide(answer.decode("utf-8", "replace"))
         with suppress(ValueError, RecursionError):
             value = json.loads(text)
@@ -360,14 +337,24 @@ class Connection:
         return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
 
 
-def _compression(response: httpx2.Response) -> str:
-    """Return how an answer is compressed; empty if it is not."""
-    encoding = response.headers.get("content-encoding", "").strip().lower()
-    return encoding[:_QUOTED] if encoding != "identity" else ""
+@contextmanager
+def _errors_at(where: str) -> Iterator[None]:
+    """Let errors begin with the address."""
+    try:
+        yield
+    except EngineError as error:
+        error.args = (f"{where}: {error}",)
+        raise
+
+
+async def _drain(chunks: AsyncIterator[bytes]) -> None:
+    with suppress(TimeoutError, _Lost):
+        async with asyncio.timeout(_LINGER):
+            async for _ in chunks:
+                pass
 
 
 def _retry_after(value: str) -> float:
-    """Return the seconds of a ``Retry-After``, a number or a date; 0 if it is neither."""
     if value.strip().isdecimal():
         return float(value)
     try:
@@ -403,7 +390,6 @@ def _address(address: Any) -> tuple[str, str | None]:
 
 
 def _secrets(headers: Mapping[str, str], user: str | None) -> tuple[str, ...]:
-    """Return what to hide, the longest first."""
     secrets = [*headers.values(), *(value.partition(" ")[2] for value in headers.values())]
     for text in (user, unquote(user)) if user else ():
         secrets += [text.rstrip(":"), text.partition(":")[2]]

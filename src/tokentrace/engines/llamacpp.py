@@ -111,7 +111,6 @@ class LlamaCppEngine(HTTPEngine):
             return cls(connection, capabilities)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        """Yield the whole completion as one piece."""
         yield await self._generate(request)
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:

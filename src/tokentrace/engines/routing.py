@@ -153,7 +153,6 @@ class Router(Engine):
     async def _everywhere(
         self, method: str, *args: Any, ignore: type[Exception] | tuple[()] = (), **options: Any
     ) -> None:
-        """Call a method of all engines. Raises EngineError naming the endpoints that failed."""
         calls = (getattr(one.engine, method)(*args, **options) for one in self._endpoints)
         done = await asyncio.gather(*calls, return_exceptions=True)
         pairs = zip(self._endpoints, done, strict=True)
@@ -252,7 +251,6 @@ def _agreed(engines: Sequence[Capabilities]) -> Capabilities:
 
 
 def _common(values: set[Any]) -> Any:
-    """Return the one value; None if there are several."""
     return next(iter(values)) if len(values) == 1 else None
 
 

@@ -171,7 +171,6 @@ class ScriptedEngine(Engine):
             self._aborted.discard(name)
 
     def _answer(self, prompt: Ids, sampling: SamplingParams) -> EngineReply:
-        """Return the script's whole answer, up to where it ends."""
         result = self._script(prompt, sampling)
         sampled = result if isinstance(result, Sampled) else None
         values = items("the script's ids", result if sampled is None else sampled.ids, EngineAnswerError)

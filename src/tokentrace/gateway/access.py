@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from ..errors import InputError, brief
 from ..files import owned
 from ..store.store import Store
-from .problems import RequestError
+from .requests import RequestError
 from .sessions import ID, ID_RULE
 
 SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")

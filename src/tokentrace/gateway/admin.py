@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 from starlette.requests import Request as HTTPRequest
@@ -17,11 +17,13 @@ from ..settings import as_float, is_number
 from ..store.store import Label, SessionInfo, State, is_storable
 from .access import hash_key, new_key
 from .gateway import Gateway
-from .http import Routes, json_response, read_json, read_state
-from .problems import RequestError, convert
+from .http import json_response, parse_json, read_body
+from .requests import RequestError, convert
 from .rows import ExportFormat, export_rows
 from .sessions import ID, ID_RULE, Live, SessionSettings, Version, dropped
 
+Routes: TypeAlias = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Response]]]
+"""What answers administrators, by method and path."""
 _LISTED: Final = 200
 Body = TypeVar("Body", bound=Struct)
 
@@ -45,8 +47,14 @@ class _Rewards(Struct, forbid_unknown_fields=True):
     rewards: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
+async def _json(gateway: Gateway, http: HTTPRequest) -> Any:
+    """The value of a body; an empty object if it is empty."""
+    raw = await read_body(http, gateway.admission.limits.body_bytes)
+    return parse_json(raw) if raw.strip() else {}
+
+
 async def _body(gateway: Gateway, http: HTTPRequest, schema: type[Body]) -> Body:
-    return convert(await read_json(http, gateway.admission.limits.body_bytes), schema)
+    return convert(await _json(gateway, http), schema)
 
 
 async def _live(gateway: Gateway, http: HTTPRequest) -> Live:
@@ -54,8 +62,28 @@ async def _live(gateway: Gateway, http: HTTPRequest) -> Live:
     return await gateway.sessions.get(info.id)
 
 
-def _described(info: SessionInfo) -> dict[str, Any]:
-    return {**asdict(info), "state": str(info.state)}
+def read_state(http: HTTPRequest) -> State | None:
+    """The state that the address names, if any."""
+    value = http.query_params.get("state")
+    if not value:
+        return None
+    if value not in tuple(State):
+        raise RequestError(f"must be one of {', '.join(State)}, not {brief(value)}", field="state")
+    return State(value)
+
+
+async def find_sessions(gateway: Gateway, http: HTTPRequest, limit: int) -> list[SessionInfo]:
+    """The newest sessions that the address asks for, and one beyond the limit if there are more."""
+    query = http.query_params
+    after = await gateway.store.session(query["after"]) if "after" in query else None
+    if "after" in query and after is None:
+        raise RequestError(f"there is no session {brief(query['after'])}", field="after", status=404)
+    infos: list[SessionInfo] = []
+    async for info in gateway.store.sessions(state=read_state(http), search=query.get("search", ""), after=after):
+        infos.append(info)
+        if len(infos) > limit:
+            break
+    return infos
 
 
 # -- sessions
@@ -72,20 +100,12 @@ async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
     info = SessionInfo(id, State.OPEN, time.time(), body.metadata or {}, settings)
     info = await store.create(info, key=hash_key(key))
     base = str(http.base_url).rstrip("/") + f"/sessions/{id}"
-    return json_response({**_described(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201)
+    return json_response({**asdict(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201)
 
 
 async def _list(gateway: Gateway, http: HTTPRequest) -> Response:
-    query, store = http.query_params, gateway.store
-    after = await store.session(query["after"]) if "after" in query else None
-    if "after" in query and after is None:
-        raise RequestError(f"there is no session {brief(query['after'])}", field="after", status=404)
-    sessions: list[dict[str, Any]] = []
-    async for info in store.sessions(state=read_state(http), search=query.get("search", ""), after=after):
-        sessions.append(_described(info))
-        if len(sessions) > _LISTED:
-            break
-    return json_response({"sessions": sessions[:_LISTED], "more": len(sessions) > _LISTED})
+    infos = [asdict(info) for info in await find_sessions(gateway, http, _LISTED)]
+    return json_response({"sessions": infos[:_LISTED], "more": len(infos) > _LISTED})
 
 
 async def _state(gateway: Gateway, http: HTTPRequest) -> Response:
@@ -93,7 +113,7 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Response:
     async with gateway.sessions.locked(id) as live:
         trajectory = live.session.trajectory
         state = {
-            **_described(live.info),
+            **asdict(live.info),
             "tokens": trajectory.num_tokens,
             "rows": trajectory.num_samples,
             "branches": [asdict(branch) for branch in trajectory.branches] if trajectory.num_writes else [],
@@ -108,16 +128,16 @@ async def _update(gateway: Gateway, http: HTTPRequest) -> Response:
     live, body = await _live(gateway, http), await _body(gateway, http, _Changes)
     if body.settings is not None:
         SessionSettings.read(body.settings)
-    await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
+    info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
     gateway.sessions.forget(live)
-    return json_response(_described((await _live(gateway, http)).info))
+    return json_response(asdict(info))
 
 
 async def _seal(gateway: Gateway, http: HTTPRequest) -> Response:
     live = await _live(gateway, http)
     if live.info.state is State.OPEN:
         await gateway.store.set_state(live.info.id, State.SEALED)
-    return json_response(_described((await _live(gateway, http)).info))
+    return json_response(asdict((await _live(gateway, http)).info))
 
 
 async def _drop(gateway: Gateway, http: HTTPRequest) -> Response:
@@ -126,12 +146,11 @@ async def _drop(gateway: Gateway, http: HTTPRequest) -> Response:
     live = gateway.sessions.peek(id)
     if live is not None:
         gateway.sessions.forget(live)
-    return json_response({"id": id, "state": str(State.DROPPED)})
+    return json_response({"id": id, "state": State.DROPPED})
 
 
 async def _reward(gateway: Gateway, http: HTTPRequest) -> Response:
-    live, store = await _live(gateway, http), gateway.store
-    body = await read_json(http, gateway.admission.limits.body_bytes)
+    live, store, body = await _live(gateway, http), gateway.store, await _json(gateway, http)
     rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
     await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
     return json_response({"labels": [asdict(label) for label in await store.labels(live.info.id)]})
@@ -229,12 +248,17 @@ async def _metrics(gateway: Gateway, http: HTTPRequest) -> Response:
 
 
 ADMIN_ROUTES: Final[Routes] = {
-    "/sessions": {"GET": _list, "POST": _create},
-    "/sessions/{session}": {"GET": _state, "DELETE": _drop, "PATCH": _update},
-    "/sessions/{session}/rewards": {"POST": _reward},
-    "/sessions/{session}/seal": {"POST": _seal},
-    **{f"/admin/{name}": {"POST": _control} for name in ("pause", "resume", "drain")},
-    "/metrics": {"GET": _metrics},
-    "/sessions/{session}/rows": {"GET": _rows_of_one},
-    "/rows": {"GET": _rows_of_many},
+    "GET /sessions": _list,
+    "POST /sessions": _create,
+    "GET /sessions/{session}": _state,
+    "PATCH /sessions/{session}": _update,
+    "DELETE /sessions/{session}": _drop,
+    "POST /sessions/{session}/rewards": _reward,
+    "POST /sessions/{session}/seal": _seal,
+    "GET /sessions/{session}/rows": _rows_of_one,
+    "GET /rows": _rows_of_many,
+    "POST /admin/pause": _control,
+    "POST /admin/resume": _control,
+    "POST /admin/drain": _control,
+    "GET /metrics": _metrics,
 }

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ..store.store import State
 from .dialect import Head, Reply
-from .problems import RequestError
+from .requests import RequestError
 from .sessions import Live, Sessions
 
 Answered: TypeAlias = tuple[Head, Sequence[Reply]]

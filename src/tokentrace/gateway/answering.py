@@ -17,12 +17,10 @@ from ..parsing.response import Finish
 from ..store.store import Conflict, StoreError
 from ..trajectory.turns import VersionSpan
 from .admission import Claim
-from .dialect import Dialect, Head, Reply, call_ids_of, response_name
-from .items import Change, ItemStream, changes_of, openai_message
-from .problems import request_error
-from .requests import AnswerOptions, Request
+from .dialect import Change, Dialect, Head, ItemStream, Reply, call_ids_of, changes_of, openai_message, response_name
+from .requests import Request, request_error
 from .sessions import Live
-from .turns import Message, Placement, RecordedTurn
+from .turns import Placement, RecordedTurn
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -140,7 +138,7 @@ class Answer:
         request, placed, metrics = self.request, self.placed, self.gateway.metrics
         assert placed is not None
         parser = placed.conversation.renderer.streaming_parser(tools=placed.conversation.tools, prompt_ids=placed.ids)
-        stream = item_stream(self.head.id, choice, request.answer, request.stop)
+        stream = ItemStream(call_ids_of(self.head.id, choice), request.answer, request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
         last: Delta | None = None
@@ -237,8 +235,11 @@ class Answer:
         gateway, choice = self.gateway, placed.choice
         assert self.sampling is not None
         message = openai_message(reply.items)
-        if self.request.continued:
-            message = _joined_message(self.request.messages[-1], message)
+        if self.request.continued:  # an agent joins the reply to the beginning that it sent
+            start = self.request.messages[-1]
+            thought = (start.get("reasoning_content") or "") + (message.get("reasoning_content") or "")
+            message = {**start, **message, "content": text_of(start) + text_of(message)}
+            message |= {"reasoning_content": thought} if thought else {}
         names = [f"{self.name}#{choice}"] if self.name else []
         names += [response_name(self.head.id)] if self.request.stored else []
         is_last = choice == self.request.n - 1  # ends the request
@@ -261,16 +262,6 @@ class Answer:
                 self.turns.append(prepared.turn)
                 return
         raise StoreError(f"too many gateways write to session {self.session} at once; nothing was recorded")
-
-
-def item_stream(id: str, choice: int, options: AnswerOptions, stop: Sequence[str]) -> ItemStream:
-    """The items of a choice of the answer with this id."""
-    return ItemStream(
-        call_ids_of(id, choice),
-        calls_allowed=options.calls_allowed,
-        object_arguments=options.object_arguments,
-        stop=stop,
-    )
 
 
 def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[Change]]:
@@ -317,13 +308,6 @@ def _cut_completion(pieces: list[Delta], last: Delta | None, count: int) -> Comp
             channels={**piece.channels, **whole},
         )
     return joined([*pieces[:-1], piece])
-
-
-def _joined_message(start: Message, reply: Message) -> dict[str, Any]:
-    """The message that an agent has after it joined a reply to the beginning that it sent."""
-    message = {**start, **reply, "content": text_of(start) + text_of(reply)}
-    reasoning = (start.get("reasoning_content") or "") + (reply.get("reasoning_content") or "")
-    return {**message, "reasoning_content": reasoning} if reasoning else message
 
 
 async def unhurried(work: asyncio.Future[Result]) -> Result:

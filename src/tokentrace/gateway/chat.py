@@ -19,10 +19,8 @@ from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
-from .items import Change, Closed, Grew, Opened, Waiting, openai_call, openai_message
-from .problems import RequestError, convert, naming_fields
-from .requests import NO_PAST, AgentBody, AnswerOptions, Past, Request, StreamOptions, TokenFields
+from .dialect import OPENAI_END, Change, Dialect, Encoder, Head, Reply, StreamEvent, openai_error, openai_message
+from .requests import Request, RequestError, TokenFields
 
 _HARMLESS: Final = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
@@ -44,7 +42,7 @@ class _Thinking(Struct):
     type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
-class ChatBody(AgentBody):
+class ChatBody(wire.AgentBody):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: list[Any] | None = None
@@ -59,7 +57,7 @@ class ChatBody(AgentBody):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: wire.StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
@@ -70,27 +68,28 @@ class ChatBody(AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
+def read_chat(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
     """Read a body. Raises RequestError that names a field."""
-    body = convert(raw, ChatBody)
-    wire.refuse(raw, _REFUSED)
+    body, shared = wire.read_body(raw, ChatBody, _REFUSED, _HARMLESS)
     if body.tools and body.functions:
         raise RequestError("cannot be used beside tools", field="functions")
-    with naming_fields(first=past.items):
+    with wire.naming_fields(first=past.items):
         new = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
-    with naming_fields():
-        tools = _tools(body.tools or body.functions or [])
     messages = [*past.messages, *new]
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
+    thinking = {"enabled": True, "disabled": False}.get(body.thinking.type if body.thinking else "")
+    form = body.response_format or {}
+    outer = form.get("json_schema")
+    schema = outer.get("schema") if isinstance(outer, dict) else None
     wishes = {
         "parallel_tool_calls": body.parallel_tool_calls is False,
         "tool_choice": body.tool_choice not in (None, "none", "auto"),
         "function_call": isinstance(body.function_call, dict),
         "verbosity": body.verbosity not in (None, "medium"),
     }
-    answer = AnswerOptions(
+    answer = wire.AnswerOptions(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         calls_allowed="none" not in (body.tool_choice, body.function_call),
         functions=bool(body.functions),
@@ -100,36 +99,31 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Req
     )
     return Request(
         messages=messages,
-        tools=tools or None,
-        **wire.shared_fields(body),
+        tools=_tools(body.tools or body.functions or []) or None,
+        **shared,
         max_tokens=min(limits, default=None),
         stop=wire.stop_texts(body.stop, "stop", 16),
         n=body.n or 1,
         continued=_is_continued(body, messages),
-        structure=_structure(body),
-        hints=wire.thinking_hints(_thinks(body), body.reasoning_effort),
+        structure=wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema"),
+        hints=wire.thinking_hints(body.enable_thinking if thinking is None else thinking, body.reasoning_effort),
         starts=range(len(messages)),
         wishes=wire.wishes(wishes),
-        ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         answer=answer,
     )
 
 
-def _thinks(body: ChatBody) -> bool | None:
-    kind = body.thinking.type if body.thinking is not None else ""
-    return {"enabled": True, "disabled": False}.get(kind, body.enable_thinking)
-
-
 def _tools(tools: list[Any]) -> Sequence[Mapping[str, Any]] | None:
-    """The checked tools. They come with every request of a session, so that they are checked once."""
-    try:
-        return _checked_tools(msgspec.json.encode(tools))
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return openai_tools(tools, wrap=True)
+    with wire.naming_fields():
+        try:
+            return _checked_tools(msgspec.json.encode(tools))
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return openai_tools(tools, wrap=True)
 
 
 @functools.lru_cache(maxsize=64)
 def _checked_tools(text: bytes) -> Sequence[Mapping[str, Any]] | None:
+    """The checked tools. They come with every request of a session, so that they are checked once."""
     tools = msgspec.json.decode(text)
     for at, tool in enumerate(tools):
         if isinstance(tool, dict) and tool.get("type") not in (None, "function"):
@@ -149,37 +143,26 @@ def _is_continued(body: ChatBody, messages: Sequence[Mapping[str, Any]]) -> bool
     return continued
 
 
-def _structure(body: ChatBody) -> Mapping[str, Any] | None:
-    form = body.response_format or {}
-    outer = form.get("json_schema")
-    schema = outer.get("schema") if isinstance(outer, dict) else None
-    return wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema")
-
-
 # -- answers
 
 
 def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """A ``chat.completion``."""
-    return {
-        **_frame(head, "chat.completion"),
-        "choices": [_choice(head, at, reply) for at, reply in enumerate(replies)],
-        "usage": head.usage(replies).openai(),
-        "system_fingerprint": None,
-        **head.prompt_fields,
-    }
-
-
-def _choice(head: Head, at: int, reply: Reply) -> dict[str, Any]:
-    message = _with_legacy_call(head, openai_message(reply.items))
-    return {
-        "index": at,
-        "message": message | head.token_fields(reply, TokenFields.NEMO_GYM),
-        "logprobs": None if head.options.logprobs is None else _logprobs(head, reply.completion),
-        "finish_reason": _finish_reason(head, reply),
-        **head.token_fields(reply, TokenFields.VLLM),
-        **head.token_fields(reply, TokenFields.TOKENTRACE),
-    }
+    choices = [
+        {
+            "index": at,
+            "message": _with_legacy_call(head, openai_message(reply.items))
+            | head.token_fields(reply, TokenFields.NEMO_GYM),
+            "logprobs": None if head.options.logprobs is None else _logprobs(head, reply.completion),
+            "finish_reason": _finish_reason(head, reply),
+            **head.token_fields(reply, TokenFields.VLLM),
+            **head.token_fields(reply, TokenFields.TOKENTRACE),
+        }
+        for at, reply in enumerate(replies)
+    ]
+    usage = head.usage(replies).openai()
+    frame = {**_frame(head, "chat.completion"), "choices": choices, "usage": usage, "system_fingerprint": None}
+    return {**frame, **head.prompt_fields}
 
 
 def _finish_reason(head: Head, reply: Reply) -> str:
@@ -214,7 +197,12 @@ class ChatEncoder(Encoder):
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
         """A chunk for each change; token fields are on the last one."""
         deltas = [one for change in changes if (one := self._delta(choice, change)) is not None]
-        tokens = self._tokens(delta)
+        tokens: dict[str, Any] = {}
+        if delta is not None and len(delta.ids):
+            if self.head.options.logprobs is not None:
+                tokens["logprobs"] = _logprobs(self.head, delta)
+            if TokenFields.VLLM in self.head.options.token_fields:
+                tokens["token_ids"] = delta.ids.tolist()
         if tokens and not deltas:
             deltas = [{}]
         chunks = [self._chunk(choice, _with_legacy_call(self.head, one)) for one in deltas]
@@ -238,29 +226,17 @@ class ChatEncoder(Encoder):
         return chunks
 
     def _delta(self, choice: int, change: Change) -> dict[str, Any] | None:
-        match change:
-            case Opened(item) if item.kind is PartKind.TOOL_CALL:
+        item, at = change.item, self._calls[choice]
+        match change.event, item.kind:
+            case "opened", PartKind.TOOL_CALL:
                 self._calls[choice] += 1
                 empty = {"function": {"name": item.name, "arguments": ""}}
-                return {"tool_calls": [{"index": self._calls[choice] - 1, **openai_call(item), **empty}]}
-            case Grew(item, text) if item.kind is PartKind.TOOL_CALL:
-                return {"tool_calls": [{"index": self._calls[choice] - 1, "function": {"arguments": text}}]}
-            case Grew(item, text):
-                return {"content" if item.kind is PartKind.CONTENT else "reasoning_content": text}
-            case Waiting():
-                return {}
-            case Opened() | Closed():
-                return None
-
-    def _tokens(self, delta: Delta | None) -> dict[str, Any]:
-        if delta is None or not len(delta.ids):
-            return {}
-        fields: dict[str, Any] = {}
-        if self.head.options.logprobs is not None:
-            fields["logprobs"] = _logprobs(self.head, delta)
-        if TokenFields.VLLM in self.head.options.token_fields:
-            fields["token_ids"] = delta.ids.tolist()
-        return fields
+                return {"tool_calls": [{"index": at, **item.openai_call(), **empty}]}
+            case "grew", PartKind.TOOL_CALL:
+                return {"tool_calls": [{"index": at - 1, "function": {"arguments": change.text}}]}
+            case "grew", kind:
+                return {"content" if kind is PartKind.CONTENT else "reasoning_content": change.text}
+        return {} if change.event == "waiting" else None
 
     def _chunk(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> StreamEvent:
         choices = [{"index": choice, "delta": delta, "finish_reason": finish_reason}]

@@ -1,7 +1,7 @@
 """What a dialect is: an API that agents speak. It reads requests and writes answers, and knows no session. Pure.
 
-A dialect's `Encoder` writes the changes of an answer's items as the events of its stream; `Dialect.answer` writes the
-same items whole.
+`ItemStream` turns a parser's events into changes of items: reasoning, text and calls, each as soon as it is certain. A
+dialect's `Encoder` writes the changes as its stream, `Dialect.answer` the items as its whole answer: they add up.
 """
 
 from __future__ import annotations
@@ -11,28 +11,247 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Completion, Delta
-from ..parsing.response import CallStatus, Finish, ParsedResponse, PartKind
+from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
+from ..parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
 from ..tokens.tokenizer import Ids
-from .items import CallId, Change, Item
-from .problems import RequestError
-from .requests import AnswerOptions, Request, TokenFields
+from .requests import AnswerOptions, Request, RequestError, TokenFields
 
 StreamEvent: TypeAlias = dict[str, Any]
+CallId: TypeAlias = Callable[[int], str]
+"""Makes an id for the attempt with this index, if the model wrote none."""
+QUIET: Final = 32
+"""How many silent pieces of a call pass before a change shows that the stream is alive."""
+OPENAI_END: Final = b"data: [DONE]\n\n"
+"""The frame after the last chunk of OpenAI's streams."""
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LOWEST: Final = -9999.0
 """OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
-OPENAI_END: Final = b"data: [DONE]\n\n"
-"""The frame after the last chunk of OpenAI's streams."""
 _UNSAFE: Final = re.compile("\x85|\u2028|\u2029".encode())
 """Characters that JSON allows but some readers take for the end of a line."""
+
+
+# -- the items of an answer
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A stretch of reasoning or text, or one call."""
+
+    index: int
+    kind: PartKind
+    text: str = ""
+    """The text; the arguments of a call, which may not be whole JSON."""
+    name: str = ""
+    id: str = ""
+    attempt: int = -1
+    """The call's index among all attempts."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments as an object. Set only if they must be one."""
+    cut_off: bool = False
+
+    def openai_call(self) -> dict[str, Any]:
+        """A call as in OpenAI's chat completions."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
+
+
+class Change(NamedTuple):
+    """An item begins without any text, has more `text`, is complete; or a call is silent for long."""
+
+    event: Literal["opened", "grew", "closed", "waiting"]
+    item: Item
+    text: str = ""
+
+
+_SILENT: Final = Change("waiting", Item(-1, PartKind.TOOL_CALL))
+
+
+class ItemStream:
+    """Builds the items of one completion and reports every change.
+
+    **An attempt with a certain name is a call**, whatever becomes of its arguments: agents answer broken arguments with
+    an error that the model can learn from. An attempt without a name is text. Where arguments must be an object
+    (Anthropic's ``input``), a call comes whole when it has ended, and an attempt whose arguments are broken or cut off
+    is text too: no tool runs with arguments that the model did not write.
+
+    Engines stop at ids, not at text, so it also looks for stop texts, and withholds what may become one.
+    """
+
+    def __init__(self, call_id: CallId, options: AnswerOptions, stop: Sequence[str] = ()) -> None:
+        self.items: list[Item] = []
+        self.statuses: list[CallStatus] = []
+        """What became of each attempt at a call."""
+        self.late_ids: dict[str, str] = {}
+        """By the id that the client knows: the id that the model wrote after the arguments."""
+        self.stopped_by: str | None = None
+        """The stop text that ended the content."""
+        self._call_id, self._options, self._stop = call_id, options, tuple(stop)
+        self._withheld = ""
+        """The end of the content, which may be the beginning of a stop text."""
+        self._open: Item | None = None
+        self._in_call = False
+        self._silent = 0
+
+    def feed(self, events: Iterable[Event]) -> list[Change]:
+        """Add what the parser reports. Ignores everything after a stop text."""
+        changes: list[Change] = []
+        for event in events:
+            if self.stopped_by is not None:
+                break
+            if type(event) is ContentDelta:
+                changes += self._content(event.text)
+                continue
+            changes += self._release()
+            match event:
+                case ReasoningDelta(text):
+                    changes += self._grow(PartKind.REASONING, text)
+                case CallStarted():
+                    self._in_call = True
+                case CallNamed(index, name, id) if self._options.calls_allowed and not self._options.object_arguments:
+                    item = Item(len(self.items), PartKind.TOOL_CALL, "", name, id or self._call_id(index), index)
+                    changes += self._start(item)
+                case ArgumentsDelta(_, text) if text and self._call is not None:
+                    self._call.text += text
+                    changes.append(Change("grew", self._call, text))
+                case CallFinished(_, call, lead):
+                    changes += self._end_call(call, lead)
+        self._silent = 0 if changes or not self._in_call else self._silent + 1
+        if self._silent == QUIET:
+            self._silent = 0
+            return [_SILENT]
+        return changes
+
+    def finish(self, events: Iterable[Event], *, cut_off: bool) -> list[Change]:
+        """Add the parser's last events and close the open item. `cut_off`: the completion has no stop token."""
+        changes = self.feed(events)
+        if self.stopped_by is None:
+            changes += self._release()
+            if self._open is not None:
+                self._open.cut_off = cut_off
+        return [*changes, *self._close()]
+
+    # -- text
+
+    def _content(self, text: str) -> list[Change]:
+        if not self._stop:
+            return self._grow(PartKind.CONTENT, text)
+        text = self._withheld + text
+        matches = [(at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if matches:
+            end, _, self.stopped_by = min(matches)
+            self._withheld = ""
+        else:
+            end = len(text) - max(_overlap(text, stop) for stop in self._stop)
+            self._withheld = text[end:]
+        return self._grow(PartKind.CONTENT, text[:end])
+
+    def _release(self) -> list[Change]:
+        """What was withheld, now that it cannot become a stop text."""
+        text, self._withheld = self._withheld, ""
+        return self._grow(PartKind.CONTENT, text)
+
+    def _grow(self, kind: PartKind, text: str) -> list[Change]:
+        if not text:
+            return []
+        changes: list[Change] = []
+        if self._open is None or self._open.kind is not kind:
+            changes += self._start(Item(len(self.items), kind))
+        assert self._open is not None
+        self._open.text += text
+        return [*changes, Change("grew", self._open, text)]
+
+    def _start(self, item: Item) -> list[Change]:
+        closed = self._close()
+        self._open = item
+        self.items.append(item)
+        return [*closed, Change("opened", item)]
+
+    def _close(self) -> list[Change]:
+        item, self._open = self._open, None
+        return [] if item is None else [Change("closed", item)]
+
+    # -- calls
+
+    @property
+    def _call(self) -> Item | None:
+        """The item of the attempt that is being written, if the client knows of it."""
+        return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
+
+    def _end_call(self, call: ParsedToolCall, lead: str) -> list[Change]:
+        self.statuses.append(call.status)
+        self._in_call, item = False, self._call
+        if item is None:
+            options, is_unclosed = self._options, call.status is CallStatus.UNCLOSED
+            # written to their end: arguments may be empty only if the call is closed
+            is_object = call.arguments is not None and (bool(call.arguments) or not is_unclosed)
+            is_object = is_object and call.status is not CallStatus.TRUNCATED
+            if not (options.calls_allowed and options.object_arguments and call.name and is_object):
+                return self._grow(PartKind.CONTENT, lead + call.raw)
+            id = call.id or self._call_id(call.index)
+            item = Item(len(self.items), PartKind.TOOL_CALL, "", call.name, id, call.index, call.arguments or {})
+            changes = self._start(item)
+            item.text = call.arguments_text
+            return [*changes, Change("grew", item, item.text), *self._close()]
+        if call.late_id and call.id:
+            self.late_ids[item.id] = call.id
+        item.cut_off = call.status is CallStatus.TRUNCATED
+        return self._close()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of a text that begins a stop text."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def changes_of(items: Iterable[Item]) -> list[Change]:
+    """The changes that build complete items at once."""
+    changes: list[Change] = []
+    for item in items:
+        grew = [Change("grew", item, item.text)] if item.text else []
+        changes += [Change("opened", item), *grew, Change("closed", item)]
+    return changes
+
+
+def openai_message(items: Sequence[Item]) -> dict[str, Any]:
+    """A message of chat completions. Arguments are JSON text, as written; ``content`` is None only beside calls."""
+
+    def text(kind: PartKind) -> str:
+        return "".join(item.text for item in items if item.kind is kind)
+
+    calls = [item.openai_call() for item in items if item.kind is PartKind.TOOL_CALL]
+    message = {"role": "assistant", "content": text(PartKind.CONTENT) or (None if calls else "")}
+    if reasoning := text(PartKind.REASONING):
+        message["reasoning_content"] = reasoning
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, list[TokenRange]]:
+    """The tokens of each text item, by its index. A stop text's tokens belong to the text that it ended."""
+    calls = {item.attempt for item in items if item.kind is PartKind.TOOL_CALL}
+    texts = [item for item in items if item.kind is PartKind.CONTENT]
+    spans: dict[int, list[TokenRange]] = {item.index: [] for item in texts}
+    remaining = [len(item.text) for item in texts]
+    at = 0
+    for part in response.parts:
+        is_call = part.call is not None and response.tool_calls[part.call].index in calls
+        length = len(part.lead) + len(part.text)
+        if is_call or part.kind is PartKind.REASONING or not length or at == len(texts):
+            continue
+        spans[texts[at].index].append(part.span)
+        remaining[at] -= length
+        if remaining[at] <= 0:
+            at += 1
+    return spans
+
+
+# -- an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +332,12 @@ class Head:
         if way not in self.options.token_fields:
             return {}
         ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
-        match way:
-            case TokenFields.VLLM:
-                return {"token_ids": ids}
-            case TokenFields.NEMO_GYM:
-                fields = {"generation_token_ids": ids, "generation_log_probs": logprobs}
-                return {"prompt_token_ids": self.prompt_ids.tolist(), **fields}
-            case TokenFields.TOKENTRACE:
-                fields = {"completion_token_ids": ids, "logprobs": logprobs}
-                return {"tokentrace": {"prompt_token_ids": self.prompt_ids.tolist(), **fields}}
+        if way is TokenFields.VLLM:
+            return {"token_ids": ids}
+        prompt = {"prompt_token_ids": self.prompt_ids.tolist()}
+        if way is TokenFields.NEMO_GYM:
+            return {**prompt, "generation_token_ids": ids, "generation_log_probs": logprobs}
+        return {"tokentrace": {**prompt, "completion_token_ids": ids, "logprobs": logprobs}}
 
     def logprobs(self, delta: Delta) -> list[dict[str, Any]]:
         """Logprobs as OpenAI's APIs report them: every sampled token, the stop token too, with its text and bytes."""
@@ -139,6 +355,9 @@ class Head:
             {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:most]]}
             for id, logprob, some in zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
         ]
+
+
+# -- a dialect
 
 
 class Encoder(ABC):
@@ -215,11 +434,7 @@ def response_name(id: str) -> str:
 
 def call_ids_of(id: str, choice: int) -> CallId:
     """Ids of calls: nine letters and digits, as Mistral's templates want, always the same for the same answer."""
-
-    def call_id(index: int) -> str:
-        return _letters(hashlib.blake2b(f"{id}/{choice}/{index}".encode(), digest_size=9).digest())
-
-    return call_id
+    return lambda at: _letters(hashlib.blake2b(f"{id}/{choice}/{at}".encode(), digest_size=9).digest())
 
 
 def _letters(data: bytes) -> str:

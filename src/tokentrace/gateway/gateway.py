@@ -26,11 +26,10 @@ from ..store.store import Store
 from ..study.memory import Memory
 from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
-from .answering import Answer, finish_reply, item_stream, unhurried
-from .dialect import Dialect, Head, Reply, random_id, response_name
+from .answering import Answer, finish_reply, unhurried
+from .dialect import Dialect, Head, ItemStream, Reply, call_ids_of, random_id, response_name
 from .metrics import Metrics
-from .problems import RequestError
-from .requests import Request
+from .requests import Request, RequestError
 from .sessions import Live, Sessions
 from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
@@ -98,7 +97,8 @@ class Gateway:
     def _conversation(self, request: Request) -> Conversation:
         """What the request wants to be continued, with the template variables that it sets."""
         self._check_variables(request)
-        variables = {**request.variables, **self._hints(request)}
+        read = self.renderer.study(request.tools).template.variables if request.hints else ()
+        variables = {**{name: value for name, value in request.hints.items() if name in read}, **request.variables}
         renderer = self.renderer_with(variables)
         digests = sorted(renderer.template_digests().items())
         template = ",".join(f"{name}={digest}" for name, digest in digests)
@@ -163,13 +163,6 @@ class Gateway:
             return self.renderer
         key = repr(sorted(variables.items(), key=lambda item: item[0]))
         return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
-
-    def _hints(self, request: Request) -> dict[str, Any]:
-        """The hints that the template reads."""
-        if not request.hints:
-            return {}
-        read = self.renderer.study(request.tools).template.variables
-        return {name: value for name, value in request.hints.items() if name in read and name not in request.variables}
 
     def _check_variables(self, request: Request) -> None:
         """Raise RequestError for a template variable that would have no effect, or too much."""
@@ -247,7 +240,8 @@ class Gateway:
         )
         tools, variables = live.session.roots[turn.root]
         parser = self.renderer_with(variables).streaming_parser(tools=tools, prompt_ids=live.session.prompt_ids(turn))
-        stream = item_stream(turn.response, turn.choice, turn.options, [turn.stopped_by] if turn.stopped_by else ())
+        stop = [turn.stopped_by] if turn.stopped_by else ()
+        stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
         stream.feed(parser.feed(completion.ids.tolist()))
         return finish_reply(parser, stream, completion)[0]
 

@@ -1,35 +1,38 @@
-"""HTTP bodies in and out, and the log. Refuses bodies that are too long, too deep or not JSON."""
+"""HTTP bodies in, answers out, and the log. Refuses bodies that are too long, too deep or not JSON."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..conversation.values import MAX_DEPTH, finite, no_constant
-from ..errors import TokentraceError, brief
-from ..store.store import State
-from .problems import RequestError, request_error
-from .requests import NO_PAST, Past
+from ..engines.protocol import Delta
+from ..errors import TokentraceError
+from .answering import Answer
+from .dialect import Change, StreamEvent, encode_sse
+from .requests import NO_PAST, Past, RequestError, request_error
 from .requests import Request as AgentRequest
 from .turns import shared_prefix
 
-if TYPE_CHECKING:
-    from .gateway import Gateway
-
+Result = TypeVar("Result")
 LOGGER: Final = logging.getLogger("tokentrace.gateway")
-Endpoint: TypeAlias = "Callable[[Gateway, Request], Awaitable[Response]]"
-Routes: TypeAlias = Mapping[str, Mapping[str, Endpoint]]
-"""What answers administrators, by path and method."""
+FIRST_TOKEN_SECONDS: Final = 5.0
+"""How long a stream waits for its first token: an error until then has a status of its own."""
+KEEP_ALIVE_SECONDS: Final = 15.0
+"""After so long without a token, a comment is sent: proxies close silent streams."""
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -46,16 +49,13 @@ async def read_body(request: Request, most: int) -> bytes:
     return b"".join(pieces)
 
 
-async def read_json(request: Request, most: int) -> Any:
-    """The value of a body; an empty object if it is empty."""
-    raw = await read_body(request, most)
-    return parse_json(raw) if raw.strip() else {}
-
-
 def parse_json(raw: bytes | msgspec.Raw) -> Any:
     """The value of JSON text. Raises RequestError if it is not valid, or nested too deeply."""
     try:
-        value = _decode(raw)
+        try:
+            value = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, which agents send, is no error
+            value = json.loads(bytes(raw), parse_constant=no_constant, parse_float=finite)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
@@ -67,13 +67,6 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
         if not level:
             return value
     raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
-
-
-def _decode(raw: bytes | msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, which agents send, is not an error
-        return json.loads(bytes(raw), parse_constant=no_constant, parse_float=finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,7 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
         return Body(parse_json(raw))
     tools, past = fields.get("tools"), NO_PAST
     if earlier is not None and earlier[0].tools == tools:
-        past = earlier[1].past(shared_prefix(texts, earlier[0].texts))
+        past = earlier[1].past(shared_prefix(texts[:-1], earlier[0].texts))  # the last item is always read
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
     return Body(value, past, texts, tools)
@@ -111,21 +104,11 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(data, status, dict(headers or {}), "application/json")
 
 
-def read_state(request: Request) -> State | None:
-    """The state that the address names, if any."""
-    value = request.query_params.get("state")
-    if not value:
-        return None
-    if value not in tuple(State):
-        raise RequestError(f"must be one of {', '.join(State)}, not {brief(value)}", field="state")
-    return State(value)
-
-
 def log_request(method: str, path: str, status: int, seconds: float, details: Mapping[str, Any]) -> None:
     """Write a line of JSON for a request whose response has ended."""
-    line = {"time": round(time.time(), 3), "method": method, "path": path, "status": status}
     level = logging.INFO if status < 500 else logging.WARNING
     if LOGGER.isEnabledFor(level):
+        line = {"time": round(time.time(), 3), "method": method, "path": path, "status": status}
         LOGGER.log(level, json.dumps({**line, "ms": round(seconds * 1000, 2), **details}, default=str))
 
 
@@ -137,3 +120,130 @@ def as_problem(error: BaseException) -> RequestError:
     where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
     LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
     return RequestError("the gateway failed; its log says how", status=500, code="internal")
+
+
+# -- streams
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The result of some work. Cancels it and raises ClientDisconnect if the client goes away."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if watching.done() and not watching.cancelled() and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watching.cancel()
+
+
+class StreamedAnswer(Response):
+    """An answer that is sent as server-sent events while it is sampled; `opened` waits for its first token.
+
+    Afterwards `status_code` is that of an error in the middle, or 499 if the client left.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, headers: Mapping[str, str], details: dict[str, Any]) -> None:
+        super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self._answer, self._details = answer, details
+        self._encoder = answer.dialect.stream(answer.head)
+        self._frames: list[bytes] = []
+        """What is to be sent. Sampling never waits for a slow reader: the completion's length bounds it."""
+        self._news = asyncio.Event()
+        """Set when there are frames, or the end."""
+        self._ended = False
+        self._error: Exception | None = None
+        self._opened = False
+        """True once a token came, or the status was sent: from then on an error is part of the stream."""
+        self._task = asyncio.create_task(self._produce())
+
+    async def opened(self, receive: Receive) -> StreamedAnswer:
+        """The answer, when its first token came. Raises what goes wrong before."""
+
+        async def first() -> None:
+            while not (self._opened or self._ended):
+                await self._news.wait()
+                self._news.clear()
+
+        try:
+            async with asyncio.timeout(FIRST_TOKEN_SECONDS):
+                await unless_gone(receive, first())
+        except TimeoutError:
+            pass
+        except BaseException:
+            await self._cancel()
+            raise
+        if self._error is not None and not self._opened:
+            raise self._error
+        self._opened = True
+        return self
+
+    async def _produce(self) -> None:
+        def feed(choice: int, changes: Sequence[Change], delta: Delta | None) -> None:
+            self._opened = True
+            self._write(self._encoder.feed(choice, changes, delta))
+
+        try:
+            self._frames += map(encode_sse, self._encoder.open())
+            replies = await self._answer.run(feed)
+            self._opened = True
+            self._write(self._encoder.close(replies))
+            self._frames.append(self._answer.dialect.end)
+        except Exception as error:
+            self._error = error
+            if self._opened:
+                problem = as_problem(error)
+                self.status_code, self._details["problem"] = problem.status, problem.code or type(error).__name__
+                self._write(self._encoder.fail(problem))
+        finally:
+            self._details["sampled"] = self._answer.sampled
+            self._ended = True
+            self._news.set()
+
+    def _write(self, events: list[StreamEvent]) -> None:
+        self._frames += map(encode_sse, events)
+        self._news.set()
+
+    async def _cancel(self) -> None:
+        if not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(BaseException):
+                await self._task
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it (ASGI)."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await unless_gone(receive, self._send_all(send))
+        except (ClientDisconnect, OSError):
+            self.status_code = 499
+        finally:
+            await self._cancel()
+
+    async def _send_all(self, send: Send) -> None:
+        while True:
+            if not self._frames and not self._ended:
+                self._news.clear()
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                        await self._news.wait()
+                except TimeoutError:
+                    self._frames.append(b": keep-alive\n\n")
+            frames, self._frames = b"".join(self._frames), []
+            if frames:
+                await send({"type": "http.response.body", "body": frames, "more_body": True})
+            elif self._ended:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ..diagnose.message_keys import Meaning, canonical, meaning, strict_meaning
 from ..errors import InputError
 from ..rollout.loading import load_object
-from .problems import RequestError
+from .requests import RequestError
 
 __all__ = ["MEANINGS", "Matcher", "load_matcher", "meaning"]
 

@@ -31,10 +31,8 @@ from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Encoder, Head, Reply, StreamEvent
-from .items import Change, Closed, Grew, Item, Opened, Waiting
-from .problems import RequestError, convert, naming_fields
-from .requests import NO_PAST, AgentBody, AnswerOptions, Past, Request, TokenFields
+from .dialect import Change, Dialect, Encoder, Head, Item, Reply, StreamEvent
+from .requests import Request, RequestError, TokenFields, convert, naming_fields
 
 Message = Mapping[str, Any]
 
@@ -77,7 +75,7 @@ class _Format(Struct):
     schema: dict[str, Any]
 
 
-class MessagesBody(AgentBody):
+class MessagesBody(wire.AgentBody):
     """The body of ``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
 
     messages: list[Any] | None = None
@@ -92,7 +90,7 @@ class MessagesBody(AgentBody):
     thread: Any = None
 
 
-def read_messages(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
+def read_messages(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
     """Read a body of ``/v1/messages``. Raises RequestError that names the field which cannot be served."""
     request = read_count(raw, headers, past)
     if request.max_tokens is None:
@@ -100,13 +98,12 @@ def read_messages(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) ->
     return request
 
 
-def read_count(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
+def read_count(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
     """Read a body of ``/v1/messages/count_tokens``, which needs no limit."""
-    body = convert(raw, MessagesBody)
+    body, shared = wire.read_body(raw, MessagesBody, _REFUSED, _HARMLESS)
     if body.thread is not None:
         fix = "send the whole conversation"
         raise RequestError("there are no threads here", field="thread", fix=fix, details=_NO_THREADS)
-    wire.refuse(raw, _REFUSED)
     tools, deferred = _tools(body.tools or [])
     messages, starts = _messages(body.messages or [], deferred, past)
     system, billed = _system(body.system)
@@ -115,16 +112,18 @@ def read_count(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Re
     form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
     choice = body.tool_choice or _ToolChoice("auto")
     wishes = _wishes(body, choice)
-    answer = AnswerOptions(
+    eager = "fine-grained-tool-streaming" in headers.get("anthropic-beta", "")
+    eager = eager or any(tool.get("eager_input_streaming") is True for tool in body.tools or ())
+    answer = wire.AnswerOptions(
         calls_allowed=choice.type != "none",
-        object_arguments=not (body.stream and _is_eager(body, headers)),
+        object_arguments=not (body.stream and eager),
         usage_in_stream=True,
         token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
     )
     return Request(
         messages=[*system, *messages],
         tools=tools or None,
-        **wire.shared_fields(body),
+        **shared | {"ignored": (*billed, *shared["ignored"])},
         max_tokens=body.max_tokens,
         stop=wire.stop_texts(body.stop_sequences, "stop_sequences", 64),
         continued=messages[-1]["role"] == "assistant",
@@ -132,14 +131,8 @@ def read_count(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Re
         hints=wire.thinking_hints(on, config.get("effort"), field="output_config.effort"),
         wishes=wishes,
         starts=() if _EFFORTS in wishes else [len(system) + start for start in starts],
-        ignored=(*billed, *wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS)),
         answer=answer,
     )
-
-
-def _is_eager(body: MessagesBody, headers: Mapping[str, str]) -> bool:
-    tools = any(tool.get("eager_input_streaming") is True for tool in body.tools or () if isinstance(tool, dict))
-    return tools or "fine-grained-tool-streaming" in headers.get("anthropic-beta", "")
 
 
 def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
@@ -160,7 +153,7 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
 # -- the conversation
 
 
-def _messages(items: list[Any], deferred: Mapping[str, Message], past: Past) -> tuple[list[Message], list[int]]:
+def _messages(items: list[Any], deferred: Mapping[str, Message], past: wire.Past) -> tuple[list[Message], list[int]]:
     """The conversation, and how many messages come before each item."""
     messages, starts = list(past.messages), list(past.starts)
     names = {call["id"]: call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()}
@@ -188,15 +181,11 @@ def _with_texts(message: Message) -> Message:
 
 def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
     """The system prompt as at most one message, and the names of blocks that were left out."""
-    blocks = [one for one in system if not _is_billing(one)] if isinstance(system, list) else system
+    blocks = system
+    if isinstance(system, list):
+        blocks = [one for one in system if not (isinstance(one, dict) and str(one.get("text")).startswith(BILLING))]
     with naming_fields():
-        messages = with_system([], blocks)
-    left_out = isinstance(system, list) and isinstance(blocks, list) and len(blocks) < len(system)
-    return messages, [f"system.{BILLING.rstrip(':')}"] if left_out else []
-
-
-def _is_billing(block: Any) -> bool:
-    return isinstance(block, dict) and str(block.get("text")).startswith(BILLING)
+        return with_system([], blocks), [] if blocks == system else [f"system.{BILLING.rstrip(':')}"]
 
 
 def _defined(message: Message, deferred: Mapping[str, Message]) -> Message:
@@ -327,22 +316,21 @@ class MessagesEncoder(Encoder):
 
     def encode(self, change: Change) -> list[StreamEvent]:
         """The events for a change; a ping while a call is silent."""
-        match change:
-            case Opened(item):
+        item, place = change.item, {"index": change.item.index}
+        match change.event:
+            case "opened":
                 block = {**_block(self.head, item), **_EMPTY[item.kind]}
-                return [{"type": "content_block_start", "index": item.index, "content_block": block}]
-            case Grew(item, text):
-                return [self._delta(item, *_DELTAS[item.kind], text)]
-            case Closed(item):
-                stop = {"type": "content_block_stop", "index": item.index}
-                if item.kind is PartKind.REASONING:
-                    return [self._delta(item, "signature_delta", "signature", signature(self.head.id)), stop]
-                return [stop]
-            case Waiting():
+                return [{"type": "content_block_start", **place, "content_block": block}]
+            case "grew":
+                kind, field = _DELTAS[item.kind]
+                return [{"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}]
+            case "waiting":
                 return [{"type": "ping"}]
-
-    def _delta(self, item: Item, kind: str, field: str, text: str) -> StreamEvent:
-        return {"type": "content_block_delta", "index": item.index, "delta": {"type": kind, field: text}}
+        end = {"type": "content_block_stop", **place}
+        if item.kind is not PartKind.REASONING:
+            return [end]
+        delta = {"type": "signature_delta", "signature": signature(self.head.id)}
+        return [{"type": "content_block_delta", **place, "delta": delta}, end]
 
 
 _EMPTY: Final[Mapping[PartKind, Mapping[str, Any]]] = {

@@ -6,17 +6,20 @@ served; refused by name, if it would change what is sampled; a wish, which no en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
+import msgspec
 from msgspec import Struct
 
-from ..engines.protocol import EngineError, SamplingParams
-from ..errors import brief
+from ..engines.protocol import EngineError, EngineRefusal, EngineUnavailable, SamplingParams
+from ..errors import InputError, TokentraceError, brief
+from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
-from .problems import RequestError
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much to think. No other word is allowed, because a template may print it into its prompt."""
@@ -73,6 +76,9 @@ class AgentBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_token_id_information: bool | None = None
+
+
+Body = TypeVar("Body", bound=AgentBody)
 
 
 class AnswerOptions(Struct, frozen=True, omit_defaults=True):
@@ -177,13 +183,19 @@ def check_sampling(values: Mapping[str, Any], within: str = "") -> None:
             raise RequestError(str(error), field=f"{within}{name}", code="invalid_value") from error
 
 
-def shared_fields(body: AgentBody) -> dict[str, Any]:
-    """The fields of a `Request` that mean the same in every API for conversations."""
-    return {
+def read_body(raw: Any, schema: type[Body], refused: Refused, harmless: Sequence[str]) -> tuple[Body, dict[str, Any]]:
+    """A body by its schema, and the fields of a `Request` that mean the same in every API for conversations.
+
+    Raises RequestError for a field that would change what is sampled and cannot be served.
+    """
+    body = convert(raw, schema)
+    refuse(raw, refused)
+    return body, {
         "model": body.model or "",
         "sampling": sampling_of(body),
         "stream": bool(body.stream),
         "variables": body.chat_template_kwargs or {},
+        "ignored": ignored_fields(raw, body, *refused, *harmless),
     }
 
 
@@ -272,3 +284,95 @@ def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoni
     if on is None and effort is not None:
         on = effort != "none"
     return hints if on is None else {**hints, "enable_thinking": on, "thinking": on}
+
+
+# -- what is wrong with a request
+
+_KINDS: Final[Mapping[int, str]] = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+_INDEX: Final = re.compile(r"\[(\d+|\.\.\.)\]")
+
+Schema = TypeVar("Schema")
+
+
+class RequestError(TokentraceError):
+    """A request that is not answered. `field` is a path in the body (``messages.3.content``).
+
+    `status` is the HTTP status, `fix` what the sender can do. `details` is for clients that read it by program.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        fix: str = "",
+        status: int = 400,
+        code: str = "",
+        retry_after: float | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.field, self.status, self.code = field or None, status, code
+        self.retry_after, self.details = retry_after, details
+        super().__init__((f"{field}: " if field else "") + message + (f"; {fix}" if fix else ""))
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's and Anthropic's name for errors of this status."""
+        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+
+    @property
+    def is_final(self) -> bool:
+        """True if the same request fails again, although clients retry this status (408, 409, 429, 5xx)."""
+        return self.status == 409 or self.code == "matcher_failed"
+
+
+def convert(value: Any, schema: type[Schema], within: str = "") -> Schema:
+    """Read a JSON value by its schema. Raises RequestError that names the first field which does not fit."""
+    try:
+        return msgspec.convert(value, schema)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).removesuffix("`").partition(" - at `$")
+        path = _INDEX.sub(r".\1", f"{within}{path}").strip(".").removesuffix("....")
+        raise RequestError(message.replace("`", ""), field=path, code="invalid_value") from None
+    except UnicodeEncodeError:
+        raise RequestError("a field has half of a surrogate pair", field=within, code="invalid_value") from None
+
+
+@contextmanager
+def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
+    """Turn an InputError about a conversation or tools into a RequestError.
+
+    `messages` is the conversation's field, `first` the number of the first message that was read.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise request_error(error.renumbered(-first), messages) from error
+
+
+def request_error(error: TokentraceError, messages: str = "messages") -> RequestError:
+    """An error as an agent gets it."""
+    match error:
+        case RequestError():
+            return error
+        case InputError():
+            path = [messages] if error.message is not None or not error.field else []
+            path += [str(each) for each in (error.message, error.field) if each not in (None, "")]
+            return RequestError(error.problem, field=".".join(path), code="invalid_value")
+        case EngineUnavailable():
+            return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry_after=2)
+        case EngineRefusal():
+            status = error.status if error.status in (400, 413, 422, 429) else 400
+            return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
+        case EngineError():
+            return RequestError(f"the engine failed: {error}", status=502, code="engine")
+        case Missing():
+            return RequestError(str(error), status=404, code="no_session")
+        case Closed() | KeyConflict():
+            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
+        case StoreError():
+            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
+    return RequestError(str(error), code="invalid_value")

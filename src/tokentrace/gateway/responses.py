@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from ..conversation.responses import from_responses, in_namespace, item_id, sealed
@@ -23,10 +24,8 @@ from ..engines.protocol import FinishReason
 from ..errors import brief
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, openai_error
-from .items import Change, Closed, Grew, Item, Opened, changes_of, token_spans
-from .problems import RequestError, convert, naming_fields
-from .requests import NO_PAST, AgentBody, AnswerOptions, Past, Request, TokenFields
+from .dialect import Change, Dialect, Encoder, Head, Item, Reply, StreamEvent, changes_of, openai_error, token_spans
+from .requests import Request, RequestError, TokenFields, convert
 
 PREFIX: Final = "resp_"
 """What the ids of responses begin with. `Head.id` and `Request.previous` are without it."""
@@ -82,7 +81,7 @@ class _Namespace(Struct):
     description: str | None = None
 
 
-class ResponsesBody(AgentBody):
+class ResponsesBody(wire.AgentBody):
     """The body of ``POST /v1/responses``."""
 
     input: str | list[Any] | None = None
@@ -112,17 +111,20 @@ def bare_id(id: str) -> str | None:
     return bare if bare != id and bare.isascii() and bare.isalnum() else None
 
 
-def read_responses(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
+def read_responses(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
-    body = convert(raw, ResponsesBody)
-    wire.refuse(raw, _REFUSED)
+    body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     wishes: list[str] = []
     references: dict[int, list[str]] = {}
     starts: list[int] = []
-    previous = _previous(body)
+    id = body.previous_response_id
+    previous = None if id is None else bare_id(id)
+    if id is not None and previous is None:
+        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
+        raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
     if body.input is None:
         raise RequestError("is missing", field="input", fix="send a string or a list of items")
-    with naming_fields("input", past.items):
+    with wire.naming_fields("input", past.items):
         messages = from_responses(
             body.input,
             body.instructions,
@@ -151,18 +153,17 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -
         "top_logprobs": body.top_logprobs or 0,
         "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "reasoning": msgspec.structs.asdict(reasoning),
         "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
         "truncation": body.truncation or "disabled",
         "metadata": body.metadata or {},
         "store": body.store is not False,
     }
-    answer = AnswerOptions(
+    ways = (TokenFields.TOKENTRACE, TokenFields.NEMO_GYM)
+    answer = wire.AnswerOptions(
         logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
         calls_allowed=choice != "none",
-        token_fields=wire.requested_token_fields(
-            body, headers, TokenFields.NEMO_GYM, (TokenFields.TOKENTRACE, TokenFields.NEMO_GYM)
-        ),
+        token_fields=wire.requested_token_fields(body, headers, TokenFields.NEMO_GYM, ways),
         encrypted=_ENCRYPTED in included,
         namespaces=namespaces,
         repeated=repeated,
@@ -170,7 +171,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -
     return Request(
         messages=messages,
         tools=tools or None,
-        **wire.shared_fields(body),
+        **shared,
         max_tokens=body.max_output_tokens,
         stop=wire.stop_texts(body.stop, "stop", 16),
         structure=structure,
@@ -180,21 +181,9 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -
         instructions=len(instructions),
         starts=[*(len(instructions) + start for start in past.starts), *starts],
         stored=body.store is not False,
-        ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         wishes=tuple(wishes),
         answer=answer,
     )
-
-
-def _previous(body: ResponsesBody) -> str | None:
-    id = body.previous_response_id
-    if id is None:
-        return None
-    bare = bare_id(id)
-    if bare is None:
-        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
-        raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
-    return bare
 
 
 def _tools(tools: Sequence[dict[str, Any]], wishes: list[str]) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
@@ -234,7 +223,7 @@ def _function(tool: Any, path: str) -> dict[str, Any]:
     for name in ("defer_loading", "async"):
         if tool.get(name):
             raise RequestError("is not served", field=f"{path}.{name}", fix="leave it out")
-    fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
+    fields = msgspec.structs.asdict(function)
     return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
 
@@ -292,56 +281,40 @@ def _response(head: Head, status: str) -> dict[str, Any]:
         "instructions": request.messages[0]["content"] if request.instructions else None,
         "model": head.model,
         "output": [],
-        "tools": [_flat(tool.get("function") or tool) for tool in request.tools or ()],
+        "tools": [  # nothing makes the model keep to the schema
+            {"type": "function", "description": None, "parameters": None, **tool["function"], "strict": False}
+            for tool in request.tools or ()
+        ],
         "usage": None,
         **head.options.repeated,
     }
 
 
-def _flat(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as the API has it. It is not strict: nothing makes the model keep to the schema."""
-    optional = {name: function.get(name) for name in ("description", "parameters")}
-    return {"type": "function", "name": function["name"], **optional, "strict": False}
-
-
-def _id(head: Head, item: Item) -> str:
-    return item_id(_PREFIXES[item.kind], head.id, item.index)
+def output_item(response: str, item: Item) -> dict[str, Any]:
+    """An output item. Reasoning is whole and has no summary."""
+    id, status = item_id(_PREFIXES[item.kind], response, item.index), "incomplete" if item.cut_off else "completed"
+    if item.kind is PartKind.TOOL_CALL:
+        call = {"call_id": item.id, "name": item.name, "arguments": item.text, "status": status}
+        return {"type": "function_call", "id": id, **call}
+    if item.kind is PartKind.REASONING:
+        thought = {"type": "reasoning_text", "text": item.text}
+        return {"type": "reasoning", "id": id, "summary": [], "content": [thought]}
+    text = {"type": "output_text", "text": item.text, "annotations": []}
+    return {"type": "message", "id": id, "role": "assistant", "status": status, "content": [text]}
 
 
 def _output_item(head: Head, item: Item, reply: Reply | None = None) -> dict[str, Any]:
-    """An output item. A message has the logprobs of its tokens if the reply is complete and they were requested."""
-    id, status = _id(head, item), "incomplete" if item.cut_off else "completed"
-    match item.kind:
-        case PartKind.REASONING:
-            output = reasoning_item(id, item.text)
-            return {**output, "encrypted_content": sealed(item.text)} if head.options.encrypted else output
-        case PartKind.TOOL_CALL:
-            namespace, name = head.options.namespaces.get(item.name) or (None, item.name)
-            output = call_item(id, item.id, name, item.text, status)
-            return output if namespace is None else {**output, "namespace": namespace}
-    output = message_item(id, item.text, status)
-    if reply is not None and head.options.logprobs is not None:
+    """The item as requested. A message has the logprobs of its tokens if the reply is complete."""
+    output, options = output_item(head.id, item), head.options
+    if item.kind is PartKind.REASONING and options.encrypted:
+        output["encrypted_content"] = sealed(item.text)
+    if item.kind is PartKind.TOOL_CALL and item.name in options.namespaces:
+        output["namespace"], output["name"] = options.namespaces[item.name]
+    if item.kind is PartKind.CONTENT and reply is not None and options.logprobs is not None:
         entries = head.logprobs(reply.completion)
         spans = token_spans(reply.response, reply.items).get(item.index, ())
         output["content"][0]["logprobs"] = [entry for span in spans for entry in entries[span.start : span.stop]]
     return output
-
-
-def reasoning_item(id: str, text: str) -> dict[str, Any]:
-    """Reasoning as an output item, whole and without a summary."""
-    return {"type": "reasoning", "id": id, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
-
-
-def message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:
-    """Content as an output item."""
-    content = [{"type": "output_text", "text": text, "annotations": []}]
-    return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
-
-
-def call_item(id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> dict[str, Any]:
-    """A call as an output item."""
-    call = {"call_id": call_id, "name": name, "arguments": arguments}
-    return {"type": "function_call", "id": id, **call, "status": status}
 
 
 _PREFIXES: Final = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}
@@ -385,19 +358,18 @@ class ResponsesEncoder(Encoder):
         return [self._event("response.failed", response=failed), self._event("error", **fields)]
 
     def encode(self, change: Change) -> list[StreamEvent]:
-        match change:
-            case Opened(item):
-                return self._added(item)
-            case Grew(item, text):
-                logprobs: dict[str, Any] = {"logprobs": []} if item.kind is PartKind.CONTENT else {}
-                return [self._about(item, f"{_TEXTS[item.kind]}.delta", delta=text, **logprobs)]
-            case Closed(item) if item.kind is PartKind.CONTENT and self.head.options.logprobs is not None:
+        item, is_text = change.item, change.item.kind is PartKind.CONTENT
+        match change.event:
+            case "grew":
+                logprobs: dict[str, Any] = {"logprobs": []} if is_text else {}
+                return [self._about(item, f"{_TEXTS[item.kind]}.delta", delta=change.text, **logprobs)]
+            case "closed" if is_text and self.head.options.logprobs is not None:
                 self._pending.append(item)
-            case Closed(item):
+                return []
+            case "closed":
                 return self._done(item)
-        return []
-
-    def _added(self, item: Item) -> list[StreamEvent]:
+            case "waiting":
+                return []
         output = _output_item(self.head, Item(item.index, item.kind, "", item.name, item.id))
         output |= {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
         output.pop("encrypted_content", None)
@@ -418,7 +390,8 @@ class ResponsesEncoder(Encoder):
 
     def _about(self, item: Item, type: str, **fields: Any) -> StreamEvent:
         place = {} if item.kind is PartKind.TOOL_CALL else {"content_index": 0}
-        return self._event(type, item_id=_id(self.head, item), output_index=item.index, **place, **fields)
+        id = item_id(_PREFIXES[item.kind], self.head.id, item.index)
+        return self._event(type, item_id=id, output_index=item.index, **place, **fields)
 
     def _event(self, type: str, **fields: Any) -> StreamEvent:
         self._sent += 1

@@ -18,8 +18,7 @@ from ..errors import brief
 from ..store.store import SessionInfo, State, Store, StoreError
 from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, Matcher, load_matcher
-from .problems import RequestError, convert
-from .requests import SAMPLING, check_sampling
+from .requests import SAMPLING, RequestError, check_sampling, convert
 from .session import SessionRecord
 
 if TYPE_CHECKING:

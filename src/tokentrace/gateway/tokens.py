@@ -15,10 +15,8 @@ from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
 from . import requests as wire
-from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
-from .items import Change
-from .problems import convert, naming_fields
-from .requests import NO_PAST, AnswerOptions, Past, Request, SamplingBody, StreamOptions, TokenFields
+from .dialect import OPENAI_END, Change, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
+from .requests import Request, TokenFields
 
 _MOST: Final = 10_000_000
 _REFUSED: Final[wire.Refused] = {
@@ -28,7 +26,7 @@ _REFUSED: Final[wire.Refused] = {
 }
 
 
-class _Sampling(SamplingBody):
+class _Sampling(wire.SamplingBody):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stop_token_ids: list[Any] | None = None
@@ -41,16 +39,16 @@ class TokensBody(Struct):
     sampling_params: _Sampling | None = None
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: wire.StreamOptions | None = None
     return_token_ids: bool | None = None
 
 
-def read_tokens(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
-    body = convert(raw, TokensBody)
+    body = wire.convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
     wire.refuse(raw.get("sampling_params") or {}, _REFUSED)
-    with naming_fields():
+    with wire.naming_fields():
         ids = check_ids(body.token_ids, "token_ids")
         stop_ids = check_ids(sampling.stop_token_ids or [], "sampling_params.stop_token_ids")
     ignored = wire.ignored_fields(raw, body, "request_id", "cache_salt", "priority")
@@ -63,7 +61,7 @@ def read_tokens(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> R
         sampling=wire.sampling_of(sampling, "sampling_params."),
         stream=bool(body.stream),
         ignored=tuple(name for name in ignored if name.rpartition(".")[2] not in _REFUSED),
-        answer=AnswerOptions(
+        answer=wire.AnswerOptions(
             logprobs=max(0, (sampling.logprobs or 0) - 1),
             usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
             token_fields=(TokenFields.VLLM,) if body.return_token_ids else (),

@@ -11,11 +11,7 @@ from ..study import probes
 
 
 def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
-    """Whether a check holds for all conversations that the template takes, and for one at least.
-
-    It is called with a conversation that ends with an assistant, a longer one, and their tools. A template is a
-    program, so True is no proof.
-    """
+    """Whether a check (of a conversation, a longer one, their tools) holds for all that the template takes."""
     outcomes = []
     for before, after, tools in _conversations():
         try:

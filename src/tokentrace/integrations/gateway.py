@@ -52,10 +52,7 @@ class GatewayAgent:
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 
     async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> FinishedRollout:
-        """Run a task in a session, and read its rows.
-
-        Raises EngineDown if `patience` with an unreachable gateway runs out; other errors are failed rollouts.
-        """
+        """Run a task in a session, and read its rows. Raises EngineDown if `patience` with the gateway runs out."""
         async with httpx2.AsyncClient(base_url=self._url, headers=self._headers, timeout=60) as http:
             try:
                 return await self._run(task, _Gateway(http, patience))
@@ -66,9 +63,9 @@ class GatewayAgent:
                 return FinishedRollout([], list(task.messages), len(task.messages), None, metrics, [str(error)])
 
     async def _run(self, task: Task, gateway: _Gateway) -> FinishedRollout:
-        name = _session_name(task.name)
-        end, notes, reward = End.ANSWER, [], None
-        about = {**task.metadata, "task": task.name}
+        readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip("._:@~-")  # what sessions allow
+        name = f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
+        end, notes, reward, about = End.ANSWER, [], None, {**task.metadata, "task": task.name}
         created = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
         session = Session(task, created["base_url"], created["openai_base_url"], created["key"])
         try:
@@ -92,8 +89,6 @@ class GatewayAgent:
 
 @dataclass(frozen=True, slots=True)
 class _Gateway:
-    """Requests to the gateway, repeated while it cannot be reached and there is patience."""
-
     http: Any
     patience: Patience | None
 
@@ -113,11 +108,4 @@ class _Gateway:
             raise EngineError(f"the gateway does not answer {method} {path}: {type(error).__name__}") from error
         if answer.status_code >= 300:
             raise EngineError(f"the gateway refused {method} {path}: {answer.status_code} {answer.text[:500]}")
-        content: bytes = answer.content
-        return content
-
-
-def _session_name(task: str) -> str:
-    """A unique name for a session, in the characters that sessions allow."""
-    readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task)[:100].lstrip("._:@~-")
-    return f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
+        return bytes(answer.content)

@@ -1,12 +1,8 @@
-"""NeMo Gym's token capture in our store: a rollout is a session, a captured call is a turn.
-
-The records are NeMo Gym's, as JSON: do not share the store with a gateway.
-"""
+"""NeMo Gym's token capture in our store: a rollout is a session, a call is a turn. Not for a gateway's store."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..store.opening import open_store
@@ -24,14 +20,6 @@ _MOST_ROLLOUTS: Final = 4096
 """How many lineages are cached."""
 
 
-@dataclass(slots=True)
-class _ReadSoFar:
-    """The lineage of the turns read so far."""
-
-    lineage: RolloutLineage = field(default_factory=RolloutLineage)
-    turns: int = 0
-
-
 class TokenStore:
     """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``; passes its ``run_conformance``.
 
@@ -42,7 +30,8 @@ class TokenStore:
         if not store or store == ":memory:":
             raise StoreError("the sink and the lineage store share what is stored: give a path or a postgresql:// URL")
         self._store = open_store(store)
-        self._lineages: dict[str, _ReadSoFar] = {}
+        self._lineages: dict[str, tuple[RolloutLineage, list[int]]] = {}
+        """Of each rollout: the lineage, and the numbers of the turns that it was made of."""
 
     def __repr__(self) -> str:
         return f"TokenStore({self._store.where!r})"
@@ -50,10 +39,7 @@ class TokenStore:
     # -- the sink
 
     async def put(self, entry: TokenEntry) -> None:
-        """Store a call, on disk when it returns; storing it again changes nothing.
-
-        Raises Conflict for another call of the same id, Closed once the rollout is frozen.
-        """
+        """Store a call. Raises Conflict for another call of its id, Closed for a frozen rollout."""
         id, call = entry.rollout_id, entry.model_call_id
         payload = entry.model_dump_json().encode()
         session = await self._session(id)
@@ -88,12 +74,12 @@ class TokenStore:
         entries = tuple([_entry(turn) async for turn in self._store.turns(rollout_id)])
         marks = len(await self._store.labels(rollout_id))
         lost = len(await self._store.incomplete(rollout_id))
-        return TokenCaptureSnapshot(rollout_id, entries, bool(lost + marks), _snapshot_id(rollout_id), version=marks)
+        return TokenCaptureSnapshot(rollout_id, entries, bool(lost + marks), f"{rollout_id} sealed", version=marks)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete the calls of a frozen rollout; False if it has changed."""
         session = await self._store.session(rollout_id)
-        if session is None or session.state is not State.SEALED or snapshot_id != _snapshot_id(rollout_id):
+        if session is None or session.state is not State.SEALED or snapshot_id != f"{rollout_id} sealed":
             return False
         if len(await self._store.labels(rollout_id)) != version:
             return False
@@ -105,7 +91,7 @@ class TokenStore:
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
         """The call that a request continues, by NeMo Gym's matcher and the digest of its tokens."""
-        lineage = (await self._refreshed(rollout_id)).lineage
+        lineage = await self._refreshed(rollout_id)
         status, node, reason = lineage.resolve_node(request_items)
         if status != ParentResolutionStatus.RESOLVED:
             return LineageResolution(status, reason=reason)
@@ -131,22 +117,17 @@ class TokenStore:
     async def _session(self, id: str) -> SessionInfo:
         return await self._store.create(SessionInfo(id, State.OPEN, 0.0, {"written by": "NeMo Gym"}))
 
-    async def _refreshed(self, id: str) -> _ReadSoFar:
-        """The lineage with all stored calls; reads only new ones."""
-        progress = self._lineages.pop(id, None) or _ReadSoFar()
-        self._lineages[id] = progress  # the one used last is the last
+    async def _refreshed(self, id: str) -> RolloutLineage:
+        lineage, numbers = self._lineages.pop(id, (RolloutLineage(), []))
+        self._lineages[id] = lineage, numbers  # the one used last is the last
         while len(self._lineages) > _MOST_ROLLOUTS:
             del self._lineages[next(iter(self._lineages))]
-        async for turn in self._store.turns(id, progress.turns):
-            if turn.number == progress.turns:  # another task may have read it meanwhile
-                progress.lineage.add_entry(_entry(turn), store_tokens=False, entry_offset=turn.number)
-                progress.turns += 1
-        return progress
+        async for turn in self._store.turns(id, len(numbers)):
+            if turn.number == len(numbers):  # another task may have read it meanwhile
+                lineage.add_entry(_entry(turn), store_tokens=False, entry_offset=turn.number)
+                numbers.append(turn.number)
+        return lineage
 
 
 def _entry(turn: TurnRecord) -> TokenEntry:
     return TokenEntry.model_validate_json(turn.records[0])
-
-
-def _snapshot_id(rollout_id: str) -> str:
-    return f"{rollout_id} sealed"

@@ -1,7 +1,4 @@
-"""NeMo Gym's response items and chat messages of a trajectory, and a trajectory of what NeMo Gym captured.
-
-These are plain dicts; NeMo Gym need not be installed.
-"""
+"""NeMo Gym's items and messages of a trajectory, and a trajectory of what it captured: plain dicts, no NeMo Gym."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..conversation.responses import item_id
 from ..errors import SampleError, TrajectoryError, brief
-from ..gateway.responses import call_item, message_item, reasoning_item
+from ..gateway.dialect import Item
+from ..gateway.responses import output_item
+from ..parsing.response import PartKind
 from ..trajectory.trajectory import Trajectory
 from .rows import only_sample
 
@@ -45,7 +43,6 @@ def chat_messages(
 
 
 def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) -> dict[int, dict[str, Any]]:
-    """The three fields for each message that the branch trains."""
     stream, logprobs = trajectory.stream(branch), trajectory.logprobs(branch)
     spans: dict[int, tuple[int, int]] = {}
     for turn in trajectory.turns(branch):
@@ -76,14 +73,14 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]
     reasoning, calls, turn = message.get("reasoning_content"), message.get("tool_calls") or (), f"t{number}"
-    items = [reasoning_item(item_id("rs", turn, 0), reasoning)] if reasoning else []
+    items = [Item(0, PartKind.REASONING, reasoning)] if reasoning else []
     if content or not calls:
-        items.append(message_item(item_id("msg", turn, len(items)), content or ""))
+        items.append(Item(len(items), PartKind.CONTENT, content or ""))
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        items.append(call_item(item_id("fc", turn, len(items)), call["id"], name, text))
-    return items
+        items.append(Item(len(items), PartKind.TOOL_CALL, text, name, call["id"]))
+    return [output_item(turn, item) for item in items]
 
 
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
@@ -95,11 +92,7 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
     entries = list(entries)
     prompts = full_prompts(entries)
     trajectory = Trajectory(name=name)
-    continued = {
-        tuple(prompts[one.model_call_id])
-        for one in entries
-        if one.generation_token_ids and one.model_call_id in prompts
-    }
+    continued = {tuple(prompts.get(one.model_call_id, ())) for one in entries if one.generation_token_ids}
     for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
         prompt = prompts.get(entry.model_call_id)
         if prompt is None:
@@ -124,19 +117,12 @@ def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
     """The whole prompt of each call, except those stored as a suffix of a missing call."""
     calls = {entry.model_call_id: entry for entry in entries}
     whole: dict[str, list[int]] = {}
-    for call in calls:
-        chain = [call]
-        while chain[-1] not in whole and calls[chain[-1]].prompt_is_delta:
-            parent = calls[chain[-1]].parent_call_id
-            if parent not in calls or parent in chain:
-                break
-            chain.append(parent)
-        else:
-            for one in reversed(chain):
-                entry = calls[one]
-                if one in whole:
-                    continue
-                before = entry.parent_call_id if entry.prompt_is_delta else None
-                start = [] if before is None else [*whole[before], *calls[before].generation_token_ids]
-                whole[one] = [*start, *entry.prompt_token_ids]
+    before = -1
+    while len(whole) > before:
+        before = len(whole)
+        for call, entry in calls.items():
+            parent = entry.parent_call_id if entry.prompt_is_delta else None
+            if call not in whole and (parent in whole or not entry.prompt_is_delta):
+                start = [] if parent is None else [*whole[parent], *calls[parent].generation_token_ids]
+                whole[call] = [*start, *entry.prompt_token_ids]
     return whole

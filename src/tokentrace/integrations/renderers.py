@@ -1,7 +1,4 @@
-"""A tokentrace renderer where the `renderers` package takes one: in verifiers, prime-rl, `renderers.client`.
-
-docs/guides/renderers.md shows its configuration, and what differs from renderers' own classes.
-"""
+"""A tokentrace renderer where the `renderers` package takes one (docs/guides/renderers.md)."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ except ImportError as error:
 
 
 class TokentraceConfig(BaseRendererConfig):
-    """The settings of `create_renderer`; any other field is a variable of the chat template.
-
-    `refuse_unknown_tools` gives a call of a tool that was not offered the status ``unknown_tool``.
-    """
+    """The settings of `create_renderer`, and `refuse_unknown_tools`; others are variables of the template."""
 
     model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}
     _allow_opaque_template_kwargs: ClassVar[bool] = True
@@ -98,10 +92,10 @@ class TokentraceRenderer:
 
     def __init__(self, tokenizer: Any, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config
-        self.renderer = self._create(tokenizer)
+        self.renderer = self._create(converted(tokenizer))
 
-    def _create(self, tokenizer: Any) -> Renderer:
-        return create_renderer(converted(tokenizer), **self.config.settings())
+    def _create(self, tokenizer: Tokenizer) -> Renderer:
+        return create_renderer(tokenizer, **self.config.settings())
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Any:
         """The ids with renderers' masks: a token of an assistant is content where it is sampled."""
@@ -109,14 +103,7 @@ class TokentraceRenderer:
         rendered = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         spoken = [at for at, message in enumerate(messages) if message["role"] != "assistant"]
         content = rendered.select(field="content") & np.isin(rendered.messages, spoken) | rendered.mask
-        return RenderedTokens(
-            token_ids=rendered.token_ids,
-            message_indices=rendered.message_indices,
-            sampled_mask=rendered.sampled,
-            is_content=content.tolist(),
-            message_roles=[message["role"] for message in messages],
-            message_tool_names=extract_message_tool_names(messages),
-        )
+        return _rendered(rendered.token_ids, messages, rendered.message_indices, rendered.sampled, content)
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
@@ -126,10 +113,7 @@ class TokentraceRenderer:
     def bridge_to_next_turn(
         self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
     ) -> Any:
-        """The stream, id for id, then the new messages and a generation prompt.
-
-        None if that cannot be proven, if none is new, or if an assistant's message is among the new ones.
-        """
+        """The stream and the new messages; None if that cannot be proven, or for no message or an assistant's."""
         refuse_media(new_messages)
         if not new_messages or reject_assistant_in_extension(new_messages):
             return None
@@ -139,15 +123,8 @@ class TokentraceRenderer:
         bridged = self.renderer.bridge_to_next_turn(*stream, new_messages, tools=tools)
         if bridged is None:
             return None
-        before, count = bridged.stream_length, len(bridged)
-        return RenderedTokens(
-            token_ids=bridged.token_ids,
-            message_indices=[-1] * before + bridged.messages.tolist(),
-            sampled_mask=[False] * count,
-            is_content=[False] * before + ((bridged.kinds == Kind.CONTEXT) & (bridged.messages >= 0)).tolist(),
-            message_roles=[message["role"] for message in new_messages],
-            message_tool_names=extract_message_tool_names(new_messages),
-        )
+        content = (bridged.kinds == Kind.CONTEXT) & (bridged.messages >= 0)
+        return _rendered(bridged.token_ids, new_messages, bridged.messages.tolist(), [False] * len(bridged), content)
 
     def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
         """Parse a completion. Without prompt ids it is read as after the template's own prompt."""
@@ -169,7 +146,7 @@ class TokentraceRenderer:
             name=call.name,
             arguments=call.arguments_text if call.arguments is None else call.arguments,
             token_span=(call.span.start, call.span.stop),
-            status=STATUSES[call.status] if is_reported else ToolCallParseStatus.OK,
+            status=ToolCallParseStatus[_STATUSES.get(call.status, call.status.name) if is_reported else "OK"],
             id=call.id,
         )
 
@@ -189,17 +166,24 @@ class TokentraceRenderer:
         return holds(extends)
 
 
-STATUSES: Final = {
-    CallStatus.OK: ToolCallParseStatus.OK,
-    CallStatus.INVALID_JSON: ToolCallParseStatus.INVALID_JSON,
-    CallStatus.UNCLOSED: ToolCallParseStatus.UNCLOSED_BLOCK,
-    CallStatus.TRUNCATED: ToolCallParseStatus.UNCLOSED_BLOCK,
-    CallStatus.MISSING_NAME: ToolCallParseStatus.MISSING_NAME,
-    CallStatus.MALFORMED: ToolCallParseStatus.MALFORMED_STRUCTURE,
-    CallStatus.DUPLICATE_ARGUMENT: ToolCallParseStatus.MALFORMED_STRUCTURE,
-    CallStatus.UNKNOWN_TOOL: ToolCallParseStatus.UNKNOWN_TOOL,
+_STATUSES: Final = {
+    **dict.fromkeys((CallStatus.UNCLOSED, CallStatus.TRUNCATED), "UNCLOSED_BLOCK"),
+    **dict.fromkeys((CallStatus.MALFORMED, CallStatus.DUPLICATE_ARGUMENT), "MALFORMED_STRUCTURE"),
 }
-"""Our statuses in renderers' words, which are fewer."""
+"""Our statuses that have another name among renderers', which are fewer."""
+
+
+def _rendered(ids: list[int], messages: Any, indices: list[int], sampled: list[bool], content: Any) -> Any:
+    """renderers' result. Indices and content are of the last ids, if those before are a stream."""
+    before = len(ids) - len(indices)
+    return RenderedTokens(
+        token_ids=ids,
+        message_indices=[-1] * before + indices,
+        sampled_mask=sampled,
+        is_content=[False] * before + content.tolist(),
+        message_roles=[message["role"] for message in messages],
+        message_tool_names=extract_message_tool_names(messages),
+    )
 
 
 def refuse_media(messages: Any) -> None:

@@ -1,7 +1,4 @@
-"""The names of the `renderers` package, rendered by tokentrace: one import changes (docs/guides/renderers.md).
-
-`create_renderer` and the renderer classes are ours; everything else is renderers' object.
-"""
+"""The names of the `renderers` package: classes and `create_renderer` are ours, everything else is renderers'."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from typing import Any, Final
 from ..errors import RendererError
 from ..rendering.factory import create_renderer as create_ours
 from ..rendering.renderer import Renderer
-from .renderers import TokentraceConfig, TokentraceRenderer, converted, history_of
+from .renderers import TokentraceConfig, TokentraceRenderer, history_of
 
 import renderers  # isort: skip  (the module above says what to install where it is missing)
 from renderers import create_renderer as create_theirs  # isort: skip
+from renderers.base import MODEL_RENDERER_MAP  # isort: skip
 
 DIALECTS: Final = {"qwen3": "hermes", "qwen3.5": "qwen-xml", "glm": "glm-xml", "deepseek-v3": "deepseek"}
 """Names of renderers' tool parsers, as our dialects."""
@@ -23,10 +21,7 @@ _SHARED: Final = frozenset({"name", "thinking_retention"})
 
 
 class ConfiguredRenderer(TokentraceRenderer):
-    """A tokentrace renderer with the configuration of one of renderers' classes.
-
-    Fields are variables of the chat template. It must read one that was changed from its default.
-    """
+    """A tokentrace renderer with the configuration of one of renderers' classes: fields are template variables."""
 
     def _create(self, tokenizer: Any) -> Renderer:
         config = self.config
@@ -36,23 +31,16 @@ class ConfiguredRenderer(TokentraceRenderer):
         values = {name: getattr(config, name) for name in fields if name not in _SHARED | set(parsers)}
         changed = {name: value for name, value in values.items() if value != fields[name]}
         extra = getattr(config, "model_extra", None) or {}
-        renderer = create_ours(converted(tokenizer), history=history_of(config), **parsers, **changed, **extra)
+        renderer = create_ours(tokenizer, history=history_of(config), **parsers, **changed, **extra)
         read = renderer.study().template.reads
         defaults = {name: value for name, value in values.items() if value is not None and name in read}
         return renderer.with_variables(defaults) if defaults else renderer
 
 
-def _renderer_class(name: str) -> type[ConfiguredRenderer]:
-    config = getattr(renderers, f"{name}Config")
-    return type(
-        name, (ConfiguredRenderer,), {"config_class": config, "__module__": __name__, "__doc__": config.__doc__}
-    )
-
-
-CLASSES: Final = {
-    name: _renderer_class(name)
+CLASSES: Final[dict[str, Any]] = {
+    name: type(name, (ConfiguredRenderer,), {"config_class": config, "__module__": __name__, "__doc__": config.__doc__})
     for name in renderers.__all__
-    if name.endswith("Renderer") and f"{name}Config" in renderers.__all__
+    if name.endswith("Renderer") and (config := getattr(renderers, f"{name}Config", None)) is not None
 }
 """Our classes with the names and configurations of renderers' own."""
 
@@ -66,27 +54,19 @@ def create_renderer(
     if isinstance(config, renderers.CustomRendererConfig):
         return create_theirs(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
     if config is None or isinstance(config, renderers.AutoRendererConfig):
-        config = _resolved(tokenizer, getattr(config, "thinking_retention", None))
+        # the class that renderers has for this model, by its name; else ours, which needs none
+        name = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
+        kind = TokentraceConfig if name is None else type(renderers.config_from_name(name))
+        config = kind(thinking_retention=getattr(config, "thinking_retention", None))
     config = renderers.merge_chat_template_kwargs(config, chat_template_kwargs)
-    kind = TokentraceRenderer if isinstance(config, TokentraceConfig) else _BY_CONFIG.get(type(config))
-    if kind is None:
+    ours = TokentraceRenderer if isinstance(config, TokentraceConfig) else _BY_CONFIG.get(type(config))
+    if ours is None:
         raise RendererError(f"{type(config).__name__} is not a configuration of one of renderers' own classes")
-    return kind(tokenizer, config)
-
-
-def _resolved(tokenizer: Any, thinking_retention: str | None) -> Any:
-    """The configuration of the class that renderers has for this model, by its name; else ours, which needs none."""
-    from renderers.base import MODEL_RENDERER_MAP
-
-    name = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
-    kind = TokentraceConfig if name is None else type(renderers.config_from_name(name))
-    return kind(thinking_retention=thinking_retention)
+    return ours(tokenizer, config)
 
 
 def __getattr__(name: str) -> Any:
-    if name in CLASSES:
-        return CLASSES[name]
-    return getattr(renderers, name)
+    return CLASSES[name] if name in CLASSES else getattr(renderers, name)
 
 
 def __dir__() -> list[str]:

@@ -30,11 +30,7 @@ _ONE_TURN: Final = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTA
 
 def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
     """What `register_renderer` takes. `settings` are those of `create_renderer`."""
-
-    def make(tokenizer: Any, image_processor: Any = None) -> Renderer:
-        return TracedRenderer(tokenizer, create_renderer(tokenizer, **settings))
-
-    return make
+    return lambda tokenizer, image_processor=None: TracedRenderer(tokenizer, create_renderer(tokenizer, **settings))
 
 
 class TracedRenderer(Renderer):
@@ -75,9 +71,9 @@ class TracedRenderer(Renderer):
             raise InputError(f"a template prompts for the assistant, not for {brief(role)}")
         chat, tools = conversation(messages)
         ids = self.renderer.render_ids(chat, tools=tools, add_generation_prompt=True)
-        return tinker.ModelInput.from_ints(
-            [*ids, *self.tokenizer.encode(prefill, add_special_tokens=False)] if prefill else ids
-        )
+        if prefill:
+            ids += self.tokenizer.encode(prefill, add_special_tokens=False)
+        return tinker.ModelInput.from_ints(ids)
 
     def build_supervised_example(
         self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
@@ -145,10 +141,7 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
 
 
 def chat_message(at: int, message: Message) -> dict[str, Any]:
-    """A message in OpenAI's shape. Calls that could not be read are text again, at the end; ``trainable`` is ``train``.
-
-    Raises InputError with the number of a message that is not text.
-    """
+    """A message in OpenAI's shape; calls that could not be read are text again. Raises InputError."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
         raise InputError(f"a message has a role and a content, text or a list of parts: {brief(message)}", message=at)
@@ -165,10 +158,8 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
         if role != "assistant" or len(thinking) > 1 or parts[0]["type"] != "thinking":
             raise InputError("a template takes one thinking part, first in an assistant's message", message=at)
         converted["reasoning_content"] = thinking[0]
-    if parts:
+    if not isinstance(content, str):
         converted["content"] = "".join(part["text"] for part in parts if part["type"] == "text")
-    elif not isinstance(content, str):
-        converted["content"] = ""
     converted["content"] += "".join(call.raw_text for call in message.get("unparsed_tool_calls") or ())
     if calls := message.get("tool_calls"):
         converted["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]

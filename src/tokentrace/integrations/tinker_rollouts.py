@@ -36,12 +36,9 @@ class TinkerEngine(CallbackEngine):
         max_length: int | None = None,
         version: str | int | None = None,
     ) -> None:
-        capabilities = Capabilities(
-            "tinker", vocab_size=vocab_size, max_length=max_length, versions=version is not None
-        )
-        super().__init__(self._ask, capabilities)
-        self._client = client
-        self._version = version
+        limits: dict[str, Any] = {"vocab_size": vocab_size, "max_length": max_length}
+        super().__init__(self._ask, Capabilities("tinker", versions=version is not None, **limits))
+        self._client, self._version = client, version
 
     async def _ask(self, request: GenerateRequest) -> EngineReply:
         sampling = request.sampling
@@ -74,10 +71,7 @@ def training_data(
     advantage: float | Callable[[Turn], float] | Sequence[float],
     mask: bool = False,
 ) -> list[tinker.Datum]:
-    """The rows of a trajectory as Tinker trains on them: one datum for each branch.
-
-    Tokens that the branch does not train have logprobs and advantages of 0. `mask` adds what tinker-cookbook reads.
-    """
+    """The rows of a trajectory as Tinker trains on them: a datum a branch. `mask` adds what tinker-cookbook reads."""
     return [_datum(sample, mask) for sample in trajectory_samples(trajectory, advantage=advantage)]
 
 

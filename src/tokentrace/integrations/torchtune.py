@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SampleError
@@ -15,13 +16,10 @@ except ImportError as error:
 
 
 def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
-    """Rows of ids and labels as torchtune's `SFTDataset`, or with `packed` as its `PackedDataset`.
-
-    Of the tokenizer only `max_seq_len` is used: a longer row raises SampleError when it is read.
-    """
+    """Rows of ids and labels as torchtune's dataset. A row over `max_seq_len` raises SampleError."""
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
-    rows = SFTDataset(source=source, message_transform=None, model_transform=TokenizedRow(longest), **load_dataset)
+    rows = SFTDataset(source=source, message_transform=None, model_transform=_Row(longest), **load_dataset)
     if not packed:
         return rows
     if longest is None:
@@ -29,11 +27,11 @@ def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = Fa
     return PackedDataset(rows, max_seq_len=longest)
 
 
-class TokenizedRow:
+@dataclass(frozen=True, slots=True)
+class _Row:
     """A row as torchtune's tokenizers give it: ``tokens``, and a ``mask`` that is True where nothing is trained."""
 
-    def __init__(self, longest: int | None = None) -> None:
-        self.longest = longest
+    longest: int | None
 
     def __call__(self, row: Mapping[str, Any], inference: bool = False) -> dict[str, Any]:
         ids, labels = row["input_ids"], row["labels"]

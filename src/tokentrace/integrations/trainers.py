@@ -1,4 +1,4 @@
-"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, and the engines of two of them.
+"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, engines of theirs, and sampling parameters.
 
 Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take raises SampleError.
 """
@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final
 
 import numpy as np
 
 from ..engines.answers import EngineReply
-from ..engines.protocol import Capabilities, EngineAnswerError, GenerateRequest, add_version
+from ..engines.protocol import (
+    Capabilities,
+    EngineAnswerError,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    add_version,
+)
 from ..engines.scripted import CallbackEngine
 from ..errors import InputError, SampleError, brief
 from ..rollout.ends import FAILED_ENDS, End
@@ -22,7 +29,7 @@ from ..samples.sample import Sample
 from ..samples.trajectories import Advantage, trajectory_samples
 from ..tokens.ids import runs
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import LogprobKind, VersionSpan
+from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
 from .rows import (
     PromptResponse,
     failed_row,
@@ -34,6 +41,58 @@ from .rows import (
     without_tail,
 )
 
+# -- sampling parameters of trainers, which are those of vLLM and SGLang, as ours
+
+_IGNORED: Final = frozenset(
+    {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output"}
+    | {"detokenize", "logprobs"}
+)
+"""Parameters about text, which nobody reads here, and logprobs, which are always requested."""
+_OFF: Final[Mapping[str, tuple[float, ...]]] = {
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "ignore_eos"), (0,)),
+    **dict.fromkeys(("min_tokens", "min_new_tokens"), (0, 1)),
+    **dict.fromkeys(("repetition_penalty", "n", "n_samples"), (1,)),
+}
+"""Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1; it is not passed on: a turn may be its
+stop token alone."""
+_PARAMETERS: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed", *_OFF)
+"""Parameters of vLLM's object that change what is sampled."""
+
+
+def sampling_of(
+    params: Any, *, max_tokens: int | None = None, supports: Sequence[str] = (), allow_raw_logprobs: bool = False
+) -> SamplingParams:
+    """Sampling parameters of vLLM, SGLang or verl as ours. Raises InputError for what cannot be honoured."""
+    if not isinstance(params, Mapping):
+        if not hasattr(params, "temperature"):
+            raise InputError(f"sampling parameters are a mapping of names to values, not {brief(params)}")
+        params = {name: getattr(params, name) for name in _PARAMETERS if hasattr(params, name)}
+    remaining = {
+        name: value
+        for name, value in params.items()
+        if name not in _IGNORED and value is not None and not (isinstance(value, Sized) and not len(value))
+    }
+    limits = [remaining.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
+    seeds = [remaining.pop(name, None) for name in ("seed", "sampling_seed")]
+    stops = remaining.pop("stop_token_ids", ())
+    names = ("temperature", "top_p", "top_k", *supports)
+    values = {name: remaining.pop(name) for name in names if name in remaining}
+    if not isinstance(stops, list | tuple):
+        raise InputError(f"stop_token_ids must be a list of ids, not {brief(stops)}")
+    off = {name for name, value in remaining.items() if isinstance(value, int | float) and value in _OFF.get(name, ())}
+    if wrong := {name: value for name, value in remaining.items() if name not in off}:
+        raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured here: leave them out")
+    limit = next((one for one in limits if one is not None), max_tokens)
+    if limit is None:
+        raise InputError("the sampling parameters have no max_tokens: say how long a turn may be")
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    values |= {"stop_token_ids": tuple(stops), "allow_raw_logprobs": allow_raw_logprobs}
+    return SamplingParams(limit, seed=next((one for one in seeds if one is not None), None), **values)
+
+
+# -- rows
+
 
 def _row(sample: Sample) -> PromptResponse:
     """A row as prompt and response. Raises SampleError if a token that carries loss has no logprob."""
@@ -44,7 +103,6 @@ def _row(sample: Sample) -> PromptResponse:
 def _rows(
     rollout: Rollout, failed_reward: float | None, trainer: str, *, several: bool
 ) -> tuple[list[PromptResponse], float | None]:
-    """The rows of a rollout, or of one that failed the row that trains nothing; and the reward."""
     failed = failed_row(rollout, failed_reward, trainer)
     if failed is not None:
         return [failed], failed_reward
@@ -78,6 +136,8 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
 
 
 def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any) -> Any:
+    statuses: dict[End | None, str] = {End.ANSWER: "completed", End.USER: "completed", End.ABORT: "aborted"}
+    status = statuses.get(rollout.end, "failed" if rollout.end in FAILED_ENDS else "truncated")
     return dataclasses.replace(
         like,
         rollout_id=like.rollout_id if like.rollout_id is not None else like.index,
@@ -85,17 +145,9 @@ def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any)
         response_length=len(row.response_ids),
         loss_mask=row.response_mask,
         rollout_log_probs=row.response_logprobs,  # slime sends nobody's where the first sample has none
-        status=type(like).Status(_slime_status(rollout.end)),
+        status=type(like).Status(status),
         **more,
     )
-
-
-def _slime_status(end: End | None) -> str:
-    if end in (End.ANSWER, End.USER):
-        return "completed"
-    if end is End.ABORT:
-        return "aborted"
-    return "failed" if end in FAILED_ENDS else "truncated"
 
 
 def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
@@ -131,44 +183,33 @@ def skyrl_output(
         raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
     if step_wise and trajectory_ids is None:
         raise SampleError("step-wise rows need trajectory_ids: SkyRL tells by them which rows belong together")
-    rows: list[dict[str, Any]] = []
+    entries: list[tuple[PromptResponse, Rollout, float | None, Any, bool]] = []
     for at, rollout in enumerate(rollouts):
-        parts, reward = _rows(rollout, failed_reward, "SkyRL", several=step_wise)
-        for row in parts:
-            rows.append(
-                {
-                    "prompt_token_ids": row.prompt_ids,
-                    "response_ids": row.response_ids,
-                    "loss_masks": row.response_mask,
-                    "rollout_logprobs": row.response_logprobs,
-                    "rewards": reward,
-                    "stop_reasons": "length" if _is_cut(rollout, row) else "stop",
-                    "trajectory_generation_times": rollout.seconds,
-                    "trajectory_ids": None if trajectory_ids is None else trajectory_ids[at],
-                    "is_last_step": row is parts[-1],
-                }
-            )
-    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _SKYRL_COLUMNS}
-    empty = ["rollout_expert_indices", "env_metrics", "pixel_values", "image_grid_thw"]
-    empty += [] if trajectory_ids is not None else ["trajectory_ids"]
-    empty += [] if step_wise else ["is_last_step"]
-    return {**columns, **dict.fromkeys(empty), "rollout_metrics": _skyrl_metrics(rollouts)}
+        rows, reward = _rows(rollout, failed_reward, "SkyRL", several=step_wise)
+        id = None if trajectory_ids is None else trajectory_ids[at]
+        entries += [(row, rollout, reward, id, row is rows[-1]) for row in rows]
 
+    def mean(*values: float) -> float:
+        return sum(values) / max(len(values), 1)
 
-_SKYRL_COLUMNS: Final = (
-    *("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards", "stop_reasons"),
-    *("trajectory_generation_times", "trajectory_ids", "is_last_step"),
-)
-
-
-def _skyrl_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Means over a group. SkyRL averages over groups what has "mean" in its name, and adds up what has not."""
-    count = max(len(rollouts), 1)
     return {
-        "tokentrace/mean_turns": sum(rollout.turns for rollout in rollouts) / count,
-        "tokentrace/mean_sampled_tokens": sum(rollout.trajectory.num_sampled for rollout in rollouts) / count,
-        "tokentrace/mean_tool_calls": sum(rollout.tool_calls for rollout in rollouts) / count,
-        "tokentrace/mean_failed": sum(rollout.end in FAILED_ENDS for rollout in rollouts) / count,
+        "prompt_token_ids": [row.prompt_ids for row, *_ in entries],
+        "response_ids": [row.response_ids for row, *_ in entries],
+        "loss_masks": [row.response_mask for row, *_ in entries],
+        "rollout_logprobs": [row.response_logprobs for row, *_ in entries],
+        "rewards": [reward for _, _, reward, *_ in entries],
+        "stop_reasons": ["length" if _is_cut(rollout, row) else "stop" for row, rollout, *_ in entries],
+        "trajectory_generation_times": [rollout.seconds for _, rollout, *_ in entries],
+        "trajectory_ids": None if trajectory_ids is None else [id for *_, id, _ in entries],
+        "is_last_step": [is_last for *_, is_last in entries] if step_wise else None,
+        **dict.fromkeys(("rollout_expert_indices", "env_metrics", "pixel_values", "image_grid_thw")),
+        # SkyRL averages over groups what has "mean" in its name, and adds up what has not
+        "rollout_metrics": {
+            "tokentrace/mean_turns": mean(*(one.turns for one in rollouts)),
+            "tokentrace/mean_sampled_tokens": mean(*(one.trajectory.num_sampled for one in rollouts)),
+            "tokentrace/mean_tool_calls": mean(*(one.tool_calls for one in rollouts)),
+            "tokentrace/mean_failed": mean(*(one.end in FAILED_ENDS for one in rollouts)),
+        },
     }
 
 
@@ -183,10 +224,7 @@ def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """The rows of a trajectory as an episode, each up to its last token with loss: AReaL puts the reward on it.
-
-    ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled.
-    """
+    """The rows of a trajectory as an episode, each up to its last token with loss: AReaL puts the reward on it."""
     import torch
 
     samples = [without_tail(sample) for sample in trajectory_samples(trajectory)]
@@ -244,13 +282,8 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         finish = "stop" if answer.stop_reason == "tool_calls" else answer.stop_reason
         return EngineReply(answer.output_tokens, answer.output_logprobs, finish, versions)
 
-    capabilities: dict[str, Any] = {
-        "max_length": settings.max_tokens,
-        "logprobs": kind,
-        "versions": True,
-        "seeds": False,
-    }
-    return CallbackEngine(sample, Capabilities("areal", **capabilities))
+    limits = {"max_length": settings.max_tokens, "versions": True, "seeds": False}
+    return CallbackEngine(sample, Capabilities("areal", logprobs=kind, **limits))
 
 
 # -- OpenRLHF
@@ -314,7 +347,6 @@ def prime_rl_samples(
 
 
 def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
-    logprobs = filled_logprobs(sample)
     warn_of_other_distribution(sample, "prime-rl")
     temperatures = np.ones(len(sample), np.float64)
     for completion in sample.completions:
@@ -326,8 +358,89 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
     fields = {
         "token_ids": sample.token_ids,
         "mask": sample.mask.tolist(),
-        "logprobs": logprobs.tolist(),
+        "logprobs": filled_logprobs(sample).tolist(),
         "temperatures": temperatures.tolist(),
         "env_name": env_name,
     }
     return fields if sample.advantages is None else {**fields, "advantages": sample.advantages.tolist()}
+
+
+# -- verl
+
+_ABORTED: Final = ("aborted", "abort")
+_ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+VERL_SAMPLING: Final = ("min_p", *PENALTIES)
+"""Sampling parameters that verl's servers take beside those that all engines take."""
+
+
+_VLLM_KINDS: Final = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
+
+
+class ServerEngine(CallbackEngine):
+    """verl's servers for one rollout, with the settings ``actor_rollout_ref.rollout``."""
+
+    def __init__(
+        self, server_manager: Any, request_id: str, rollout: Any, *, vocab_size: int, priority: int = 0
+    ) -> None:
+        kinds = {"vllm": _VLLM_KINDS.get(rollout.get("logprobs_mode")), "sglang": LogprobKind.SCALED}
+        kind = kinds.get(rollout.get("name")) or LogprobKind.UNKNOWN
+        optional = frozenset(VERL_SAMPLING)
+        capabilities = Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=optional)
+        super().__init__(self._ask, capabilities)
+        self.answers: list[Any] = []
+        """verl's ``TokenOutput`` of each request."""
+        self._servers = server_manager
+        self._request_id = request_id
+        self._priority = priority
+        self._seed_field = "sampling_seed" if rollout.get("name") == "sglang" else "seed"
+
+    async def _ask(self, request: GenerateRequest) -> EngineReply:
+        sampling = request.sampling
+        answer = await self._servers.generate(
+            request_id=self._request_id,
+            prompt_ids=list(map(int, request.prompt_ids)),
+            sampling_params={
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "repetition_penalty": 1.0,
+                **{name: getattr(sampling, name) for name in sampling.optional},
+                **({} if sampling.seed is None else {self._seed_field: sampling.seed}),
+                "logprobs": True,
+                "max_tokens": sampling.max_tokens,
+                "stop_token_ids": list(sampling.stop_token_ids),
+            },
+            priority=self._priority,
+        )
+        if not len(answer.token_ids) and answer.stop_reason not in _ABORTED:
+            raise EngineAnswerError("verl's server returned no ids; its log may say why")
+        self.answers.append(answer)
+        cached, ids = answer.extra_fields.get("num_cached_tokens"), answer.token_ids
+        if answer.stop_reason in _ABORTED:
+            finish = FinishReason.ABORT
+        else:  # vLLM's "completed" is a stop or the end of the budget; SGLang says which
+            is_cut = answer.stop_reason == "length" or len(ids) == sampling.max_tokens
+            finish = FinishReason.LENGTH if is_cut and ids[-1] not in sampling.stop_token_ids else FinishReason.STOP
+        return EngineReply(ids, answer.log_probs, finish, _verl_versions(answer), cached)
+
+    def reported(self, name: str) -> list[Any]:
+        """A field of all answers that have it: ``num_preempted``, ``routed_experts`` of every position."""
+        return [value for answer in self.answers if (value := getattr(answer, name)) is not None]
+
+    def extra_fields(self) -> dict[str, Any]:
+        """The extra fields of the first request, with the last version of the weights, and sums."""
+        if not self.answers:
+            return {}
+        fields = [answer.extra_fields for answer in self.answers]
+        merged = dict(fields[0])
+        if (last := fields[-1].get("max_global_steps")) is not None:
+            merged["max_global_steps"] = last
+        merged |= {key: sum(int(one.get(key, 0)) for one in fields) for key in _ADDED_UP if key in merged}
+        return merged
+
+
+def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:
+    """The global step of the weights; none if there were several, since verl does not say where they changed."""
+    fields, count = answer.extra_fields, len(answer.token_ids)
+    first, last = (fields.get(name, fields.get("global_steps")) for name in ("min_global_steps", "max_global_steps"))
+    return () if first is None or first != last or not count else (VersionSpan(int(first), 0, count),)

@@ -7,10 +7,12 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -22,7 +24,6 @@ from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.batches import collate
 from ..samples.sample import Sample
-from .background import BackgroundLoop
 from .rows import (
     FinishedRollout,
     PromptResponse,
@@ -33,6 +34,65 @@ from .rows import (
     warn_of_other_distribution,
 )
 
+Result = TypeVar("Result")
+
+
+class BackgroundLoop:
+    """Runs coroutines in a thread. Connect engines here, too: ``loop.run(VLLMEngine.connect(url))``."""
+
+    def __init__(self) -> None:
+        self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="tokentrace-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._closing.wait())
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Start a coroutine and return its future."""
+        if self._loop.is_closed():
+            work.close()
+            raise InputError("it was closed: make a new one")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine and return its result. Ctrl-C cancels it."""
+        future = self.start(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancel all coroutines and end the thread. A closed loop cannot be used again."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+
+
+@dataclass(eq=False)
+class TrainerRollouts:
+    """Rollouts of an agent for a trainer that is not asynchronous; `weights_to` is an engine that it updates."""
+
+    agent: Runs
+    _: KW_ONLY
+    weights_to: Engine | None
+    done: Callable[[Sequence[FinishedRollout]], None] | None = None
+    patience: Patience = field(default_factory=Patience)
+    seed: int | None = None
+    loop: BackgroundLoop = field(default_factory=BackgroundLoop)
+
+    async def finish(self, number: int, task: Task) -> FinishedRollout:
+        """Run a task to its end with the seed of its number."""
+        return await finish(self.agent, task, seed=rollout_seed(self.seed, number), patience=self.patience)
+
+    def close(self) -> None:
+        """Close the engine that is sent weights, and the loop."""
+        if self.weights_to is not None:
+            self.loop.run(self.weights_to.close())
+        self.loop.close()
+
 
 def _task(prompt: Any) -> Task:
     if not isinstance(prompt, list):
@@ -42,14 +102,12 @@ def _task(prompt: Any) -> Task:
 
 def _only(rows: Sequence[Sample]) -> Sample:
     name = rows[0].name or "a rollout"
-    raise SampleError(
-        f"{name} has {len(rows)} rows: its history was rewritten, and GRPOTrainer takes one: choose with one_of=, or "
-        "use AsyncGRPOTrainer, which takes all"
-    )
+    problem = f"{name} has {len(rows)} rows: its history was rewritten, and GRPOTrainer takes one"
+    raise SampleError(f"{problem}: choose with one_of=, or use AsyncGRPOTrainer, which takes all")
 
 
 @dataclass(eq=False)
-class RolloutFunction:
+class RolloutFunction(TrainerRollouts):
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
     - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
@@ -61,16 +119,10 @@ class RolloutFunction:
     sampled nothing becomes a row that carries no loss, with a warning.
     """
 
-    agent: Runs
     _: KW_ONLY
-    weights_to: Engine | None
     task: Callable[[Any], Task] = _task
     one_of: Callable[[Sequence[Sample]], Sample] = _only
-    done: Callable[[Sequence[FinishedRollout]], None] | None = None
     concurrency: int = 64
-    patience: Patience = field(default_factory=Patience)
-    seed: int | None = None
-    loop: BackgroundLoop = field(default_factory=BackgroundLoop)
     _started: int = field(default=0, init=False)
     _sent: tuple[Any, int] | None = field(default=None, init=False)
     """The state of the trainer whose weights were sent last (new in each `train()`), and its step."""
@@ -96,12 +148,6 @@ class RolloutFunction:
             "rollout": finished,
         }
 
-    def close(self) -> None:
-        """Close the engine that is sent weights, and the loop."""
-        if self.weights_to is not None:
-            self.loop.run(self.weights_to.close())
-        self.loop.close()
-
     def _tasks(self, prompts: Sequence[Any], numbers: Sequence[int]) -> list[Task]:
         """A task for each prompt, with a number that no other process gives; neighbours with one prompt are a group."""
         tasks: list[Task] = []
@@ -123,11 +169,10 @@ class RolloutFunction:
         room = asyncio.Semaphore(self.concurrency)
 
         async def one(number: int, task: Task) -> FinishedRollout:
-            seed = rollout_seed(self.seed, number)
             async with room:
-                return await finish(self.agent, task, seed=seed, patience=self.patience)
+                return await self.finish(number, task)
 
-        return await together(one(number, task) for number, task in zip(numbers, tasks, strict=True))
+        return await together(map(one, numbers, tasks))
 
     def _row(self, finished: FinishedRollout, trainer: Any) -> PromptResponse:
         if not finished.samples:
@@ -149,7 +194,6 @@ _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_k
 
 
 def _check_trainer(trainer: Any) -> None:
-    """Raise InputError for settings of the trainer that belong to the agent."""
     if getattr(trainer, "tools", None):
         raise InputError("TRL would run the tools of tools= after the agent's: give them to the agent alone")
     defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
@@ -167,7 +211,6 @@ def check_temperature(row: Sample, temperature: float) -> None:
 
 
 def _weights(trainer: Any) -> dict[str, Any]:
-    """The weights that are being trained, by name."""
     if trainer.accelerator.num_processes > 1:
         problem = "weights_to is for one process: connect the agent to TRL's vLLM server"
         raise InputError(f"{problem} (use_vllm=True), and pass weights_to=None")
@@ -197,8 +240,7 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
         return judged(reward(rollout=rollout, **arguments), rollout)
 
     waits = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
-    scored: Callable[..., Any] = awaited if waits else plain
-    functools.update_wrapper(scored, reward)
+    scored: Callable[..., Any] = functools.update_wrapper(awaited if waits else plain, reward)
     scored.__name__ = getattr(reward, "__name__", type(reward).__name__)  # what TRL's logs call it
     scored.__dict__[_MARK] = True
     return scored
@@ -211,15 +253,11 @@ def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float |
 
 
 def _warn_of_scored_failures(finished: Sequence[FinishedRollout], rewards: Sequence[Any], names: Sequence[str]) -> None:
-    """Warn if rollouts failed, and a reward function of the trainer scores them anyway."""
     failed = sum(one.failed for one in finished)
     scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]
     if failed and scoring:
-        warnings.warn(
-            f"{failed} of {len(finished)} rollouts failed and are trained, because these functions score them: "
-            f"{', '.join(scoring)}; wrap them in unless_failed",
-            stacklevel=3,
-        )
+        problem = f"{failed} of {len(finished)} rollouts failed and are trained, because these functions score them"
+        warnings.warn(f"{problem}: {', '.join(scoring)}; wrap them in unless_failed", stacklevel=3)
 
 
 # -- batches of rows
@@ -246,7 +284,6 @@ class Collator:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    """A row of a file as a sample."""
     if not isinstance(row, Mapping):
         raise SampleError(f"a row is a Sample or a mapping of columns, not {brief(row)}")
     if "seq_lengths" in row:

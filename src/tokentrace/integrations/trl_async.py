@@ -1,7 +1,4 @@
-"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains (docs/guides/trl.md).
-
-A rollout whose history was rewritten gives several samples of one group.
-"""
+"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains (docs/guides/trl.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import itertools
 import queue
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
@@ -21,14 +18,12 @@ import numpy.typing as npt
 
 from ..engines.protocol import Engine
 from ..errors import InputError, SampleError
-from ..rollout.batch import grouped, rollout_seed
+from ..rollout.batch import grouped
 from ..rollout.calling import together
-from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
-from .background import BackgroundLoop
-from .rows import FinishedRollout, Runs, filled_logprobs, finish
-from .trl import check_temperature
+from .rows import FinishedRollout, filled_logprobs
+from .trl import TrainerRollouts, check_temperature
 
 try:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -39,7 +34,7 @@ _NOTHING: Final = "nothing was sampled in a group of rollouts, which gives the t
 
 
 @dataclass(eq=False)
-class RolloutWorker:
+class RolloutWorker(TrainerRollouts):
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's rewards.
 
     Runs the tasks over and over, `num_generations` of each, `groups` groups at a time, while fewer than `waiting`
@@ -47,22 +42,16 @@ class RolloutWorker:
     samples say which version sampled their tokens.
     """
 
-    agent: Runs
     tasks: Iterable[Task]
     _: KW_ONLY
-    weights_to: Engine | None
     num_generations: int
     temperature: float = 1.0
     groups: int = 4
     waiting: int = 256
-    done: Callable[[Sequence[FinishedRollout]], None] | None = None
-    patience: Patience = field(default_factory=Patience)
-    seed: int | None = None
-    loop: BackgroundLoop = field(default_factory=BackgroundLoop)
     rollout_buffer: queue.Queue[Any] = field(default_factory=queue.Queue, init=False)
     metrics_queue: queue.Queue[dict[str, float]] = field(default_factory=queue.Queue, init=False)
     model_version: int = field(default=0, init=False)
-    _running: Future[None] | None = field(default=None, init=False)
+    _running: Future[Any] | None = field(default=None, init=False)
     _moved: float = field(default_factory=time.monotonic, init=False)
     _why: str = field(default="", init=False)
     """The last warning."""
@@ -76,8 +65,8 @@ class RolloutWorker:
 
     def start(self) -> None:
         """Begin to run rollouts."""
-        self._moved = time.monotonic()
-        self._running = self.loop.start(self._work())
+        self._moved, numbers = time.monotonic(), itertools.count()
+        self._running = self.loop.start(together(self._run_groups(numbers) for _ in range(self.groups)))
 
     def stop(self) -> None:
         """Cancel all rollouts. Samples that wait for the trainer stay in the buffer."""
@@ -117,8 +106,7 @@ class RolloutWorker:
 
     def destroy(self) -> None:
         """Close the engine and the loop: training has ended."""
-        self.loop.run(self._updated().close())
-        self.loop.close()
+        self.close()
 
     def _updated(self) -> Engine:
         if self.weights_to is None:
@@ -127,17 +115,16 @@ class RolloutWorker:
 
     # -- the work
 
-    async def _work(self) -> None:
-        numbers = itertools.count()
-        await together(self._one_group_after_another(numbers) for _ in range(self.groups))
-
-    async def _one_group_after_another(self, numbers: Iterator[int]) -> None:
+    async def _run_groups(self, numbers: Iterator[int]) -> None:
         while True:
             while self.rollout_buffer.qsize() >= self.waiting:
                 self._moved = time.monotonic()
                 await asyncio.sleep(0.05)
             number, began = next(numbers), self.model_version
-            finished = await together(self._members(number))
+            task = self._tasks[number % len(self._tasks)]
+            named = dataclasses.replace(task, name=f"{task.name or 'grpo'}-{number:06d}")
+            members = itertools.count(number * self.num_generations)
+            finished = await together(map(self.finish, members, grouped([named], self.num_generations)))
             if self.done is not None:
                 self.done(finished)
             version = began if self.weights_to is None else None
@@ -145,24 +132,14 @@ class RolloutWorker:
             self._warn_of(finished, samples)
             for sample in samples:
                 self.rollout_buffer.put(sample)
-            if samples:
                 self._moved = time.monotonic()
 
     def _warn_of(self, finished: Sequence[FinishedRollout], samples: Sequence[Any]) -> None:
-        """Warn of a group without samples or rewards."""
         if any(one.reward is not None for one in finished) and samples:
             return
         what = "no rollout of a group has a reward, and all have an advantage of 0" if samples else _NOTHING
-        why = dict.fromkeys("; ".join(one.notes) or f"it ended with {one.metrics.get('end')}" for one in finished)
-        self._why = f"{what}: {next(iter(why))}"
+        self._why = f"{what}: {'; '.join(finished[0].notes) or 'it ended with ' + str(finished[0].metrics.get('end'))}"
         warnings.warn(self._why, stacklevel=2)
-
-    def _members(self, number: int) -> Iterator[Coroutine[Any, Any, FinishedRollout]]:
-        task = self._tasks[number % len(self._tasks)]
-        named = dataclasses.replace(task, name=f"{task.name or 'grpo'}-{number:06d}")
-        for member, one in enumerate(grouped([named], self.num_generations)):
-            seed = rollout_seed(self.seed, number * self.num_generations + member)
-            yield finish(self.agent, one, seed=seed, patience=self.patience)
 
 
 # -- samples
@@ -204,7 +181,6 @@ def rollout_samples(
 
 
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
-    """The version of the weights that sampled each trained token."""
     versions = np.full(len(row), -1, np.int64)
     for span in row.versions:
         if isinstance(span.version, int):

@@ -1,4 +1,4 @@
-"""verl: our agent as one of its agent loops (docs/guides/verl.md). Registers the tool parsers of `verl_parser`, too."""
+"""verl: our agent as one of its agent loops, and calls read by the model's own template (docs/guides/verl.md)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from uuid import uuid4
 
 try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, ToolListWrap
+    from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
     from verl.utils.import_utils import resolve_config_path
     from verl.utils.rollout_trace import rollout_trace_op
 except ImportError as error:
@@ -19,25 +20,15 @@ except ImportError as error:
 
 from ..data.conversations import plain_values, without_nulls
 from ..errors import InputError, TokentraceError, brief
-from ..rollout import (
-    FAILED_ENDS,
-    Agent,
-    BaseInteraction,
-    BaseTool,
-    Budget,
-    Rollout,
-    Task,
-    load_interactions,
-    load_tools,
-)
+from ..rendering.renderer import Renderer
+from ..rollout import FAILED_ENDS, Agent, BaseInteraction, BaseTool, Budget, Task, load_interactions, load_tools
 from ..rollout.loading import load_object
 from ..rollout.tools import as_tools
 from ..samples.sample import Sample
 from ..settings import nearest
 from .rows import only_sample, prompt_response
-from .sampling import sampling_of
-from .verl_engine import OPTIONAL, ServerEngine
-from .verl_parser import plain, renderer_of
+from .trainers import VERL_SAMPLING, ServerEngine, sampling_of
+from .verl_sft import plain, renderer_of
 
 ROLLOUT_REWARD: Final = "rollout"
 """The setting by which the tools' and the simulated user's rewards are verl's reward."""
@@ -104,14 +95,16 @@ class TokentraceAgentLoop(AgentLoopBase):
         request_id = f"det-{int(priority)}" if settings.full_determinism else uuid4().hex
         size = self.renderer.tokenizer.vocabulary.size
         engine = ServerEngine(self.server_manager, request_id, settings, vocab_size=size, priority=int(priority))
-        raw = self._allow_raw
         task = self._task(request_id, kwargs)
         judge = self._reward if self._reward != ROLLOUT_REWARD else None
         agent = Agent(
             engine,
             self.renderer,
             sampling=sampling_of(
-                sampling_params, max_tokens=settings.response_length, supports=OPTIONAL, allow_raw_logprobs=raw
+                sampling_params,
+                max_tokens=settings.response_length,
+                supports=VERL_SAMPLING,
+                allow_raw_logprobs=self._allow_raw,
             ),
             tools=self.tools,
             interaction=self._interactions,
@@ -124,7 +117,8 @@ class TokentraceAgentLoop(AgentLoopBase):
         if self._reward is not None and rollout.reward is None:
             last = brief(task.messages[-1].get("content"))
             raise RolloutFailed(f"{task.name}, {last}: {self._reward} gave no reward, and verl needs all or none")
-        experts = engine.routed_experts
+        graded = [turn for turn in rollout.per_turn if turn.reward is not None]
+        preempted, experts = engine.reported("num_preempted"), engine.reported("routed_experts")
         output = row_output(
             only_sample(rollout.trajectory),
             logprobs=bool(sampling_params.get("logprobs", True)),
@@ -133,36 +127,38 @@ class TokentraceAgentLoop(AgentLoopBase):
             metrics=AgentLoopMetrics(
                 generate_sequences=rollout.engine_seconds,
                 tool_calls=rollout.tool_seconds,
-                num_preempted=engine.num_preempted,
+                num_preempted=sum(preempted) if preempted else -1,
             ),
-            extra_fields={**engine.extra_fields(), **_extra_fields(rollout)},
+            extra_fields={  # for verl's reward functions and logs, by the keys that verl has in every batch
+                **engine.extra_fields(),
+                "turn_scores": [turn.reward for turn in graded if not turn.tool_calls],
+                "tool_rewards": [turn.reward for turn in graded if turn.tool_calls],
+                "extras": {"end": str(rollout.end), "messages": rollout.messages, "notes": rollout.notes},
+            },
         )
-        if experts is not None:
-            output.routed_experts = experts[: len(output.prompt_ids) + len(output.response_ids)]
+        if experts:
+            output.routed_experts = experts[-1][: len(output.prompt_ids) + len(output.response_ids)]
         return output
 
     def _task(self, name: str, row: Mapping[str, Any]) -> Task:
-        """The task of a row: its columns are the task's metadata, for reward functions."""
         messages = without_nulls(plain_values(list(row["raw_prompt"])))
         for at, message in enumerate(messages):
-            _check_text(at, message.get("content"))
-        chosen = plain((row.get("extra_info") or {}).get("tool_selection"))
+            for part in message["content"] if isinstance(message.get("content"), list) else ():
+                if isinstance(part, Mapping) and (kind := part.get("type", "text")) != "text":
+                    raise InputError("only text is supported", message=at, field=f"content part of type {kind}")
+        tools = {tool.name: tool for tool in self.tools}
+        names = plain((row.get("extra_info") or {}).get("tool_selection"))
+        if missing := [name for name in names if name not in tools]:
+            raise InputError(f"there is no tool {missing[0]!r}; {nearest(missing[0], tools)}", field="tool_selection")
         metadata = {key: plain(value) for key, value in row.items() if key not in _NOT_METADATA}
         return Task(
             messages,
             name=name,
-            tools=self._chosen(chosen),
+            tools=[tools[name] for name in names] or None,
             tool_settings=without_nulls(plain(row.get("tools_kwargs"))),
             interaction_settings=without_nulls(plain(row.get("interaction_kwargs"))),
             metadata=json.loads(json.dumps(metadata, default=str)),
         )
-
-    def _chosen(self, names: Sequence[str]) -> list[BaseTool] | None:
-        """The tools that a row names; None for all."""
-        tools = {tool.name: tool for tool in self.tools}
-        if missing := [name for name in names if name not in tools]:
-            raise InputError(f"there is no tool {missing[0]!r}; {nearest(missing[0], tools)}", field="tool_selection")
-        return [tools[name] for name in names] or None
 
     def _limits(self, task: Task) -> Budget:
         """verl's limits as a budget: samples nothing that its rows have no room for."""
@@ -211,17 +207,40 @@ def _interactions(path: str) -> Mapping[str, BaseInteraction]:
     return load_interactions(resolve_config_path(path))
 
 
-def _check_text(at: int, content: Any) -> None:
-    for part in content if isinstance(content, list) else ():
-        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-        if kind != "text":
-            raise InputError("only text is supported", message=at, field=f"content part of type {kind}")
+# -- tool parsers
 
 
-def _extra_fields(rollout: Rollout) -> dict[str, Any]:
-    """Fields for verl's reward functions and logs, by the keys that verl has in every batch."""
-    return {
-        "turn_scores": [turn.reward for turn in rollout.per_turn if not turn.tool_calls],
-        "tool_rewards": [turn.reward for turn in rollout.per_turn if turn.tool_calls],
-        "extras": {"end": str(rollout.end), "messages": rollout.messages, "notes": rollout.notes},
-    }
+@ToolParser.register("tokentrace")
+class TokentraceToolParser(ToolParser):
+    """Calls as the model's own template writes them, for verl's ``tool_agent``: ``multi_turn.format=tokentrace``."""
+
+    calls = "strict"
+
+    @property
+    def _renderer(self) -> Renderer:
+        return renderer_of(self.tokenizer, {"calls": self.calls})
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """The tokens that end a turn."""
+        return self._renderer.get_stop_token_ids()
+
+    @rollout_trace_op
+    async def extract_tool_calls(
+        self, responses_ids: list[int], tools: Sequence[Any] | None = None
+    ) -> tuple[str, list[FunctionCall]]:
+        """The content, and the calls with a name. Invalid JSON stays as it is: verl reports it to the model."""
+        schemas = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in tools or ()]
+        parsed = self._renderer.parse_response(responses_ids, tools=schemas or None)
+        return parsed.content, [
+            FunctionCall(name=call.name, arguments=call.arguments_text, tool_call_id=call.id)
+            for call in parsed.tool_calls
+            if call.name
+        ]
+
+
+@ToolParser.register("tokentrace_lenient")
+class LenientToolParser(TokentraceToolParser):
+    """Also counts well-formed calls outside their place, as vLLM and SGLang do: ``format=tokentrace_lenient``."""
+
+    calls = "lenient"

@@ -1,29 +1,30 @@
-"""verl: a dataset for its SFT trainer, with the columns and keys of verl's ``MultiTurnSFTDataset``.
-
-Rows are conversations, or ids that `tokentrace tokenize` and `tokentrace rollout` wrote.
-"""
+"""verl: a dataset for its SFT trainer, with the columns and keys of verl's ``MultiTurnSFTDataset``."""
 
 from __future__ import annotations
 
+import functools
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 try:
     import numpy as np
     import torch
+    from omegaconf import OmegaConf
     from torch.utils.data import Dataset
     from verl.utils import hf_tokenizer
     from verl.utils.fs import copy_local_path_from_hdfs
 except ImportError as error:
     raise ImportError(f"the dataset needs verl: pip install 'verl[verl-core]' ({error})") from error
 
-from ..data.conversations import Columns, conversation_of, without_nulls
+from ..data.conversations import Columns, conversation_of, plain_values, without_nulls
 from ..data.sources import pyarrow
 from ..errors import InputError, SampleError, brief
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import Renderer
 from ..samples.supervised import build_supervised_sample
 from .rows import ids_and_mask
-from .verl_parser import plain, renderer_of
 
 _PAD_MODES: Final = ("right", "no_padding")
 _CUTS: Final = ("error", "left", "right")
@@ -42,8 +43,10 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         if processor is not None:
             raise InputError("images are not supported: this dataset is for models without a processor")
         self.tokenizer = hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self.pad_mode = _one_of("pad_mode", settings.get("pad_mode", "right"), _PAD_MODES)
-        self.truncation = _one_of("truncation", settings.get("truncation", "error"), _CUTS)
+        self.pad_mode, self.truncation = settings.get("pad_mode", "right"), settings.get("truncation", "error")
+        for name, choices in (("pad_mode", _PAD_MODES), ("truncation", _CUTS)):
+            if (value := getattr(self, name)) not in choices:
+                raise InputError(f"data.{name} must be one of {', '.join(choices)}, not {value!r}")
         self.max_length = int(settings.get("max_length", 1024))
         self._messages = settings.get("messages_key", "messages")
         self._tools = settings.get("tools_key", "tools")
@@ -61,14 +64,16 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
         row = self.rows.slice(range(len(self))[item], 1).to_pylist()[0]
-        ids, mask = self._recorded(row) if row.get("input_ids") is not None else self._built(row)
-        columns: dict[str, Sequence[int]] = {"input_ids": ids, "position_ids": range(len(ids)), "loss_mask": mask}
+        ids, mask = self._built(row) if row.get("input_ids") is None else ids_and_mask(row)
+        if row.get("input_ids") is not None and (self._sample or self._renderer):
+            raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
+        columns: dict[str, Any] = {"input_ids": ids, "position_ids": np.arange(len(ids)), "loss_mask": mask}
         if len(ids) > self.max_length:
             columns = {name: self._cut(item, values) for name, values in columns.items()}
-        if not any(columns["loss_mask"]):
-            what = "nothing that carries loss is left of it" if any(mask) else "nothing in it carries loss"
+        if not columns["loss_mask"].any():
+            what = "nothing that carries loss is left of it" if mask.any() else "nothing in it carries loss"
             warnings.warn(f"row {item}: {what}", stacklevel=2)
-        tensors = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
+        tensors = {name: torch.from_numpy(values.astype(np.int64)) for name, values in columns.items()}
         if self.pad_mode == "no_padding":
             return tensors
         tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
@@ -78,8 +83,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
             for name, value in tensors.items()
         }
 
-    def _built(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
-        """A row of messages, rendered."""
+    def _built(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
         for column in self._media:
             if row.get(column):
                 raise InputError("images and videos are not supported", field=column)
@@ -93,16 +97,9 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         conversation = conversation_of(row, named)
         renderer = renderer_of(self.tokenizer, {**self._renderer, **variables})
         sample = build_supervised_sample(renderer, conversation.messages, tools=conversation.tools, **self._sample)
-        return sample.ids.tolist(), sample.mask.astype(int).tolist()
+        return sample.ids, sample.mask
 
-    def _recorded(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
-        """A row of ids."""
-        if self._sample or self._renderer:
-            raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
-        ids, mask = ids_and_mask(row)
-        return ids.tolist(), mask.astype(int).tolist()
-
-    def _cut(self, item: int, values: Sequence[int]) -> Sequence[int]:
+    def _cut(self, item: int, values: Any) -> Any:
         if self.truncation == "error":
             problem = f"row {item} has {len(values)} tokens, more than data.max_length, {self.max_length}"
             raise SampleError(f"{problem}: raise it, or set data.truncation to left or right")
@@ -110,7 +107,6 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
 
 
 def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
-    """The rows of all files, or `limit` of them, chosen as verl does."""
     names = [files] if isinstance(files, str) else list(files)
     parquet = pyarrow("pyarrow.parquet")
     tables = [parquet.read_table(copy_local_path_from_hdfs(name)) for name in names]
@@ -129,7 +125,18 @@ def _switch(value: Any) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _one_of(name: str, value: Any, names: Sequence[str]) -> str:
-    if value not in names:
-        raise InputError(f"data.{name} must be one of {', '.join(names)}, not {value!r}")
-    return str(value)
+def renderer_of(tokenizer: Any, settings: Mapping[str, Any]) -> Renderer:
+    """A renderer for verl's tokenizer, cached: verl makes an agent loop for every row."""
+    return _renderer(tokenizer, str(tokenizer.chat_template), json.dumps(settings, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=16)
+def _renderer(tokenizer: Any, _template: str, settings: str) -> Renderer:
+    return create_renderer(tokenizer, **json.loads(settings))
+
+
+def plain(value: Any) -> Any:
+    """Settings and columns as plain values; None becomes {}."""
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)
+    return {} if value is None else plain_values(value.tolist() if hasattr(value, "tolist") else value)

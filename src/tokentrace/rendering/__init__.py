@@ -1,4 +1,4 @@
-"""Messages to ids: the renderer, the bridge to the next turn, spliced prefixes."""
+"""Messages to ids: the renderer and the bridge to the next turn."""
 
 from ..lazy import load_on_use
 

@@ -23,7 +23,6 @@ from ..parsing.parser import read_turn
 from ..parsing.response import ParsedResponse
 from ..showing import ShowsItself
 from ..study.endings import TurnEndings
-from ..study.forms import TemplateForms
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
 from ..tokens.ids import check_ids
@@ -45,8 +44,7 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     """
 
     prompt: Sequence[int] | Ids
-    """This and the completion are the caller's own objects."""
-    completion: Sequence[int] | Ids
+    completion: Ids
     new: TokenTable
     """The added tokens. Their messages are indices into the new messages."""
     new_count: int
@@ -87,9 +85,9 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
     @computed
     def ids(self) -> Ids:
-        """The whole next prompt. Raises InputError if the prompt or the completion are not ids."""
+        """The whole next prompt. Raises InputError if the prompt is not ids."""
         prompt = check_ids(self.prompt, "prev_prompt_ids")
-        return np.concatenate([prompt, check_ids(self.completion, "prev_completion_ids"), self.new_ids])
+        return np.concatenate([prompt, self.completion, self.new_ids])
 
     @property
     def token_ids(self) -> list[int]:
@@ -129,46 +127,11 @@ class Truncation(StrEnum):
     """There is no bridge."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(NamedTuple):
     """A prompt and its completion, as ids."""
 
     prompt: Sequence[int] | Ids
     completion: Ids
-    passed: Any
-    """The completion as the caller passed it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tail:
-    """What a template writes after an assistant's turn. Its tokens name new messages, counted from 0."""
-
-    tokens: TokenTable
-    new_count: int
-    stop_token: int | None
-    closing: str = ""
-    """What the template writes between the turn's last text and its end, if no token ends it."""
-    lost: tuple[Lost, ...] = ()
-
-    @classmethod
-    def of(cls, continuation: Continuation, forms: TemplateForms) -> Tail:
-        """What follows the turn of a rendered conversation."""
-        encoded, rendering, first = continuation.encoded, continuation.encoded.rendering, continuation.first_new
-        owners = [max(owner - first, -1) for owner in span_messages(rendering, continuation.conversation)]
-        is_context = [  # all that the template adds to a message's text is scaffold, its role as well
-            origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
-        ]
-        kinds = np.where(is_context, *(np.uint8(kind) for kind in (Kind.CONTEXT, Kind.SCAFFOLD)))
-        lost = find_lost(rendering, continuation.conversation, forms, first=first).lost
-        stop = continuation.turn.stop
-        messages = encoded.per_token(np.asarray(owners, np.int32))[stop:]
-        return cls(
-            TokenTable.of(continuation.ids.copy(), encoded.per_token(kinds)[stop:], messages),
-            len(continuation.conversation) - first,
-            continuation.turn.stop_token,
-            rendering.text[continuation.span.body_end : continuation.cut],
-            tuple(dataclasses.replace(one, message=(one.message or 0) - first) for one in lost),
-        )
 
 
 class _Seam(NamedTuple):
@@ -188,27 +151,37 @@ class SeamFinder:
     compiled: Callable[[], Compiled]
     """The grammar that completions are parsed with; compiling it takes a while, and most bridges do without."""
 
-    def join(self, stream: Stream, tail: Tail) -> BridgedTokens | BridgeRefusal:
-        """The stream, its seam, and what follows the turn."""
-        seam = self._seam(stream, tail)
+    def join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
+        """The stream, its seam, and what the template writes after the turn, for new messages counted from 0."""
+        seam = self._seam(stream, continuation)
         if isinstance(seam, BridgeRefusal):
             return seam
+        encoded, conversation, first = continuation.encoded, continuation.conversation, continuation.first_new
+        rendering, after = encoded.rendering, slice(continuation.turn.stop + seam.overlap, None)
+        owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
+        is_context = [  # all that the template adds to a message's text is scaffold, its role as well
+            origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
+        ]
+        kinds = np.where(is_context, *(np.uint8(kind) for kind in (Kind.CONTEXT, Kind.SCAFFOLD)))
+        kinds, messages = (encoded.per_token(np.asarray(one))[after] for one in (kinds, np.asarray(owners, np.int32)))
         pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
-        following = tail.tokens.slice(seam.overlap, len(tail.tokens)) if seam.overlap else tail.tokens
-        return BridgedTokens(stream.prompt, stream.passed, join([*pieces, following]), tail.new_count, tail.lost)
+        table = join([*pieces, TokenTable.of(encoded.ids[after].copy(), kinds, messages)])
+        left_out = find_lost(rendering, conversation, self.study.forms, first=first)
+        lost = [dataclasses.replace(one, message=(one.message or 0) - first) for one in left_out.lost]
+        return BridgedTokens(*stream, table, len(conversation) - first, lost)
 
-    def _seam(self, stream: Stream, tail: Tail) -> _Seam | BridgeRefusal:
-        completion, stop = stream.completion, tail.stop_token
+    def _seam(self, stream: Stream, continuation: Continuation) -> _Seam | BridgeRefusal:
+        completion, stop = stream.completion, continuation.turn.stop_token
         last = int(completion[-1]) if len(completion) else -1
         if stop is None:
-            return self._open_seam(stream, tail, last)
+            return self._open_seam(stream, continuation, last)
         if last == stop:
             return _Seam()
         is_head = stop in self.endings.heads and stop not in self.endings.closers
         head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
         if self._is_stop(last):
             return _Seam(head)
-        overlap = self._overlap(completion, stop, tail.tokens.ids)
+        overlap = self._overlap(completion, stop, continuation.ids)
         if overlap is not None:
             return _Seam(overlap=overlap)
         if self.truncation is Truncation.REFUSE:
@@ -259,10 +232,10 @@ class SeamFinder:
                 return None
         return None
 
-    def _open_seam(self, stream: Stream, tail: Tail, last: int) -> _Seam | BridgeRefusal:
+    def _open_seam(self, stream: Stream, continuation: Continuation, last: int) -> _Seam | BridgeRefusal:
         """The seam of a template that ends the turn with text, or with nothing."""
         completion = stream.completion
-        whole = self._marked(tail.closing)
+        whole = self._marked(continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut])
         past_close = self._marked(self.study.past_close())
         shared = zip(reversed(whole), reversed(past_close), strict=False)
         count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))

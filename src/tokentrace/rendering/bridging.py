@@ -42,7 +42,7 @@ from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
-from .bridged import BridgedTokens, SeamFinder, Stream, Tail
+from .bridged import BridgedTokens, SeamFinder, Stream
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -117,17 +117,7 @@ class Bridger:
         if isinstance(continuation, BridgeRefusal):
             return continuation
         refusal = check_continuation(continuation, len(request.names), true_context=proof.true_context)
-        return self._join(stream, continuation) if refusal is None else refusal
-
-    def bridge_after(
-        self, stream: Stream, conversation: Messages, at: int, tools: Any
-    ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt of a whole conversation, with the ids of `stream` up to the turn of message `at`."""
-        continuation = self._rendered_after(conversation, at, tools)
-        return continuation if isinstance(continuation, BridgeRefusal) else self._join(stream, continuation)
-
-    def _join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
-        return self._seams.join(stream, Tail.of(continuation, self._study.forms))
+        return self._seams.join(stream, continuation) if refusal is None else refusal
 
     # -- rendering after a turn
 

@@ -56,18 +56,14 @@ def create_renderer(
     `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries. Other
     arguments are template variables, which the template has to read: ``enable_thinking=False``.
 
-    `past` says how turns are shown that are not the last (see `Past`): ``"template"``, ``"inference"``,
-    ``"tool_calls"``, ``"preserve"`` or ``"patched"``. `preserve_all_thinking`, `preserve_thinking_between_tool_calls`,
-    `use_patched` and `history` are other names of these values.
-
-    `calls` is ``"strict"`` or ``"lenient"``: if a well-formed call outside its place counts, as in vLLM.
-
-    `tool_parser` and `reasoning_parser` say how calls and reasoning are written if the template does not show it: the
-    name of a dialect (``"hermes"``, or an inference server's name), or a `Dialect`, `CallGrammar` or `Frame`.
-
-    `messages` is ``"adapt"`` (messages take the form that the template reads) or ``"as_given"`` (they stay as they are,
-    for ids that equal transformers'). `lost` says what happens if text reaches no token: ``"warn"``, ``"error"`` or
-    ``"ignore"``.
+    - `past`: how turns are shown that are not the last; see `Past`. `preserve_all_thinking`, `use_patched`,
+      `preserve_thinking_between_tool_calls` and `history` are other names of its values.
+    - `calls`: ``"strict"`` or ``"lenient"``: if a well-formed call outside its place counts, as in vLLM.
+    - `tool_parser`, `reasoning_parser`: how calls and reasoning are written if the template does not show it: the name
+      of a dialect (``"hermes"``, or an inference server's name), or a `Dialect`, `CallGrammar` or `Frame`.
+    - `messages`: ``"adapt"`` (messages take the form that the template reads) or ``"as_given"`` (they stay as they are,
+      for ids that equal transformers').
+    - `lost`: what happens if text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
     """
     instance("renderer", renderer, str)
     loaded = load_tokenizer(tokenizer)
@@ -105,9 +101,7 @@ def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any)
         Past.INFERENCE: history == "inference",
     }
     named = next((value for value, is_set in aliases.items() if is_set), None)
-    if past is None:
-        return named or Past.TEMPLATE
-    chosen = choose(Past, "past", past)
+    chosen = choose(Past, "past", named or Past.TEMPLATE if past is None else past)
     if chosen is Past.EXPAND:
         raise RendererError("past='expand' makes several rows: pass it to build_supervised_samples")
     if named not in (None, chosen):
@@ -168,11 +162,9 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
     if template is not None:
         source = template_source(template)
         if isinstance(source, str) and not _is_source(source):
-            names = ", ".join(sorted(tokenizer.templates)) or "none"
-            raise RendererError(
-                f"chat_template: there is no file {brief(source)}, and the tokenizer carries no template of that name "
-                f"(it carries {names})"
-            )
+            names = f"(it carries {', '.join(sorted(tokenizer.templates)) or 'none'})"
+            problem = f"there is no file {brief(source)}, and the tokenizer carries no template of that name {names}"
+            raise RendererError(f"chat_template: {problem}")
         sources = named_templates(source)
         if not sources:
             raise RendererError(f"chat_template is a template's source, file or name, not {kind_of(template)}")
@@ -181,9 +173,8 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
     if python_format is not None:
         return {"default": python_format}
     if not tokenizer.templates:
-        raise TemplateError(
-            f"{tokenizer.name or 'the tokenizer'} carries no chat template; pass chat_template= with its source"
-        )
+        name = tokenizer.name or "the tokenizer"
+        raise TemplateError(f"{name} carries no chat template; pass chat_template= with its source")
     return {name: ChatTemplate(source) for name, source in tokenizer.templates.items()}
 
 

@@ -29,7 +29,7 @@ from ..errors import LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
-from ..template.spans import Rendering
+from ..template.trace import Rendering
 
 BOOKKEEPING: Final = frozenset(
     {
@@ -115,7 +115,8 @@ def find_lost(
     finder = _LostFinder(rendering, messages, forms)
     for index in range(first, len(messages)):
         for key, value in messages[index].items():
-            if value and key not in BOOKKEEPING and isinstance(value, str | list | tuple | Mapping):
+            is_written = finder.texts.get(("messages", index, key)) == [value]  # as it is, in one piece
+            if not is_written and value and key not in BOOKKEEPING and isinstance(value, (str, list, tuple, Mapping)):
                 finder.check_field(Origin.of(index, key), value)
     origins = [origin for origin in finder.texts if origin[0] == "tools"] if tools else []
     if ("tools",) not in origins:  # else all are printed, as a list
@@ -142,8 +143,6 @@ class _LostFinder:
 
     def check_field(self, origin: Origin, value: Any) -> None:
         """Report what is missing of a field of a message."""
-        if self.texts.get(origin) == [value]:  # written as it is
-            return
         self._budget = _MOST
         message, name = self._messages[origin[1]], origin[2]  # type: ignore[index]
         if name == "tool_calls" and isinstance(value, list | tuple):

@@ -18,7 +18,7 @@ from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
-from ..template.spans import Rendering
+from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.ids import segments
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -50,7 +50,7 @@ class TokenSpan(NamedTuple):
     field: str
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False)
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 

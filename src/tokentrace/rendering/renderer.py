@@ -1,7 +1,6 @@
 """Renderer: messages to ids with a model's own template. `rendering.factory` makes them.
 
-`Renderer.render` is the whole path: check, adapt, run the template, put history back, encode, mask, account for what is
-lost. Each stage has a module; what is known of the template comes from its `TemplateStudy`.
+`Renderer._render` is the whole path. What is known of the template comes from its `TemplateStudy`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt
-from ..conversation.messages import Messages, check_messages, check_tools
+from ..conversation.messages import Messages, check_messages, check_tools, conversation_remarks
 from ..conversation.place import Place
-from ..conversation.remarks import conversation_remarks
 from ..conversation.values import is_plain, plain_json
 from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
@@ -97,10 +95,9 @@ class Renderer:
         `add_generation_prompt` ends it with the prompt for a new reply. `continue_final_message` leaves the last
         message, an assistant's, open after its content. The mask is 0 for the open turn, including any prefilled text.
 
-        Raises InputError (naming message and field) for messages that are not a conversation, TemplateError if the
-        template refuses it, ControlTokenError if untrusted text spells a control token and the policy is ``reject``.
-        Text that reaches no token is in `lost` of the result, with a `LostTextWarning` or, with ``lost="error"``, a
-        LostTextError.
+        Raises InputError (naming message and field), TemplateError if the template refuses the conversation, and
+        ControlTokenError if untrusted text spells a control token and the policy is ``reject``. Text that reaches no
+        token is in `lost` of the result, with a `LostTextWarning` or, with ``lost="error"``, a LostTextError.
         """
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
@@ -114,8 +111,7 @@ class Renderer:
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
         """Render a conversation up to an assistant's turn, with the history that the prompt for that turn shows.
 
-        Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
-        calls that are answered, Mistral's the system message. Raises what `render` raises.
+        Harmony's template drops reasoning beside answered calls once the turn is there, Mistral's the system message.
         """
         return self._reported(self._render(messages, tools, False, as_prompted=True))
 
@@ -155,17 +151,8 @@ class Renderer:
                 originals[at] = checked[at]
             return find_lost(rendering, originals, study.forms, tools=schemas or ())
 
-        return RenderedTokens(
-            tokenizer=self.tokenizer,
-            encoded=encoded,
-            conversation=checked,
-            turns=sampling.turns,
-            mask=mask,
-            prompted=prompt,
-            changes=[*adapted.changes, *text.changes],
-            find_notes=notes,
-            find_lost=lost,
-        )
+        changes = [*adapted.changes, *text.changes]
+        return RenderedTokens(self.tokenizer, encoded, checked, sampling.turns, mask, prompt, changes, notes, lost)
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
@@ -199,23 +186,20 @@ class Renderer:
         """The study of the template that is used: models may ship another one for tools."""
         if tools is not None and not isinstance(tools, Sequence):
             check_tools(tools)  # raises InputError
-        study = self._studies.get("tool_use") if tools is not None else None
-        study = study or self._studies.get("default")
-        if study is None:
-            names = ", ".join(sorted(self._studies))
-            raise RendererError(f"this tokenizer has no default chat template, only {names}; pass chat_template=")
-        return study
+        for name in ("tool_use", "default") if tools is not None else ("default",):
+            if (study := self._studies.get(name)) is not None:
+                return study
+        names = ", ".join(sorted(self._studies))
+        raise RendererError(f"this tokenizer has no default chat template, only {names}; pass chat_template=")
 
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows. Raises InputError."""
-        study = self.study(tools)
+        study, control = self.study(tools), self.tokenizer.vocabulary.control_pattern
 
-        def prints(role: str) -> bool:
-            """Whether the template prints any role, and this one spells no control token."""
-            control = self.tokenizer.vocabulary.control_pattern
+        def is_printed(role: str) -> bool:
             return study.forms.prints_roles and (control is None or not control.search(role))
 
-        return check_messages(messages, more_roles=study.template.constants, any_role=prints)
+        return check_messages(messages, more_roles=study.template.constants, any_role=is_printed)
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
         """The messages in the form that the template reads, and what was changed for it."""
@@ -264,9 +248,9 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        Returns a `BridgeRefusal`, which is false and has a reason, if that cannot be proven. Raises InputError for
-        messages or ids that are not valid. Pass the tools of the first prompt. `messages` is the conversation before
-        the completion; it is used only if the template makes what follows depend on it.
+        Returns a `BridgeRefusal`, which is false and has a reason, if that cannot be proven. Raises InputError. Pass
+        the tools of the first prompt. `messages`, the conversation before the completion, is used only if the template
+        makes what follows depend on it.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
@@ -274,14 +258,12 @@ class Renderer:
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
-        stream = Stream(prev_prompt_ids, completion, prev_completion_ids)
+        stream = Stream(prev_prompt_ids, completion)
         bridger, key = self._bridger(study, bool(tools)), self._tools.key(tools)
         bridged = bridger.bridge(stream, list(adapted.messages), tools, key, before)
         if isinstance(bridged, BridgedTokens):
-            if adapted.changes:
-                bridged.changes = list(adapted.changes)
-            if bridged.lost:
-                report_lost(bridged.lost, self.lost)
+            bridged.changes = list(adapted.changes)
+            report_lost(bridged.lost, self.lost)
         return bridged
 
     def bridge_to_next_turn(
@@ -296,13 +278,6 @@ class Renderer:
         """As `bridge`, with None for every refusal."""
         bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
         return bridged if type(bridged) is BridgedTokens else None
-
-    def bridge_after(
-        self, prompt_ids: Any, completion_ids: Any, messages: Messages, message: int, *, tools: Any = None
-    ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt of a whole conversation (adapted), with these ids up to the turn of one of its messages."""
-        stream = Stream(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids)
-        return self._bridger(self.study(tools), bool(tools)).bridge_after(stream, messages, message, tools)
 
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
@@ -367,19 +342,16 @@ class Renderer:
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
         """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
         rendered = self._render(messages, tools, False)
-        conversation = self.adapt_messages(messages, tools=tools).messages
         turns: dict[int, list[ParsedResponse]] = {}
         for turn in rendered.turns:
             ids, prompt = rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
-            turns.setdefault(turn.message, []).append(
-                self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
-            )
-        return [
-            unreadable
-            for index, message in enumerate(conversation)
-            if message["role"] == "assistant"
-            for unreadable in find_unreadable(index, message, turns.get(index, ()))
-        ]
+            parsed = self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
+            turns.setdefault(turn.message, []).append(parsed)
+        unreadable: list[Unreadable] = []
+        for index, message in enumerate(self.adapt_messages(messages, tools=tools).messages):
+            if message["role"] == "assistant":
+                unreadable += find_unreadable(index, message, turns.get(index, ()))
+        return unreadable
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         """The grammar that completions are parsed with. A note says where it does not read back its own template."""

@@ -29,11 +29,9 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
     """The trusted roles and sources of text. Raises RendererError for a name that is neither."""
-    if isinstance(trusted, str) or not isinstance(trusted, Iterable):
-        raise RendererError(f"trusted is a set of roles, not {brief(trusted)}")
-    names = list(trusted)
+    names: list[Any] = list(trusted) if isinstance(trusted, Iterable) and not isinstance(trusted, str) else [None]
     if not all(isinstance(name, str) for name in names):
-        raise RendererError(f"trusted is a set of roles, which are strings, not {brief(names)}")
+        raise RendererError(f"trusted is a set of roles, which are strings, not {brief(trusted)}")
     usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
     allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
@@ -78,16 +76,19 @@ def forged_error(forged: ForgedControl, origin: Origin | None, messages: Message
             value = value[key]
         except (KeyError, IndexError, TypeError):
             break
-    position = value.find(forged.token) if isinstance(value, str) else -1
-    at = f" at character {position}" if position >= 0 else ""
+    at = value.find(forged.token) if isinstance(value, str) else -1
+    place = f" at character {at}" if at >= 0 else ""
     return ControlTokenError(
-        f"holds the control token {forged.token!r}{at}; remove it, or use control_tokens='literal' to keep it "
-        "as plain text",
-        message=None if origin is None else origin.message,
-        field=field_name(origin),
-        position=position if position >= 0 else None,
+        f"holds the control token {forged.token!r}{place}; remove it, or use control_tokens='literal' to keep it as "
+        "plain text",
+        **_place(origin),
+        position=at if at >= 0 else None,
         token=forged.token,
     )
+
+
+def _place(origin: Origin | None) -> dict[str, Any]:
+    return {"message": None if origin is None else origin.message, "field": field_name(origin)}
 
 
 def unencodable_error(rendering: Rendering, tools: Any) -> InputError:
@@ -100,8 +101,7 @@ def unencodable_error(rendering: Rendering, tools: Any) -> InputError:
         return InputError(
             f"holds {surrogate[0]!r} at character {surrogate.start()}, half of a surrogate pair, which is no "
             "text; decode the input with errors='replace'",
-            message=None if origin is None else origin.message,
-            field=field_name(origin),
+            **_place(origin),
         )
     return InputError("holds text that cannot be encoded as UTF-8")
 

@@ -143,7 +143,6 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
 
 
 def _selected(schemas: Any, selection: Any, tools: Sequence[BaseTool]) -> list[BaseTool] | None:
-    """Return the tools that a row selects, by schemas or by names; None if it selects none."""
     if not is_list(selection) or (selection and schemas):
         raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
     by_name = {tool.name: tool for tool in tools}

@@ -188,7 +188,6 @@ class _Workers:
             answer.cancel()
 
     def _check(self, answer: dict[str, Any]) -> None:
-        """Compare the crew that answered with this process's tasks, and with the first crew."""
         node, crew = answer["node"], answer["crew"]
         if "error" in crew:
             raise InputError(f"node {node}: {crew['error']}")

@@ -46,7 +46,6 @@ def _longest_token(vocabulary: Vocabulary) -> int:
 
 
 def _part(text: str, count: int, tokenizer: Tokenizer, *, last: bool = False) -> str:
-    """Return the characters of the first `count` tokens, or of the last."""
     raw = text.encode("utf-8")
     lengths = np.abs(tokenizer.vocabulary.byte_lengths[tokenizer.encode_plain(text)])
     size = int((lengths[-count:] if last else lengths[:count]).sum())

@@ -17,7 +17,6 @@ import types
 import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -41,7 +40,7 @@ class ConfigError(InputError):
         super().__init__(problem)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Document:
     """A YAML file: its values, and the nodes that know their lines."""
 
@@ -52,6 +51,18 @@ class Document:
     def error(self, problem: str, *path: str | int) -> ConfigError:
         where = ".".join(map(str, path))
         return ConfigError(f"{self.file}, line {self.line(path)}: {where + ': ' if where else ''}{problem}", path=path)
+
+    @contextlib.contextmanager
+    def at(self, *path: str | int) -> Iterator[None]:
+        """Turn any error into a ConfigError at a setting; what foreign code prints goes to stderr."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        except ConfigError:
+            raise
+        except Exception as error:
+            problem = str(error) if isinstance(error, TokentraceError) else f"{type(error).__name__}: {error}"
+            raise self.error(problem, *path) from error
 
     def line(self, path: tuple[str | int, ...]) -> int:
         """Return the line of a setting, or of the closest one around it."""
@@ -83,15 +94,15 @@ class Document:
         if not isinstance(values, Mapping):
             raise self.error(f"must be a mapping of settings, not {brief(values)}", *path)
         names = [one.name for one in dataclasses.fields(kind) if one.name not in more]  # type: ignore[arg-type]
+        self.check_names(values, names, *path)
+        with self.at(*path):
+            return self.convert(kind, {**values, **more}, *path)
+
+    def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:
+        """Raise ConfigError for a setting that is not one of `names`."""
         for key in values:
             if key not in names:
                 raise self.error(f"there is no such setting; there are {', '.join(names)}", *path, key)
-        try:
-            return self.convert(kind, {**values, **more}, *path)
-        except ConfigError:
-            raise
-        except TokentraceError as error:
-            raise self.error(str(error), *path) from error
 
 
 def read_config(path: str | Path) -> Document:
@@ -148,42 +159,12 @@ def _value(node: Any, loader: Any, file: str, cache: dict[int, Any]) -> Any:
     return value
 
 
-# -- what a configuration names
-
-
-class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A tool in YAML, as verl has it: a class, a function, or the tools of an MCP server."""
-
-    class_name: str | None = None
-    config: dict[str, Any] = {}
-    tool_schema: dict[str, Any] | None = None
-    function: str | None = None
-    name: str | None = None
-    mcp: dict[str, Any] | None = None
-
-
-class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A simulated user in YAML, as verl has it."""
-
-    class_name: str
-    name: str | None = None
-    config: dict[str, Any] = {}
-
-
-class _ToolFile(Struct, forbid_unknown_fields=True):
-    tools: list[ToolSection]
-
-
-class _UserFile(Struct, forbid_unknown_fields=True):
-    interaction: UserSection | list[UserSection]
-
-
 def load_object(name: str, folder: Path) -> Any:
     """Return what ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` names. Raises InputError.
 
     Looks in `folder` for files, and for modules that are not installed.
     """
-    module_name, _, attribute = name.rpartition(":") if ":" in name else name.rpartition(".")
+    module_name, _, attribute = name.rpartition(":" if ":" in name else ".")
     if not module_name or not attribute:
         raise InputError(f"{name!r} must be module:name, module.Name or file.py:name")
     is_file = module_name.endswith(".py")
@@ -208,34 +189,35 @@ def _from_file(path: Path) -> types.ModuleType:
     """Return the module in a file, which runs once however often it is named."""
     path = path.resolve()
     name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-@contextlib.contextmanager
-def errors_at(document: Document, *path: str | int) -> Iterator[None]:
-    """Turn any error into a ConfigError at a setting; what foreign code prints goes to stderr."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        problem = str(error) if isinstance(error, TokentraceError) else f"{type(error).__name__}: {error}"
-        raise document.error(problem, *path) from error
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is no module")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 # -- tools
+
+
+class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A tool in YAML, as verl has it: a class, a function, or the tools of an MCP server."""
+
+    class_name: str | None = None
+    config: dict[str, Any] = {}
+    tool_schema: dict[str, Any] | None = None
+    function: str | None = None
+    name: str | None = None
+    mcp: dict[str, Any] | None = None
+
+
+class _ToolFile(Struct, forbid_unknown_fields=True):
+    tools: list[ToolSection]
 
 
 def load_tools(path: str | Path) -> list[BaseTool]:
@@ -254,42 +236,40 @@ def make_tools(document: Document, sections: Sequence[ToolSection], folder: Path
                 warnings.warn(str(document.error(ignored, *path)), stacklevel=2)
             tools += _server_tools(document, section.mcp, folder, *path, "mcp")
         elif section.function is not None:
-            with errors_at(document, *path, "function"):
+            with document.at(*path, "function"):
                 function = load_object(section.function, folder)
                 if isinstance(function, type) or not callable(function):
                     raise InputError("is not a function; name a class with class_name")
                 tools.append(FunctionTool(function, name=section.name))
         elif section.class_name is not None:
-            with errors_at(document, *path, "class_name"):
+            with document.at(*path, "class_name"):
                 tools.append(_make_tool(load_object(section.class_name, folder), section))
         else:
             raise document.error("a tool has a class_name, a function or mcp", *path)
-        with errors_at(document, *path):
+        with document.at(*path):
             as_tools(tools)
     return tools
 
 
 def _server_tools(document: Document, values: dict[str, Any], folder: Path, *path: str | int) -> list[BaseTool]:
-    """Return the tools of an MCP server, or of those in a file."""
     names = {"mcp_servers_config_path": "file", "tool_selected_list": "tools"}
     values = {names.get(key, key): value for key, value in values.items()}
-    selected = None
-    if "file" in values:
-        selected = values.get("tools")
-        with errors_at(document, *path):
+    selected = values.get("tools") if "file" in values else None
+    with document.at(*path):
+        if "file" in values:
             servers = [MCPConfig(**one) for one in read_servers(folder / values["file"]).values()]
-    else:
-        servers = [document.build(MCPConfig, values, *path)]
-    servers = [replace(one, cwd=str(folder / (one.cwd or ""))) if one.command else one for one in servers]
-    with errors_at(document, *path):
-        tools = tools_now(servers)
-        if missing := [name for name in selected or () if name not in [tool.name for tool in tools]]:
+        else:
+            servers = [document.build(MCPConfig, values, *path)]
+        beside = [
+            dataclasses.replace(one, cwd=str(folder / (one.cwd or ""))) if one.command else one for one in servers
+        ]
+        tools = {tool.name: tool for tool in tools_now(beside)}
+        if missing := [name for name in selected or () if name not in tools]:
             raise InputError(f"there is no tool {brief(missing[0])}")
-    return [tool for tool in tools if selected is None or tool.name in selected]
+    return [tool for name, tool in tools.items() if selected is None or name in selected]
 
 
 def _make_tool(kind: Any, section: ToolSection) -> BaseTool:
-    """Return a tool of a class: a BaseTool, or any class with its methods."""
     if not (isinstance(kind, type) and callable(getattr(kind, "execute", None))):
         raise InputError("is not a class with an execute method; name a function with function")
     if issubclass(kind, BaseTool):
@@ -309,13 +289,11 @@ def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
         constructor = vars(one).get("__init__")
         if constructor is None or "tool_schema" not in inspect.signature(constructor).parameters:
             continue
-        try:
+        with contextlib.suppress(NameError):  # a name that only type checkers import
             hint = typing.get_type_hints(constructor).get("tool_schema")
-        except NameError:  # a name that only type checkers import
-            continue
-        for option in (hint, *typing.get_args(hint)):
-            if hasattr(option, "model_validate"):
-                return option.model_validate(schema)
+            for option in (hint, *typing.get_args(hint)):
+                if hasattr(option, "model_validate"):
+                    return option.model_validate(schema)
     return schema
 
 
@@ -328,6 +306,18 @@ def _check_placeholders(value: Any) -> None:
 
 
 # -- simulated users
+
+
+class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A simulated user in YAML, as verl has it."""
+
+    class_name: str
+    name: str | None = None
+    config: dict[str, Any] = {}
+
+
+class _UserFile(Struct, forbid_unknown_fields=True):
+    interaction: UserSection | list[UserSection]
 
 
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
@@ -345,7 +335,7 @@ def make_interactions(
     users: dict[str, BaseInteraction] = {}
     for at, section in enumerate(listed):
         path = ("interaction",) if isinstance(sections, UserSection) else ("interaction", at)
-        with errors_at(document, *path, "class_name"):
+        with document.at(*path, "class_name"):
             kind = load_object(section.class_name, folder)
             if not isinstance(kind, type) or not callable(getattr(kind, "generate_response", None)):
                 raise InputError("is not a class with generate_response, such as BaseInteraction")

@@ -161,8 +161,6 @@ class Agent:
 
 @dataclasses.dataclass(slots=True)
 class _Run:
-    """A rollout under way."""
-
     agent: Agent
     rollout: Rollout
     grown: Callable[[Rollout], None]
@@ -206,7 +204,6 @@ class _Run:
         self.grown(rollout)
 
     async def _lead(self) -> None:
-        """Run turns until the rollout ends, then score it."""
         rollout, user, budget, started = self.rollout, self.user, self.agent.budget, False
         try:
             try:
@@ -288,7 +285,6 @@ class _Run:
                 return End.ABORT if aborted else limit if completion.finish_reason is FinishReason.LENGTH else None
 
     def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
-        """Add a completion to the trajectory and to the metrics."""
         rollout, reason = self.rollout, str(completion.finish_reason)
         metrics = TurnMetrics(
             prompt_tokens=len(rollout.trajectory),

@@ -33,7 +33,7 @@ class MCPSession(StrEnum):
     """Each has its own: a process of its own where the server is a command."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MCPConfig:
     """An MCP server: a `command` to start (stdin and stdout), or the `url` of a running one (streamable HTTP)."""
 
@@ -58,7 +58,7 @@ class MCPConfig:
             raise InputError("headers are for an MCP server with a url")
         if self.command is None and (self.args or self.env or self.cwd):
             raise InputError("args, env and cwd are for an MCP server with a command")
-        object.__setattr__(self, "session", choose(MCPSession, "session", self.session, InputError))
+        self.session = choose(MCPSession, "session", self.session, InputError)
         limit("start_timeout", self.start_timeout, error=InputError)
 
     def __str__(self) -> str:
@@ -69,14 +69,12 @@ async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
     """Return the tools of a server. `close` of any tool ends the session that trajectories share."""
     session = await _Session.open(server)
     try:
-        listed, cursor = [], None
         async with asyncio.timeout(server.start_timeout):
-            while True:
-                page = await session.client.list_tools(cursor=cursor)
+            page = await session.client.list_tools()
+            listed = list(page.tools)
+            while page.next_cursor is not None:
+                page = await session.client.list_tools(cursor=page.next_cursor)
                 listed += page.tools
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
     except TimeoutError:
         raise InputError(f"{server} did not list its tools within {server.start_timeout:g} s") from None
     finally:
@@ -242,7 +240,6 @@ class _Link:
 
 
 def _result(answer: Any, tool: str) -> ToolResult:
-    """Return a server's answer: its texts, and an error that names everything else."""
     texts, refused = [], []
     for block in answer.content:
         text = block.text if block.type == "text" else getattr(getattr(block, "resource", None), "text", None)

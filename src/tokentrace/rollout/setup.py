@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..data.sources import Format, Row, find_sources, read_rows
+from ..data.sources import Format, find_sources, read_rows
 from ..engines import EmbeddedEngine, Engine, HTTPSettings, SamplingParams
 from ..engines.servers import connect as connect_engine
 from ..errors import InputError
@@ -24,7 +24,6 @@ from ..rendering.renderer import Renderer
 from . import loading
 from .batch import grouped, row_task
 from .interactions import BaseInteraction, choose_interaction
-from .loading import Document, errors_at, load_object, read_config
 from .loop import Agent, Budget, Reward, Task
 from .resuming import check_resumable
 from .tools import BaseTool
@@ -111,6 +110,7 @@ class TaskSource:
 class Run:
     """A configuration, ready to run."""
 
+    file: RunFile
     connect: Callable[[], Awaitable[Engine]]
     renderer: Renderer
     tools: Sequence[BaseTool]
@@ -122,14 +122,14 @@ class Run:
     tasks: Sequence[Task]
     """In groups, each with its own name."""
     concurrency: int
-    patience: float | None
-    """Seconds to wait for an engine that is down; None is forever."""
-    resume_aborted: bool
     seed: int | None
-    advantages: str | None
     output: Path
     settings: Mapping[str, Any]
     """What must not change when a run continues."""
+
+    @property
+    def advantages(self) -> str | None:
+        return None if self.file.advantages == "none" else self.file.advantages
 
     async def close(self) -> None:
         for tool in self.tools:
@@ -144,7 +144,7 @@ class Run:
             interaction=self.interactions,
             reward=self.reward,
             budget=self.budget,
-            resume_aborted=self.resume_aborted,
+            resume_aborted=self.file.resume_aborted,
         )
 
 
@@ -162,7 +162,7 @@ def read_run(
     Looks for files beside the configuration. `sources` make tasks of sections under ``data``: one called ``questions``
     reads ``data: {questions: {count: 8}}``, and ``reward: questions`` is its reward.
     """
-    document = read_config(path)
+    document = loading.read_config(path)
     values = _renamed(document, document.values, _VERL_NAMES)
     file = document.convert(RunFile, values)
     maker = _Maker(document, file, Path(path).resolve().parent, sources)
@@ -175,16 +175,17 @@ def read_run(
     if not task_set.tasks:
         raise document.error("there is nothing to run", "data")
     users = users or ({} if task_set.interaction is None else {"": task_set.interaction})
-    with errors_at(document, "data"):
+    with document.at("data"):
         for task in task_set.tasks:
             choose_interaction(users, task.interaction_settings)
     sampling, budget = maker.sampling()
     if file.resume_aborted:
-        with errors_at(document, "resume_aborted"):
+        with document.at("resume_aborted"):
             check_resumable(sampling)
     seed = next((one for one in (seed, file.seed, sampling.seed) if one is not None), None)
     groups = {"rollouts_per_task": file.rollouts_per_task, "tasks": len(task_set.tasks), "files": digests}
     return Run(
+        file=file,
         connect=connect,
         renderer=renderer,
         tools=tools,
@@ -194,16 +195,15 @@ def read_run(
         budget=budget,
         tasks=list(grouped(task_set.tasks, file.rollouts_per_task)),
         concurrency=concurrency or file.concurrency,
-        patience=file.patience,
-        resume_aborted=file.resume_aborted,
         seed=seed,
-        advantages=None if file.advantages == "none" else file.advantages,
         output=Path(output if output is not None else str(file.output)).expanduser(),
         settings=maker.lasting(values) | groups | {"seed": seed},
     )
 
 
-def _renamed(document: Document, values: Mapping[str, Any], names: Mapping[str, str], *path: str) -> dict[str, Any]:
+def _renamed(
+    document: loading.Document, values: Mapping[str, Any], names: Mapping[str, str], *path: str
+) -> dict[str, Any]:
     """Give settings under verl's names ours. Raises ConfigError if both are there."""
     for key in names.keys() & values:
         if names[key] in values:
@@ -213,9 +213,7 @@ def _renamed(document: Document, values: Mapping[str, Any], names: Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes the parts of a run. Raises ConfigError at the setting that is wrong."""
-
-    document: Document
+    document: loading.Document
     file: RunFile
     folder: Path
     sources: Mapping[str, TaskSource]
@@ -232,16 +230,14 @@ class _Maker:
         if kind == "embedded" and name not in (None, POCKET.name) and (folder / name).resolve() != POCKET.resolve():
             raise document.error("the embedded engine has the pocket model's tokenizer: leave this out", "tokenizer")
         source = POCKET if name is None else folder / name if (folder / name).exists() else name
-        settings = {key: value for key, value in file.renderer.items() if key != "kwargs" and value is not None}
         parameters = inspect.signature(create_renderer).parameters.values()
         names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "tokenizer"]
-        for key in settings:
-            if key not in names:
-                raise document.error(f"there is no such setting; there are {', '.join(names)}, kwargs", "renderer", key)
+        document.check_names(file.renderer, [*names, "kwargs"], "renderer")
+        settings = {key: value for key, value in file.renderer.items() if key != "kwargs" and value is not None}
         template = settings.get("chat_template")
         if isinstance(template, str) and (folder / template).is_file():
             settings["chat_template"] = (folder / template).read_text(encoding="utf-8")
-        with errors_at(document, "renderer" if file.renderer else "tokenizer"):
+        with document.at("renderer" if file.renderer else "tokenizer"):
             return create_renderer(source, **settings, **(file.renderer.get("kwargs") or {}))
 
     def engine(self, vocab_size: int) -> Callable[[], Awaitable[Engine]]:
@@ -257,21 +253,18 @@ class _Maker:
             raise document.error("model and check_echo are settings of vLLM", "engine")
         if kind != "embedded" and (section.url is None) == (not section.urls):
             raise document.error(f"needs the address of {kind} as url, or several as a list under urls", "engine")
-        options.setdefault("vocab_size", vocab_size)
 
         async def connect() -> Engine:
             if kind == "embedded":
                 return EmbeddedEngine()
-            with errors_at(document, "engine", "urls" if section.urls else "url"):
-                return await connect_engine(urls, kind, **options)
+            with document.at("engine", "urls" if section.urls else "url"):
+                return await connect_engine(urls, kind, **({"vocab_size": vocab_size} | options))
 
         return connect
 
     def tools(self) -> list[BaseTool]:
-        path = self._beside("tools", self.file.tools_file, self.file.tools)
-        tools = (
-            loading.load_tools(path) if path else loading.make_tools(self.document, self.file.tools or [], self.folder)
-        )
+        path, sections = self._beside("tools", self.file.tools_file, self.file.tools), self.file.tools or []
+        tools = loading.load_tools(path) if path else loading.make_tools(self.document, sections, self.folder)
         if tools and self.source is not None:
             raise self.document.error(f"data.{self.source} brings its own tools: leave this out", "tools")
         return tools
@@ -311,11 +304,10 @@ class _Maker:
         name = self.file.reward
         if name is None or name == self.source:
             return default
-        if name in self.sources:
-            problem = f"it judges the answers to data.{name}, and there is no data.{name}"
-            raise self.document.error(problem, "reward")
-        with errors_at(self.document, "reward"):
-            function: Reward = load_object(name, self.folder)
+        with self.document.at("reward"):
+            if name in self.sources:
+                raise InputError(f"it judges the answers to data.{name}, and there is no data.{name}")
+            function: Reward = loading.load_object(name, self.folder)
             if not callable(function):
                 raise InputError("is not a function")
             return function
@@ -327,19 +319,26 @@ class _Maker:
         data = document.convert(DataSection, other, "data")
         if name is not None:
             settings = document.convert(self.sources[name].settings, self.file.data[name], "data", name)
-            with errors_at(document, "data", name):
+            with document.at("data", name):
                 return self.sources[name].make(settings, limit or data.limit), {}
         names = data.files or ([data.file] if data.file else [])
         if not names:
             raise document.error("'file' is missing", "data")
         most, tasks = limit or data.limit or 1 << 62, list[Task]()
         key = "files" if data.files else "file"
-        with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool, errors_at(document, "data", key):
+        with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool, document.at("data", key):
             inputs = [str(self.folder / name) if (self.folder / name).exists() else name for name in names]
             sources = find_sources(inputs, Path(spool), split=data.split)
             for source in sources:
+                from_json = source.format is not Format.PARQUET
                 for row in itertools.islice(read_rows(source), most - len(tasks)):
-                    tasks.append(_task(row, source.name, source.format, tools, len(tasks)))
+                    try:
+                        if row.problem is not None:
+                            raise InputError(row.problem)
+                        named = f"row-{len(tasks):06d}"
+                        tasks.append(row_task(row.value, tools, name=named, from_json=from_json))
+                    except InputError as error:
+                        raise InputError(f"{Path(source.name).name}, row {row.number}: {error}") from error
         return TaskSet(tasks), {source.name: source.digest for source in sources}
 
     def lasting(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,18 +351,8 @@ class _Maker:
             settings["engine"].pop(key, None)
         for key in ("tools_file", "interaction_file"):
             if settings.get(key) is not None:
-                settings[key] = read_config(self.folder / settings[key]).values
+                settings[key] = loading.read_config(self.folder / settings[key]).values
         for tool in settings.get("tools") or (settings.get("tools_file") or {}).get("tools") or ():
             for key in ("url", "headers", "env"):
                 (tool.get("mcp") or {}).pop(key, None)
         return settings
-
-
-def _task(row: Row, source: str, form: Format, tools: Sequence[BaseTool], number: int) -> Task:
-    where = f"{Path(source).name}, row {row.number}"
-    if row.problem is not None:
-        raise InputError(f"{where}: {row.problem}")
-    try:
-        return row_task(row.value, tools, name=f"row-{number:06d}", from_json=form is not Format.PARQUET)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error

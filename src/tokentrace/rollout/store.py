@@ -20,9 +20,8 @@ from typing import Any, Final, TypeVar
 
 from ..errors import InputError, brief
 from ..files import lock, owned, write_whole
-from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
-from ..samples.trajectories import owned_turns, trajectory_samples
+from ..samples.trajectories import Relative, owned_turns, relative_to_group, trajectory_samples
 from ..settings import flat
 from ..store.opening import open_store
 from ..store.store import Label, SessionInfo, State, Store, TurnRecord
@@ -60,8 +59,7 @@ class RolloutStore:
         try:
             lock(self._lock, f"another process writes rollouts to {self.folder}")
             self._store = open_store(str(self.folder / STORE))
-            for info in reversed(self._wait(_all(self._store))):
-                self._sessions[str(info.settings["task"])] = info
+            self._wait(self._read_sessions())
         except BaseException:
             self.close()
             raise
@@ -69,6 +67,10 @@ class RolloutStore:
     def _wait(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         """Run store operations in the store's event loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _read_sessions(self) -> None:
+        for info in reversed([info async for info in self._open.sessions()]):
+            self._sessions[str(info.settings["task"])] = info
 
     @property
     def _open(self) -> Store:
@@ -152,22 +154,20 @@ class RolloutStore:
 
     def finish(self, rollout: Rollout) -> None:
         """Store a rollout and how it ended; it is on the disk when this returns."""
-        if rollout.task.name not in self._sessions:
-            self.start(rollout.task.name)
-        self._wait(self._finish(rollout))
+        self.keep(rollout)
+        self._wait(self._finish(rollout, self._sessions[rollout.task.name].id))
 
-    async def _finish(self, rollout: Rollout) -> None:
-        info = await self._save(rollout)
+    async def _finish(self, rollout: Rollout, id: str) -> None:
         rewards = [] if rollout.reward is None else [Label("reward", rollout.reward)]
         turns = [Label("reward", turn.reward, at) for at, turn in enumerate(rollout.per_turn) if turn.reward]
-        await self._open.label(info.id, [*rewards, *turns])
+        await self._open.label(id, [*rewards, *turns])
         result = {"metrics": rollout.metrics(), "notes": rollout.notes}
-        info = await self._open.update(info.id, metadata=as_plain_json({**rollout.task.metadata, "rollout": result}))
+        info = await self._open.update(id, metadata=as_plain_json({**rollout.task.metadata, "rollout": result}))
         if rollout.end is not End.ABORT:  # that can be continued
-            await self._open.set_state(info.id, State.SEALED)
+            await self._open.set_state(id, State.SEALED)
         self._sessions[rollout.task.name] = info
 
-    async def _save(self, rollout: Rollout) -> SessionInfo:
+    async def _save(self, rollout: Rollout) -> None:
         """Append new turns, and the messages that no turn has answered."""
         info, trajectory = self._sessions[rollout.task.name], rollout.trajectory
         settings = {**info.settings, "vocab_size": trajectory.vocab_size}
@@ -179,13 +179,13 @@ class RolloutStore:
             record = TurnRecord(turn["number"], info.records, records, turn, b"", *sizes)
             await self._open.append(info.id, record, request=str(turn["number"]))
             info = info.grown(record)
-        pending = as_plain_json(list(rollout.messages[_answered(rollout) :]))
+        replies = _replies(rollout)
+        pending = as_plain_json(list(rollout.messages[replies[-1] + 1 :])) if replies else []
         if pending:
             await self._open.begin(info.id, _PENDING, {"messages": pending})
         else:
             await self._open.abandon(info.id, _PENDING, "answered")
         self._sessions[rollout.task.name] = info
-        return info
 
     def run_again(self, ends: Collection[str]) -> list[str]:
         """Count rollouts with these ends as unfinished, so that they run again. Returns their names."""
@@ -212,23 +212,19 @@ class RolloutStore:
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
         """Write the training rows to ``rows.parquet``; its metadata names the groups."""
-        from ..data.tables import sample_columns, sample_writer, samples_table
+        from ..data.tables import CHANNELS, ROLLOUT, sample_columns, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
             groups[_group(row)].append(row["name"])
-        optional = ["labels", "logprobs", "rollout", "channels"] + (["advantages"] if advantages else [])
-        columns = sample_columns(*optional)
+        values = ["logprobs", "advantages"] if advantages else ["logprobs"]
+        columns = sample_columns("labels", *values, *ROLLOUT, *CHANNELS)
         about = {**(metadata or {}), "advantages": advantages, "groups": groups}
         with sample_writer(self.folder / ROWS, columns, about, private=True) as write:
             samples, numbers = self.samples(advantages=advantages), itertools.count(1)
             while some := list(itertools.islice(samples, 256)):
                 write(samples_table(some, columns, [{"row": next(numbers)} for _ in some]))
         return self.folder / ROWS
-
-
-async def _all(store: Store) -> list[SessionInfo]:
-    return [info async for info in store.sessions()]
 
 
 def _result(info: SessionInfo) -> dict[str, Any] | None:
@@ -244,45 +240,41 @@ def as_plain_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _answered(rollout: Rollout) -> int:
-    roles = [message.get("role") for message in rollout.messages]
-    last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
-    return last + 1 if last >= len(rollout.task.messages) else len(roles)
+def _replies(rollout: Rollout) -> list[int]:
+    start = len(rollout.task.messages)
+    return [at for at, one in enumerate(rollout.messages) if at >= start and one.get("role") == "assistant"]
 
 
 def _turn_infos(rollout: Rollout) -> list[dict[str, Any]]:
     """What a session records of each completion, in the form of the gateway's turns."""
-    start = len(rollout.task.messages)
-    replies = [at for at, one in enumerate(rollout.messages) if at >= start and one.get("role") == "assistant"]
+    replies, messages = _replies(rollout), rollout.messages
     turns: list[dict[str, Any]] = []
     number, shared = -1, 0
     for completion, metrics in zip(owned_turns(rollout.trajectory), rollout.per_turn, strict=True):
         new: Sequence[Mapping[str, Any]] = []
         if not metrics.continues:
-            end = replies[number] + 1 if number >= 0 else 0
-            number, shared = number + 1, end
-            new = rollout.messages[end : replies[number]] if number < len(replies) else rollout.messages[end:]
-        reply = rollout.messages[replies[number]] if number < len(replies) else {"role": "assistant", "content": ""}
-        turns.append(
-            {
-                "number": len(turns),
-                "base": len(turns) - 1 if turns else None,
-                "shared": shared + (len(turns[-1]["messages"]) if metrics.continues else 0),
-                "messages": as_plain_json(list(new)),
-                "reply": as_plain_json(dict(reply)),
-                "root": "",
-                "keys": [],
-                "matcher": "",
-                "branch": completion.branch,
-                "start": completion.start,
-                "stop": completion.stop,
-                "finish_reason": completion.finish_reason,
-                "tools": None if turns else rollout.schemas,
-                "dialect": "rollout",
-                "metrics": as_plain_json(asdict(metrics)),
-                "write": completion.write,
-            }
-        )
+            shared, number = replies[number] + 1 if number >= 0 else 0, number + 1
+            new = messages[shared : replies[number] if number < len(replies) else None]
+        reply = messages[replies[number]] if number < len(replies) else {"role": "assistant", "content": ""}
+        turn = {
+            "number": len(turns),
+            "base": len(turns) - 1 if turns else None,
+            "shared": shared + (len(turns[-1]["messages"]) if metrics.continues else 0),
+            "messages": list(new),
+            "reply": dict(reply),
+            "root": "",
+            "keys": [],
+            "matcher": "",
+            "branch": completion.branch,
+            "start": completion.start,
+            "stop": completion.stop,
+            "finish_reason": completion.finish_reason,
+            "tools": None if turns else rollout.schemas,
+            "dialect": "rollout",
+            "metrics": asdict(metrics),
+            "write": completion.write,
+        }
+        turns.append(as_plain_json(turn))
     return turns
 
 
@@ -306,7 +298,6 @@ def _group(row: Mapping[str, Any]) -> str:
 
 
 def _reward(row: Mapping[str, Any]) -> float | None:
-    """Return the reward of a finished rollout; None if it failed."""
     reward = None if row["metrics"]["end"] in FAILED_ENDS else row["metrics"]["reward"]
     return float(reward) if reward is not None and math.isfinite(reward) else None
 

@@ -167,7 +167,6 @@ def rendering_track(rendered: RenderedTokens) -> Track:
 
 
 def _stop_cards(rendered: RenderedTokens) -> list[Card]:
-    """List each stop token with the messages that it ends."""
     ended: dict[str, list[int]] = {}
     for turn in rendered.turns:
         text = "nothing" if turn.stop_token is None else visible(rendered.decode(slice(turn.stop - 1, turn.stop)))
@@ -247,11 +246,41 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
 
 
 def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) -> Any:
-    """Return the number of each token's turn, or -1."""
     turns = np.full(length, -1, np.int32)
     for number, span in enumerate(spans):
         turns[span.start : span.stop] = number
     return turns
+
+
+def json_view(rendered: RenderedTokens) -> dict[str, Any]:
+    """A rendering as plain data that ``json.dumps`` takes.
+
+    ``token_ids``, ``tokens``, ``message_indices`` (-1: no message), ``roles``, ``fields`` and ``sampled`` have
+    one entry per token. ``turns`` lists the sampled turns with their stop tokens.
+    """
+    return {
+        "text": rendered.text,
+        "token_ids": rendered.token_ids,
+        "tokens": rendered.tokens(),
+        "message_indices": rendered.message_indices,
+        "roles": [rendered.role(message) for message in rendered.message_indices],
+        "fields": rendered.fields,
+        "sampled": rendered.sampled,
+        "turns": [
+            {
+                "message": turn.message,
+                "start": turn.start,
+                "stop": turn.stop,
+                "stop_token_id": turn.stop_token,
+                "stop_token": None if turn.stop_token is None else rendered.decode(slice(turn.stop - 1, turn.stop)),
+            }
+            for turn in rendered.turns
+        ],
+        "changes": [dataclasses.asdict(one) for one in rendered.changes],
+        "lost": [dataclasses.asdict(one) for one in rendered.lost],
+        "dropped": [dataclasses.asdict(one) for one in rendered.dropped],
+        "notes": list(rendered.notes),
+    }
 
 
 # -- trajectories
@@ -291,7 +320,6 @@ def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
 
 
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:
-    """Return the tokens that a branch does not share with its parent."""
     branch = trajectory.branches[at]
     start = branch.start
     kinds = trajectory.kinds(at)[start:]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, ParamSpec
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -58,7 +58,7 @@ def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
     """Return any result for a colour terminal: tokens coloured by origin, sampled ones bold and underlined."""
     document = document_of(value)
     parts = list(_report(document))
-    for track in _tracks(document):
+    for track in () if document.contrasts else document.tracks:  # contrasts are printed as differences
         parts += [*([Text()] if parts else []), *_track_head(document, track), _track_rows(track, limit)]
         if len(track.ids) > limit:
             parts.append(Text(f"… {len(track.ids) - limit:,} more tokens", "yellow"))
@@ -68,48 +68,15 @@ def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
 def plain_view(value: Any, *, limit: int = LIMIT) -> str:
     """Return any result as plain lines: tokens one line per piece, separated by ``│``, sampled pieces marked ``*``."""
     document = document_of(value)
-    report = list(_report(document))
-    parts = [plain_lines(layout(*report))] if report else []
-    parts += ["\n".join(_plain_track(document, track, limit)) for track in _tracks(document)]
+    parts = []
+    if report := list(_report(document)):
+        console = Console(width=_WIDE, file=io.StringIO(), highlight=False, markup=False, emoji=False)
+        segments = [segment for part in report for segment in console.render(part) if not segment.control]
+        text = "".join(segment.text for segment in segments).removesuffix("\n")
+        parts.append("\n".join(line.rstrip() for line in text.split("\n")))
+    tracks = () if document.contrasts else document.tracks
+    parts += ["\n".join(_plain_track(document, track, limit)) for track in tracks]
     return "\n\n".join(parts)
-
-
-def layout(*parts: RenderableType) -> Text:
-    """Render parts below each other as one styled text without wrapped lines."""
-    console = Console(width=_WIDE, file=io.StringIO(), highlight=False, markup=False, emoji=False)
-    segments = [segment for part in parts for segment in console.render(part)]
-    text = Text.assemble(*((segment.text, segment.style or "") for segment in segments if not segment.control))
-    text.right_crop(1)
-    return text
-
-
-def plain_lines(text: Text) -> str:
-    """Drop styles and trailing spaces."""
-    return "\n".join(line.rstrip() for line in text.plain.split("\n"))
-
-
-Arguments = ParamSpec("Arguments")
-
-
-def plain(view: Callable[Arguments, Text]) -> Callable[Arguments, str]:
-    """Return the same view without colours."""
-
-    def plain_view(*arguments: Arguments.args, **options: Arguments.kwargs) -> str:
-        return plain_lines(view(*arguments, **options))
-
-    return plain_view
-
-
-def counts_view(
-    verdict: str, fine: bool, failed: bool, more: Iterable[Text], tables: Iterable[Table]
-) -> Iterator[RenderableType]:
-    """Begin a report: the verdict, remarks and tables."""
-    tone = "good" if fine else "bad" if failed else "poor"
-    yield Text(f"{SIGNS[tone]} {verdict}", f"bold {TONES[tone]}")
-    yield from more
-    for table in tables:
-        yield Text()
-        yield grid(table)
 
 
 def flat(text: str) -> str:
@@ -117,13 +84,11 @@ def flat(text: str) -> str:
     return visible(text).replace("\n", "⏎")
 
 
-def grid(table: Table, *, symbols: bool = False) -> Grid:
-    """Return a table for a terminal, without small print and links. `symbols` centres the cells."""
-    out = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim" if symbols else "bold")
-    title = "" if symbols else f"{table.title[:1].lower()}{table.title[1:]}"
+def _grid(table: Table) -> Grid:
+    out = Grid(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    title = f"{table.title[:1].lower()}{table.title[1:]}"
     for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
-        label = head.text if isinstance(head, Cell) else head
-        out.add_column(label, justify="left" if at < table.words else "center" if symbols else "right")
+        out.add_column(head.text if isinstance(head, Cell) else head, justify="left" if at < table.words else "right")
     for row in table.rows:
         cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
         heading = " bold" if len(cells) == 1 < len(table.head) else ""
@@ -143,14 +108,11 @@ def _report(document: Document) -> Iterator[RenderableType]:
     if document.lead:
         yield Text(flat(document.lead), "dim")
     if document.cards:
-        figures = []
-        for card in document.cards:
-            more = f" ({card.more})" if card.more else ""
-            figures.append(f"{card.label.lower()} {card.value}{more}")
+        figures = [f"{one.label.lower()} {one.value}{f' ({one.more})' if one.more else ''}" for one in document.cards]
         yield Text("  " + flat(" · ".join(figures)), "dim")
     for table in document.tables:
         yield Text()
-        yield grid(table)
+        yield _grid(table)
         for cell in (row[0] for row in table.rows if row):
             if isinstance(cell, Cell) and cell.small:
                 yield Text(f"  {flat(cell.text)}: {flat(cell.small)}", "dim")
@@ -188,11 +150,6 @@ def _joined(track: Track, start: int, stop: int) -> str:
 
 
 # -- tracks
-
-
-def _tracks(document: Document) -> Sequence[Track]:
-    """Return the tracks to print; those of contrasts are printed as differences."""
-    return () if document.contrasts else document.tracks
 
 
 def _texts(track: Track, start: int, stop: int) -> list[str]:
@@ -297,8 +254,6 @@ def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
 
 
 def _join_schemas(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Join the pieces of one tool's schema."""
-
     def key(piece: Piece) -> tuple[Any, ...]:
         field = ".".join(piece.field.split(".")[:2]) if piece.hue == HUES["tools"] else piece.field
         return piece.hue, piece.message, field, piece.marked

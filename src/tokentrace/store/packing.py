@@ -95,7 +95,6 @@ def unpack_channels(packed: bytes) -> dict[str, list[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Replace arrays by lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple):

@@ -140,8 +140,6 @@ def _configure(connection: Connection) -> None:
 
 
 class _Statements:
-    """A transaction's statements."""
-
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
@@ -158,7 +156,6 @@ def _placed(sql: str) -> Any:
 
 
 def _read_url(url: str, patience: float) -> tuple[dict[str, Any], str, str]:
-    """Return connection settings, the password, and the URL without it."""
     unreadable = StoreError(
         "the URL of the store cannot be read: write it as postgresql://user:password@host:port/database, with "
         "characters like @ / : ? # in the password as %40 %2F %3A %3F %23"

@@ -210,8 +210,6 @@ class _Busy(StoreError):  # noqa: N818
 
 
 class _Statements:
-    """A transaction's statements."""
-
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
@@ -224,7 +222,6 @@ class _Statements:
 
 
 def _answer(writes: list[Waiting], outcomes: list[Any]) -> None:
-    """Answer the callers, waking each event loop once."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
     for (_, future, loop), outcome in zip(writes, outcomes, strict=True):
         loops.setdefault(loop, []).append((future, outcome))
@@ -244,7 +241,6 @@ def _settle(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """Return SQLite's message with an explanation."""
     advice: dict[type[Exception], str] = {
         apsw.FullError: "there is no room left on its disk",
         apsw.BusyError: "another process locks it",

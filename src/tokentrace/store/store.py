@@ -381,7 +381,6 @@ class Store:
 
 
 def _refusal(transaction: Transaction, id: str, turn: TurnRecord) -> StoreError:
-    """Return why a turn cannot be added."""
     rows = transaction.rows("SELECT state, records, turns FROM sessions WHERE id = ?", id)
     if not rows or rows[0][0] != State.OPEN:
         return _closed(transaction, id)
@@ -416,7 +415,6 @@ def is_storable(text: str) -> bool:
 
 
 def _storable(text: str) -> str:
-    """Replace NUL and lone surrogates."""
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\u0000").encode("utf-8", "backslashreplace").decode("utf-8")

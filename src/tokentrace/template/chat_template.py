@@ -149,7 +149,6 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
 
 
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
-    """The template line an exception came from."""
     line, frame = None, error.__traceback__
     while frame is not None and template is not None:
         if frame.tb_frame.f_code.co_filename == "<template>" and frame.tb_lineno is not None:  # some code has none
@@ -208,7 +207,6 @@ def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
-    """A compiled template, and what is known of it without running it."""
     environment = _environment()
     tree = parse_template(source)
     with _compile_errors():

@@ -124,10 +124,7 @@ class TracedList(list[Any]):
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
     raw: list[Any]
-    """What was wrapped."""
     texts: dict[Any, str]
-    """Its JSON, by options (see `jsonify`)."""
-
     __str__ = _print
 
 
@@ -159,7 +156,6 @@ def as_markup(text: str) -> TracedMarkup:
 
 
 def _escaped(text: str) -> str:
-    """The text with HTML's characters escaped, unless it is markup or has none."""
     if isinstance(text, TracedMarkup):
         return text
     result = str(escape(plain_text(text)))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,20 +54,15 @@ class ControlPattern:
                 yield token, length
 
 
-class ControlPatterns(NamedTuple):
-    """The control tokens of a vocabulary: `raw` ones by their text, the others by their normalized text."""
+ControlPatterns = tuple[ControlPattern, ControlPattern]
+"""The control tokens of a vocabulary: those found by their text, and those found by their normalized text."""
 
-    raw: ControlPattern
-    normalized: ControlPattern
 
-    @classmethod
-    def of(cls, vocabulary: Vocabulary, normalize: Callable[[str], str]) -> ControlPatterns:
-        tokens = vocabulary.control.values()
-        late = ((normalize(token.text), token) for token in tokens if token.normalized)
-        return cls(
-            ControlPattern({token.text: token for token in tokens if not token.normalized}),
-            ControlPattern({text: token for text, token in late if text}),
-        )
+def control_patterns(vocabulary: Vocabulary, normalize: Callable[[str], str]) -> ControlPatterns:
+    tokens = vocabulary.control.values()
+    late = {normalize(token.text): token for token in tokens if token.normalized}
+    late.pop("", None)
+    return ControlPattern({token.text: token for token in tokens if not token.normalized}), ControlPattern(late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +115,10 @@ def split(
     """A text as control tokens and the pieces between them."""
     parts: list[ControlMatch | PlainPiece] = []
     at = 0
-    for match in [*_search(text, spans, patterns.raw), None]:
+    for match in [*_search(text, spans, patterns[0]), None]:
         end = len(text) if match is None else match.start
         if at < end:
-            parts += _split_normalized(text, at, end, spans, patterns.normalized, normalize)
+            parts += _split_normalized(text, at, end, spans, patterns[1], normalize)
         if match is not None:
             parts.append(match)
             at = match.end
@@ -171,7 +166,8 @@ def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator
             position = start + 1
             continue
         position = end = start + length
-        if token.single_word and not _is_whole_word(text, start, end):
+        around = (text[start - 1 : start] if start else "", text[end : end + 1])
+        if token.single_word and any(one and is_word(one) for one in around):
             continue
         text_range = (start, end)
         if token.lstrip:
@@ -180,11 +176,6 @@ def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator
             end = _SPACE.match(text, end).end()  # type: ignore[union-attr]
         yield ControlMatch(start, end, *text_range, token)
         at = position = end
-
-
-def _is_whole_word(text: str, start: int, end: int) -> bool:
-    before, after = text[start - 1 : start] if start else "", text[end : end + 1]
-    return not (before and is_word(before)) and not (after and is_word(after))
 
 
 @functools.lru_cache(maxsize=4096)

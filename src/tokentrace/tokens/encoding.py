@@ -12,10 +12,9 @@ import bisect
 import unicodedata
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import TokenizerError
 from ..template.origin import Origin
@@ -64,11 +63,32 @@ def encode_spans(
     spells one. Raises ForgedControl under `REJECT`, and UnicodeEncodeError for half of a surrogate pair.
     """
     text, raw = rendering.text, rendering.text.encode("utf-8")
+    is_checked = policy is not ControlPolicy.HF_COMPAT
     if len(raw) == len(text) or not tokenizer.vocabulary.nfc or _is_composed(raw):
         encoded = _encode_whole(tokenizer, rendering, raw)
-        if encoded is not None and (policy is ControlPolicy.HF_COMPAT or not _is_forged(encoded, trust_of, inner)):
+        if encoded is not None and not (is_checked and _is_forged(encoded, trust_of, inner)):
             return encoded
-    return _encode_apart(tokenizer, rendering, trust_of, policy, inner)
+    parts = unlimited = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
+    forged: list[tuple[int, str]] = []
+    if is_checked:
+        trust = [Trust.ANY if origin is None else trust_of(origin) for origin in rendering.origins]
+        spans = TrustedSpans(rendering.ends, trust)
+        forged = _forged(unlimited, spans)
+        if forged and Trust.INNER in trust:
+            spans = TrustedSpans(rendering.ends, trust, inner())
+            forged = _forged(unlimited, spans)
+        if forged and policy is ControlPolicy.REJECT:
+            raise ForgedControl(*forged[0])
+        parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
+    nothing = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
+    pieces = (_encode_part(tokenizer, part, is_checked) for part in parts)
+    ids, starts, ends, begins = map(np.concatenate, zip(nothing, *pieces, strict=True))
+    if _matches(parts) == _matches(unlimited) and not np.array_equal(ids, tokenizer.encode(text)):
+        # all control tokens were allowed: the ids are the tokenizer's, however it computes them
+        ids, offsets = tokenizer.reference(text)
+        starts, ends = _ordered(offsets)
+        begins = starts
+    return Encoded(ids, rendering, tokenizer.vocabulary.is_control.take(ids), starts, ends, begins, forged)
 
 
 def _is_composed(raw: bytes) -> bool:
@@ -96,23 +116,20 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
         return bounds[:-1], bounds[1:]
     is_inside = np.frombuffer(raw, np.int8) < -64  # continuation bytes: 10xxxxxx
     inside = is_inside.nonzero()[0]
-    if len(inside) * 4 < len(bounds):
-        starts, ends = (_counted(bounds.searchsorted(inside, side), bounds) for side in ("left", "right"))
-    else:
+    if len(inside) * 4 >= len(bounds):
         before = np.append(0, np.cumsum(is_inside, dtype=np.int32)).take(bounds)
-        starts, ends = bounds - before - np.append(is_inside, False).take(bounds), bounds - before
-    return starts[:-1], ends[1:]
+        return (bounds - before - np.append(is_inside, False).take(bounds))[:-1], (bounds - before)[1:]
 
+    def shifted(side: Literal["left", "right"]) -> Positions:
+        """The bounds, less the number of continuation bytes before each."""
+        counts = np.zeros(len(bounds), np.int32)
+        np.add.at(counts, bounds.searchsorted(inside, side), -1)
+        return bounds + np.add.accumulate(counts, out=counts)
 
-def _counted(following: npt.NDArray[np.intp], bounds: Positions) -> Positions:
-    """The bounds, less the number of continuation bytes before each; `following` is the first bound after each byte."""
-    counts = np.zeros(len(bounds), np.int32)
-    np.add.at(counts, following, -1)
-    return bounds + np.add.accumulate(counts, out=counts)
+    return shifted("left")[:-1], shifted("right")[1:]
 
 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
-    """Whether a control token touches a span that may not contain it."""
     control, begin, first = encoded.control_tokens, 0, 0
     for end, origin in zip(encoded.rendering.ends, encoded.rendering.origins, strict=True):
         if origin is not None:
@@ -123,39 +140,6 @@ def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozense
                     return True
         begin = end
     return False
-
-
-def _encode_apart(
-    tokenizer: Tokenizer,
-    rendering: Rendering,
-    trust_of: TrustOf,
-    policy: ControlPolicy,
-    inner: Callable[[], frozenset[int]],
-) -> Encoded:
-    text = rendering.text
-    forged: list[tuple[int, str]] = []
-    unlimited = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
-    parts = unlimited
-    if policy is not ControlPolicy.HF_COMPAT:
-        trust = [Trust.ANY if origin is None else trust_of(origin) for origin in rendering.origins]
-        spans = TrustedSpans(rendering.ends, trust)
-        forged = _forged(unlimited, spans)
-        if forged and Trust.INNER in trust:
-            spans = TrustedSpans(rendering.ends, trust, inner())
-            forged = _forged(unlimited, spans)
-        if forged and policy is ControlPolicy.REJECT:
-            raise ForgedControl(*forged[0])
-        parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
-    nothing = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
-    pieces = _encode_pieces(tokenizer, parts, checked=policy is not ControlPolicy.HF_COMPAT)
-    ids, starts, ends, begins = map(np.concatenate, zip(nothing, *pieces, strict=True))
-    if _matches(parts) == _matches(unlimited) and not np.array_equal(ids, tokenizer.encode(text)):
-        # all control tokens were allowed: the ids are the tokenizer's, however it computes them
-        ids, offsets = tokenizer.reference(text)
-        starts, ends = _ordered(offsets)
-        begins = starts
-    control = tokenizer.vocabulary.is_control.take(ids)
-    return Encoded(ids, rendering, control, starts, ends, begins, forged)
 
 
 def _matches(parts: Sequence[ControlMatch | PlainPiece]) -> list[ControlMatch]:
@@ -169,42 +153,27 @@ def _forged(parts: Sequence[ControlMatch | PlainPiece], spans: TrustedSpans) -> 
     return [(span, match.token.text) for span, match in touched if span is not None]
 
 
-_Piece = tuple[Ids, Positions, Positions, Positions]
-"""Tokens, where they start and end in the text, and where the text that they spell begins."""
+def _encode_part(
+    tokenizer: Tokenizer, part: ControlMatch | PlainPiece, is_checked: bool
+) -> tuple[Ids, Positions, Positions, Positions]:
+    """Tokens, where they start and end in the text, and where the text that they spell begins.
 
-
-def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[ControlMatch | PlainPiece], *, checked: bool) -> list[_Piece]:
-    """Control tokens, and the ids of the text between them. `checked`: that text must make no control token."""
-    pieces: list[_Piece] = []
-    for part in parts:
-        if isinstance(part, ControlMatch):
-            places = (np.asarray([at], np.int64) for at in (part.start, part.end, part.text_start))
-            pieces.append((np.asarray([part.token.id], np.int32), *places))  # type: ignore[arg-type]
-            continue
-        ids, starts, ends = _encode_plain(tokenizer, part)
-        if checked:
-            _check_plain(tokenizer, ids)
-        if part.places is None:
-            starts, ends = starts + part.start, ends + part.start
-        else:
-            size = len(part.text)
-            starts, ends = (
-                np.append(part.places[0], part.places[1][-1])[np.minimum(starts, size)],
-                part.places[1][np.clip(ends - 1, 0, size - 1)],
-            )
-        pieces.append((ids, starts, ends, starts))
-    return pieces
-
-
-def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
-    """Raise TokenizerError if text that should stay text became a control token after all."""
-    vocabulary = tokenizer.vocabulary
-    forged = [int(i) for i in ids[vocabulary.is_control[ids]] if i != vocabulary.unknown]
-    if forged:
+    Raises TokenizerError if plain text that `is_checked` makes a control token.
+    """
+    if isinstance(part, ControlMatch):
+        start, end, begin = (np.asarray([at], np.int64) for at in (part.start, part.end, part.text_start))
+        return np.asarray([part.token.id], np.int32), start, end, begin
+    vocabulary, (ids, starts, ends) = tokenizer.vocabulary, _encode_plain(tokenizer, part)
+    if is_checked and (forged := [int(i) for i in ids[vocabulary.is_control[ids]] if i != vocabulary.unknown]):
         raise TokenizerError(
             f"this tokenizer makes control token {vocabulary.added[forged[0]].text!r} out of plain text in a "
             "way that cannot be switched off; pass control_tokens='reject' or 'hf_compat'"
         )
+    if part.places is None:
+        return ids, starts + part.start, ends + part.start, starts + part.start
+    size, (first, last) = len(part.text), part.places
+    starts = np.append(first, last[-1])[np.minimum(starts, size)]
+    return ids, starts, last[np.clip(ends - 1, 0, size - 1)], starts
 
 
 def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Positions, Positions]:

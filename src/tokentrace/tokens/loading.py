@@ -50,10 +50,8 @@ def load_tokenizer(source: Any) -> Tokenizer:
         return _from_transformers(source)
     if callable(getattr(source, "to_str", None)):
         return Tokenizer(source.to_str())
-    raise TokenizerError(
-        f"a tokenizer is a folder, a hub name, a tokenizers.Tokenizer or a transformers tokenizer, "
-        f"not {kind_of(source)}"
-    )
+    kinds = "a folder, a hub name, a tokenizers.Tokenizer or a transformers tokenizer"
+    raise TokenizerError(f"a tokenizer is {kinds}, not {kind_of(source)}")
 
 
 def _from_hub(name: str) -> Path:
@@ -69,17 +67,11 @@ def _from_hub(name: str) -> Path:
     try:
         model, _, revision = name.partition("@")
         return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
-    except Exception as error:
-        raise TokenizerError(f"{name!r} is not a folder here, and {_refusal(error)}") from error
-
-
-def _refusal(error: Exception) -> str:
-    """Why the hub returned nothing. Its errors are pages long and differ by version, so their names decide."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    for words, kinds in _REFUSALS.items():
-        if not names.isdisjoint(kinds):
-            return words
-    return f"it could not be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
+    except Exception as error:  # its errors are pages long and differ by version, so their names decide
+        names = {kind.__name__ for kind in type(error).__mro__}
+        reasons = (words for words, kinds in _REFUSALS.items() if not names.isdisjoint(kinds))
+        unknown = f"it could not be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
+        raise TokenizerError(f"{name!r} is not a folder here, and {next(reasons, unknown)}") from error
 
 
 def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Tokenizer:
@@ -90,12 +82,13 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
         raise TokenizerError(f"there is no tokenizer.json in {name}{hint}")
     config = _read(folder / "tokenizer_config.json")
     special = _read(folder / "special_tokens_map.json")
+    eos = _read(folder / "generation_config.json").get("eos_token_id")
     return Tokenizer(
         _bytes(path),
         name=name,
         templates=_templates(folder, config),
         variables=_special_tokens(special) | _special_tokens(config),
-        eos_ids=_eos_ids(_read(folder / "generation_config.json")),
+        eos_ids=[id for id in (eos if isinstance(eos, list) else [eos]) if isinstance(id, int)],
     )
 
 
@@ -123,7 +116,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like, and the model's extra tokens."""
     extra = config.get("extra_special_tokens")
     rows = {**config, **(extra if isinstance(extra, dict) else {})}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in rows.items()}
@@ -154,18 +146,12 @@ def named_templates(value: Any) -> dict[str, str]:
     return {str(name): str(text) for name, text in value.items()} if isinstance(value, Mapping) else {}
 
 
-def _eos_ids(config: Mapping[str, Any]) -> list[int]:
-    value = config.get("eos_token_id")
-    return [value] if isinstance(value, int) else [i for i in value if isinstance(i, int)] if value else []
-
-
 def _from_transformers(source: Any) -> Tokenizer:
     inner = getattr(source, "tokenizer", source)  # a processor holds its tokenizer
     backend = getattr(inner, "backend_tokenizer", None)
     if backend is None:
-        raise TokenizerError(
-            f"{type(source).__name__} has no fast backend; load its tokenizer.json, or convert it to one"
-        )
+        advice = "load its tokenizer.json, or convert it to one"
+        raise TokenizerError(f"{type(source).__name__} has no fast backend; {advice}")
     template = getattr(source, "chat_template", None) or getattr(inner, "chat_template", None)
     return Tokenizer(
         backend.to_str(),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..computed import computed
 from ..errors import InputError, TokenizerError, brief
-from .control import ControlPatterns
+from .control import ControlPatterns, control_patterns
 from .vocabulary import TOKEN_FLAGS, Vocabulary
 
 Ids = npt.NDArray[np.int32]
@@ -59,10 +59,12 @@ class Tokenizer:
         self.templates = dict(templates or {})
         self.variables = dict(variables or {})
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
-        self._core = _shared_core(spec_json, name, fast)
-        self.vocabulary = self._core.vocabulary
-        self.digest = self._core.digest
+        raw = spec_json if isinstance(spec_json, bytes) else spec_json.encode("utf-8", "surrogatepass")
+        self.digest = hashlib.sha256(raw).hexdigest()
         """A hash of the ``tokenizer.json``."""
+        core = _cores.get((self.digest, fast))
+        self._core = core or _cores.setdefault((self.digest, fast), _Core(raw, name, fast))
+        self.vocabulary = self._core.vocabulary
 
     @property
     def backend(self) -> str:
@@ -142,13 +144,12 @@ class _Core:
     tokenizers, which loads quickly, encodes first; after `_WORTH` characters fastokens, once its ids were checked.
     """
 
-    def __init__(self, spec_json: bytes, digest: str, name: str, fast: bool) -> None:
+    def __init__(self, spec_json: bytes, name: str, fast: bool) -> None:
         try:
             self.vocabulary = Vocabulary(spec_json)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TokenizerError(f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}") from error
         self.spec_json = spec_json
-        self.digest = digest
         self.may_be_fast = fast
         self.fast: Any = None
         """fastokens' tokenizer, once it is loaded and its ids are right."""
@@ -165,11 +166,13 @@ class _Core:
     def slow(self) -> Any:
         return self._load_slow(self.spec_json)
 
-    def _load_slow(self, spec_json: bytes) -> Any:
+    def _load_slow(self, spec: bytes | dict[str, Any]) -> Any:
         import tokenizers
 
+        if isinstance(spec, dict):
+            spec = json.dumps(spec, ensure_ascii=False).encode("utf-8", "surrogatepass")
         try:
-            tokenizer = tokenizers.Tokenizer.from_buffer(spec_json)
+            tokenizer = tokenizers.Tokenizer.from_buffer(spec)
         except Exception as error:
             raise TokenizerError(
                 f"{self._name or 'the tokenizer'} does not load: tokenizers {tokenizers.__version__} does not know "
@@ -252,9 +255,9 @@ class _Core:
 
         vocabulary = self.vocabulary
         if not vocabulary.plain_model:
-            return self._load_slow(_json_bytes(vocabulary.plain_spec(first=first, normalized=normalized)))
+            return self._load_slow(vocabulary.plain_spec(first=first, normalized=normalized))
         parts = vocabulary.plain_parts(first=first, normalized=normalized)
-        plain = self._load_slow(_json_bytes({**parts, "model": {"type": "BPE", "vocab": {}, "merges": []}}))
+        plain = self._load_slow({**parts, "model": {"type": "BPE", "vocab": {}, "merges": []}})
         plain.model = self.slow.model  # shared: loading a vocabulary is slow
         for row in vocabulary.white_space:
             flags = {flag: bool(row.get(flag)) for flag in TOKEN_FLAGS}
@@ -265,14 +268,13 @@ class _Core:
 
     @computed
     def patterns(self) -> ControlPatterns:
-        return ControlPatterns.of(self.vocabulary, self.normalize)
+        return control_patterns(self.vocabulary, self.normalize)
 
     def normalize(self, text: str) -> str:
         return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
 
     @computed
     def _normalizer(self) -> Any:
-        """The normalizer by itself, without a vocabulary."""
         import tokenizers
 
         spec = self.vocabulary.parts.get("normalizer")
@@ -295,19 +297,6 @@ class _Core:
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
 _unpickled: dict[str, _Core] = {}
 """The last two from pickles: a worker receives the same tokenizer with each task, and drops it afterwards."""
-
-
-def _shared_core(spec_json: str | bytes, name: str, fast: bool) -> _Core:
-    raw = spec_json if isinstance(spec_json, bytes) else spec_json.encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(raw).hexdigest()
-    core = _cores.get((digest, fast))
-    if core is None:
-        core = _cores[digest, fast] = _Core(raw, digest, name, fast)
-    return core
-
-
-def _json_bytes(spec: dict[str, Any]) -> bytes:
-    return json.dumps(spec, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:

@@ -77,7 +77,10 @@ class Vocabulary:
         pieces = _pieces(model)
         self.parts = {**spec, "model": {key: model[key] for key in model if key not in ("vocab", "merges")}}
         """All but the model's vocabulary and merges."""
-        rows = [ControlToken(row) for row in spec.get("added_tokens") or []]
+        added = spec.get("added_tokens") or []
+        self.white_space = [row for row in added if not _is_control(str(row["content"]))]
+        """Added tokens that are runs of white space, not control tokens: plain text has them too."""
+        rows = [ControlToken(row) for row in added]
         self.added: dict[int, ControlToken] = {token.id: token for token in rows}
         self.control: dict[str, ControlToken] = {token.text: token for token in rows if _is_control(token.text)}
         self.size: int = 1 + max(max(pieces.values(), default=-1), max(self.added, default=-1))
@@ -91,7 +94,7 @@ class Vocabulary:
         unknown = model.get("unk_id")
         self.unknown: int | None = pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown)
         """The id for text that the vocabulary cannot spell, if there is one."""
-        self.plain_model = _is_plain_model(spec, pieces, self.control)
+        self.plain_model = self._is_plain_model(model, pieces)
         """Whether the model without added tokens never makes a control token: then a plain tokenizer can share it."""
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
@@ -118,7 +121,16 @@ class Vocabulary:
     def _spell(self, pieces: dict[str, int]) -> list[bytes]:
         spelled = [b""] * self.size
         names = list(pieces)
-        texts = _byte_level(names) if self.byte_level else [self._text_bytes(name) for name in names]
+        if self.byte_level:
+            texts = _byte_level(names)
+        else:
+            matches = [_BYTE_FALLBACK.fullmatch(name) if self.byte_fallback else None for name in names]
+            texts = [
+                bytes([int(match[1], 16)])
+                if match
+                else (name.replace("▁", " ") if self.spaced else name).encode("utf-8", "surrogatepass")
+                for name, match in zip(names, matches, strict=True)
+            ]
         for index, text in zip(pieces.values(), texts, strict=True):
             spelled[index] = text
         for index, token in self.added.items():
@@ -128,11 +140,13 @@ class Vocabulary:
             spelled[index] = literal.encode("utf-8", "surrogatepass")
         return spelled
 
-    def _text_bytes(self, name: str) -> bytes:
-        match = _BYTE_FALLBACK.fullmatch(name) if self.byte_fallback else None
-        if match:
-            return bytes([int(match[1], 16)])
-        return (name.replace("▁", " ") if self.spaced else name).encode("utf-8", "surrogatepass")
+    def _is_plain_model(self, model: dict[str, Any], pieces: dict[str, int]) -> bool:
+        if any(pieces.get(row["content"]) != row["id"] for row in self.white_space):
+            return False  # tokenizers would give it another id
+        hidden = {name for name in self.control if name in pieces}
+        if hidden and (model.get("type") != "BPE" or model.get("ignore_merges") or 1 in map(len, hidden)):
+            return False
+        return not hidden or all(_merged(merge)[2] not in hidden for merge in model.get("merges") or [])
 
     @computed
     def is_control(self) -> npt.NDArray[np.bool_]:
@@ -164,11 +178,6 @@ class Vocabulary:
     def spells(self, ids: Iterable[int], raw: bytes) -> bool:
         """Whether the tokens, one after another, spell exactly these bytes."""
         return b"".join(map(self.token_bytes, ids)) == raw
-
-    @property
-    def white_space(self) -> list[dict[str, Any]]:
-        """Added tokens that are runs of white space, not control tokens: plain text has them too."""
-        return _white_space(self.parts)
 
     def plain_parts(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
         """`plain_spec` without the model and without added tokens."""
@@ -226,10 +235,6 @@ def _is_control(text: str) -> bool:
     return bool(text) and not text.replace("▁", " ").isspace()
 
 
-def _white_space(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in spec.get("added_tokens") or [] if not _is_control(str(row["content"]))]
-
-
 def _pieces(model: dict[str, Any]) -> dict[str, int]:
     vocab = model.get("vocab") or {}
     return vocab if isinstance(vocab, dict) else {row[0]: index for index, row in enumerate(vocab)}
@@ -254,14 +259,3 @@ def _byte_level(names: list[str]) -> list[bytes]:
         else name.translate(table).encode("latin-1")
         for name in names
     ]
-
-
-def _is_plain_model(spec: dict[str, Any], pieces: dict[str, int], control: Iterable[str]) -> bool:
-    model, hidden = spec["model"], {name for name in control if name in pieces}
-    if any(pieces.get(row["content"]) != row["id"] for row in _white_space(spec)):
-        return False  # tokenizers would give it another id
-    if not hidden:
-        return True
-    if model.get("type") != "BPE" or model.get("ignore_merges") or any(len(name) == 1 for name in hidden):
-        return False
-    return all(_merged(merge)[2] not in hidden for merge in model.get("merges") or [])

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import TrajectoryError, brief
 from ..tokens.ids import runs
-from .inputs import from_json
+from .turns import from_json
 
 Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 """One entry per token: an array with a row for each, or JSON values. None means no entry."""

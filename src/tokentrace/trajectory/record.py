@@ -18,8 +18,7 @@ from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
 from .channels import Channel, Entries
-from .inputs import Logprobs, as_count, as_ids, from_json
-from .turns import Branch, Context, IdsLike, SharedPrefix, Turn, Write
+from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write, as_count, as_ids, from_json
 
 
 class _Stream:
@@ -41,6 +40,8 @@ class _Stream:
 
     def extend(self, ids: Ids) -> None:
         stop = self._length + len(ids)
+        if stop == self._length:  # a copy may not even write nothing
+            return
         if stop > len(self._array):
             larger = np.empty(max(stop, self._length + self._length // 8 + 16), np.int32)
             larger[: self._length] = self._array[: self._length]

@@ -21,9 +21,8 @@ import numpy as np
 from ..errors import TrajectoryError, brief
 from ..files import write_whole
 from .channels import Packed
-from .inputs import as_owners, from_json
 from .trajectory import Trajectory
-from .turns import Turn, Write
+from .turns import Turn, Write, as_owners, from_json
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""

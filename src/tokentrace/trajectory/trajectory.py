@@ -19,10 +19,20 @@ from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable
 from ..tokens.tokenizer import Ids
 from .channels import pack_channels
-from .inputs import (
+from .record import Record, frozen
+from .turns import (
     LATER_KINDS,
     PROMPT_KINDS,
+    Context,
+    IdsLike,
+    KindsLike,
+    LogprobKind,
+    LogprobsLike,
     Owners,
+    SpansLike,
+    Turn,
+    VersionLike,
+    Write,
     as_count,
     as_ids,
     as_kinds,
@@ -32,8 +42,6 @@ from .inputs import (
     as_versions,
     mapping_json,
 )
-from .record import Record, frozen
-from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
 
 if TYPE_CHECKING:
     from ..rendering.bridged import BridgedTokens
@@ -134,8 +142,7 @@ class Trajectory(ShowsItself, Record):
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {length}: "
                 "make the bridge from the stream as it is recorded"
             )
-        completion = np.asarray(bridge.completion, None if type(bridge.completion) is np.ndarray else np.int64)
-        if not np.array_equal(self.stream(branch)[length - len(completion) :], completion):
+        if not np.array_equal(self.stream(branch)[length - len(bridge.completion) :], bridge.completion):
             raise TrajectoryError(
                 "the bridge was made for another completion than the one recorded last: make it from the ids that "
                 "the engine returned"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 from areal.api import ModelRequest, ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters
 
-from tests.guides import GUIDES, blocks
-from tests.integrations.rollouts import QUESTION, check_rows, make_agent, random_tree
+from tests.integrations.rollouts import QUESTION, check_rows, random_tree, recipe
 from tokentrace import Budget, EmbeddedEngine, Trajectory
 from tokentrace.engines.protocol import Engine, SamplingParams
 from tokentrace.errors import SampleError
@@ -21,11 +18,8 @@ from tokentrace.integrations.trainers import areal_tensors
 from tokentrace.rollout import Rollout
 
 DTYPES = {
-    "input_ids": torch.int32,
-    "logprobs": torch.float32,
-    "loss_mask": torch.int32,
-    "versions": torch.int32,
-    "rewards": torch.float32,
+    **dict.fromkeys(("input_ids", "loss_mask", "versions"), torch.int32),
+    **dict.fromkeys(("logprobs", "rewards"), torch.float32),
     "attention_mask": torch.bool,
 }
 
@@ -53,15 +47,8 @@ class Server:
 def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tuple[Any, list[Rollout], Server]:
     kept: list[Rollout] = []
     settings = GenerationHyperparameters(max_tokens=2048)
-    recipe = next(block.code for block in blocks(GUIDES / "rows-for-trainers.md") if block.title == "my_areal.py")
-    module = types.ModuleType("my_agent")
-    module.make_agent = lambda engine: make_agent(  # type: ignore[attr-defined]
-        engine, SamplingParams(64, seed=seed), kept=kept, **options
-    )
-    names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "my_agent", module)
-        exec(compile(recipe, "my_areal.py", "exec"), names)
+        names = recipe("my_areal.py", patch, sampling=SamplingParams(64, seed=seed), kept=kept, **options)
     workflow = names["AgentWorkflow"](settings)
     assert isinstance(workflow, RolloutWorkflow)
 
@@ -78,14 +65,14 @@ def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tu
 
 
 def rows(made: dict[str, torch.Tensor], branches: list[int]) -> list[Any]:
-    found = []
+    rows = []
     for at, branch in enumerate(branches):
         there = made["attention_mask"][at]
         assert there.tolist() == sorted(there.tolist(), reverse=True), "padding is at the end"
         for name, filler in (("loss_mask", 0), ("logprobs", 0.0), ("versions", -1)):
             assert (made[name][at][~there] == filler).all()
-        found.append((branch, *(made[name][at][there].tolist() for name in ("input_ids", "loss_mask", "logprobs"))))
-    return found
+        rows.append((branch, *(made[name][at][there].tolist() for name in ("input_ids", "loss_mask", "logprobs"))))
+    return rows
 
 
 def check_versions(trajectory: Trajectory, made: dict[str, torch.Tensor], branches: list[int]) -> None:
@@ -133,9 +120,7 @@ def test_the_reward_is_on_a_token_that_carries_loss() -> None:
 @pytest.mark.parametrize("missing", ["output_logprobs", "output_versions"])
 def test_an_episode_with_something_missing_is_rejected(missing: str) -> None:
     made, kept, server = episode(without=missing)
-    assert made is None
-    assert not kept, "a rollout that failed has no reward"
-    assert len(server.requests) == 1
+    assert (made, kept, len(server.requests)) == (None, [], 1), "a rollout that failed has no reward"
 
 
 def test_a_seed_is_refused_and_not_dropped() -> None:

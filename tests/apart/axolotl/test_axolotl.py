@@ -6,46 +6,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-from click.testing import CliRunner
 
-from tests.data.generate import write_conversations
+from tests.apart.shared import rows_for
 from tests.guides import run_guide
-from tokentrace.cli import main
-from tokentrace.data import read_samples
 from tokentrace.pocket import POCKET
 
 os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
 
 SETTINGS = {
-    "base_model": str(POCKET),
-    "micro_batch_size": 3,
-    "gradient_accumulation_steps": 1,
-    "max_steps": 4,
-    "learning_rate": 1e-4,
-    "optimizer": "adamw_torch",
-    "lr_scheduler": "constant",
-    "bf16": False,
-    "use_cpu": True,
-    "save_strategy": "no",
-    "seed": 1,
+    **{"base_model": str(POCKET), "micro_batch_size": 3, "gradient_accumulation_steps": 1, "max_steps": 4, "seed": 1},
+    **{"learning_rate": 1e-4, "optimizer": "adamw_torch", "lr_scheduler": "constant"},
+    **{"bf16": False, "use_cpu": True, "save_strategy": "no"},
 }
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> tuple[dict[str, Any], list[Any]]:
-    """The configuration that our command prints, and the samples that the file was made of."""
-    write_conversations(tmp_path / "chats.jsonl", 12, seed=4)
-    runner, model = CliRunner(), ["-t", str(POCKET)]
-    done = runner.invoke(
-        main,
-        ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "ax.parquet"), *model, "--for", "axolotl"],
-    )
-    assert done.exit_code == 0, done.output
-    runner.invoke(main, ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "all.parquet"), *model])
-    said = yaml.safe_load(done.stdout.partition("for axolotl:\n")[2])
-    return said, list(read_samples(tmp_path / "all.parquet"))
 
 
 def configured(said: dict[str, Any], folder: Path, **more: Any) -> Any:
@@ -56,12 +29,12 @@ def configured(said: dict[str, Any], folder: Path, **more: Any) -> Any:
     return load_cfg(str(folder / "config.yaml"))
 
 
-def test_labels_of_its_batches_are_those_of_the_rows(rows: Any, tmp_path: Path) -> None:
+def test_labels_of_its_batches_are_those_of_the_rows(tmp_path: Path) -> None:
     from axolotl.common.datasets import load_datasets
     from axolotl.utils.collators import DataCollatorForSeq2Seq
     from transformers import AutoTokenizer
 
-    said, samples = rows
+    said, samples = rows_for("axolotl", tmp_path)
     prepared = load_datasets(cfg=configured(said, tmp_path)).train_dataset
     collate = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(POCKET), return_tensors="pt")
     names = ("input_ids", "attention_mask", "labels")

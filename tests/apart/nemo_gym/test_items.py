@@ -26,23 +26,17 @@ from nemo_gym.token_id_capture import (
 )
 from pydantic import TypeAdapter
 
+from tests.apart.shared import pocket_rollout
 from tests.guides import run_guide
-from tokentrace import Trajectory, create_renderer, trajectory_samples
-from tokentrace.demo.calculator import calculate
-from tokentrace.engines import EmbeddedEngine, SamplingParams
+from tokentrace import Trajectory, trajectory_samples
+from tokentrace.engines import EmbeddedEngine
 from tokentrace.errors import SampleError, TrajectoryError
 from tokentrace.integrations.nemo_gym import TokenStore
 from tokentrace.integrations.nemo_items import captured_trajectory, chat_messages, output_items
-from tokentrace.pocket import POCKET
-from tokentrace.rollout import Agent, BaseInteraction, Rollout, Task
+from tokentrace.rollout import BaseInteraction, Rollout
 from tokentrace.tokens.kinds import Kind
 
 ITEM: TypeAdapter[Any] = TypeAdapter(NeMoGymResponseOutputItem)
-
-
-def calculator(expression: str) -> int:
-    """Evaluate an arithmetic expression."""
-    return calculate(expression)
 
 
 class AsksOnce(BaseInteraction):
@@ -59,15 +53,8 @@ class AsksOnce(BaseInteraction):
 def rollout() -> Rollout:
     """A rollout with calls, results and a second question, on the embedded model."""
 
-    async def run() -> Rollout:
-        engine = EmbeddedEngine(seed=1)
-        sampling = SamplingParams(256, temperature=1.0)
-        agent = Agent(engine, create_renderer(POCKET), tools=[calculator], interaction=AsksOnce(), sampling=sampling)
-        done = await agent.run(Task([{"role": "user", "content": "What is 17 * 23 + 4?"}], name="one"), seed=5)
-        await engine.close()
-        return done
-
-    made = asyncio.run(run())
+    engine = EmbeddedEngine(seed=1)
+    made = pocket_rollout(engine, engine.close, interaction=AsksOnce())
     assert made.turns >= 3
     assert {"tool", "user"} <= {message["role"] for message in made.messages[1:]}
     return made

@@ -15,14 +15,13 @@ from tinker_cookbook.rl.train import train_step
 from tinker_cookbook.rl.types import Trajectory as CookbookTrajectory
 from tinker_cookbook.rl.types import Transition
 
+from tests.apart.shared import RENDERER, pocket_rollout
 from tests.guides import run_guide
-from tokentrace import Trajectory, create_renderer, trajectory_samples
-from tokentrace.demo.calculator import calculate
+from tokentrace import Trajectory, trajectory_samples
 from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.errors import SampleError
 from tokentrace.integrations.tinker_rollouts import TinkerEngine, training_data
-from tokentrace.pocket import POCKET
-from tokentrace.rollout import Agent, Rollout, Task
+from tokentrace.rollout import Rollout
 from tokentrace.tokens.kinds import Kind
 
 
@@ -45,24 +44,13 @@ class Client:
         return tinker.SampleResponse([tinker.SampledSequence(sequence_id="0", **answer)])
 
 
-def calculator(expression: str) -> int:
-    """Evaluate an arithmetic expression."""
-    return calculate(expression)
-
-
 @pytest.fixture(scope="module")
 def made() -> tuple[Rollout, Client]:
     """A rollout with a tool on Tinker's client, and the client."""
 
-    async def run() -> tuple[Rollout, Client]:
-        client = Client()
-        engine = TinkerEngine(client, vocab_size=create_renderer(POCKET).tokenizer.vocabulary.size, version="step 3")
-        agent = Agent(engine, create_renderer(POCKET), tools=[calculator], sampling=SamplingParams(256))
-        rollout = await agent.run(Task([{"role": "user", "content": "What is 17 * 23 + 4?"}], name="one"), seed=5)
-        await client.engine.close()
-        return rollout, client
-
-    rollout, client = asyncio.run(run())
+    client = Client()
+    engine = TinkerEngine(client, vocab_size=RENDERER.tokenizer.vocabulary.size, version="step 3")
+    rollout = pocket_rollout(engine, client.engine.close)
     assert rollout.turns > 1
     return rollout, client
 

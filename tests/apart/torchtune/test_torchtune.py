@@ -6,35 +6,19 @@ import types
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner
 from omegaconf import OmegaConf
 from torchtune import config
 from torchtune.data import padded_collate_packed, padded_collate_sft
 
-from tests.data.generate import write_conversations
-from tokentrace.cli import main
-from tokentrace.data import read_samples
+from tests.apart.shared import rows_for
 from tokentrace.errors import SampleError
 from tokentrace.integrations.torchtune import tokenized_rows
-from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Sample
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Sample]]:
-    """The configuration that our command prints, and the samples that the file was made of."""
-    folder = tmp_path_factory.mktemp("rows")
-    write_conversations(folder / "chats.jsonl", 12, seed=4)
-    runner, model = CliRunner(), ["-t", str(POCKET)]
-    done = runner.invoke(
-        main,
-        ["tokenize", str(folder / "chats.jsonl"), "-o", str(folder / "t.parquet"), *model, "--for", "torchtune"],
-    )
-    assert done.exit_code == 0, done.output
-    said = yaml.safe_load(done.stdout.partition("for torchtune:\n")[2])
-    runner.invoke(main, ["tokenize", str(folder / "chats.jsonl"), "-o", str(folder / "all.parquet"), *model])
-    return said, list(read_samples(folder / "all.parquet"))
+    return rows_for("torchtune", tmp_path_factory.mktemp("rows"))
 
 
 def tokenizer(said: dict[str, Any]) -> Any:

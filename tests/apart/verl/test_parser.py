@@ -1,9 +1,13 @@
-"""Our parser as one of verl's: calls are read by their ids, as the template writes them."""
+"""Our parser as one of verl's: calls are read by their ids, as the template writes them; the guide, the example."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
 import tokentrace.integrations.verl  # noqa: F401  # registers the parser
+from tests.guides import run_guide
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
 
@@ -35,16 +40,8 @@ def parser() -> ToolParser:
 
 def completion(content: str, calls: list[dict[str, Any]]) -> list[int]:
     """What the model samples for a turn, by the template's own render."""
-    rendered = create_renderer(POCKET).render(
-        [
-            {"role": "user", "content": "?"},
-            {
-                "role": "assistant",
-                "content": content,
-                "tool_calls": [{"type": "function", "function": c} for c in calls],
-            },
-        ]
-    )
+    answer = {"content": content, "tool_calls": [{"type": "function", "function": one} for one in calls]}
+    rendered = create_renderer(POCKET).render([{"role": "user", "content": "?"}, {"role": "assistant", **answer}])
     return list(rendered.ids[rendered.mask])
 
 
@@ -79,3 +76,31 @@ def test_a_call_inside_reasoning_counts_only_for_the_lenient_parser(parser: Tool
 
 def test_stop_tokens_are_those_of_the_template(parser: ToolParser) -> None:
     assert parser.stop_token_ids == create_renderer(POCKET).get_stop_token_ids()
+
+
+# -- the guide and the example
+
+
+def run(*arguments: str, **more: str) -> str:
+    how: Any = {"cwd": Path(__file__).parents[3], "env": {**os.environ, **more}}
+    done = subprocess.run([sys.executable, *arguments], **how, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_guide_runs(tmp_path: Path) -> None:
+    names = run_guide("verl", tmp_path)
+    rows = names["batch"].batch
+    assert rows["response_mask"].sum(-1).min() > 0
+    assert any(message["role"] == "tool" for message in names["batch"].non_tensor_batch["extras"][0]["messages"])
+
+
+def test_the_example_runs() -> None:
+    said = run("examples/verl/rollouts.py")
+    assert said.count(" sampled, mean logprob -") == 3
+    assert "<tool_call>" in said
+
+
+def test_verl_finds_the_parser_by_its_own_setting() -> None:
+    code = "from verl.experimental.agent_loop.tool_parser import ToolParser; print(sorted(ToolParser._registry))"
+    assert "'tokentrace'" in run("-c", code, VERL_USE_EXTERNAL_MODULES="tokentrace.integrations.verl")

@@ -17,21 +17,13 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from verl.tools.base_tool import BaseTool
-    from verl.tools.function_tool import (
-        FunctionTool,
-        load_function_tools_from_path,
-        normalize_function_tool_return,
-    )
+    from verl.tools.function_tool import FunctionTool, load_function_tools_from_path, normalize_function_tool_return
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
     from verl.tools.tool_registry import initialize_tools_from_config, load_all_tools
 
-from tokentrace import create_renderer
-from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
+from tests.apart.shared import RENDERER, call, scripted
 from tokentrace.rollout import Agent, End, Rollout, Task, as_tools, load_tools
 from tokentrace.rollout.tools import as_result
-
-RENDERER = create_renderer(POCKET)
 
 SCHEMA = {
     "type": "function",
@@ -55,16 +47,8 @@ def stubs() -> Path:
 
 
 def run(tools: list[Any], *turns: str, **settings: Any) -> Rollout:
-    said = iter([*turns, "Done."])
-    engine = ScriptedEngine(
-        lambda *_: RENDERER.tokenizer.encode(f"{next(said)}<|end|>"), vocab_size=RENDERER.tokenizer.vocabulary.size
-    )
     task = Task([{"role": "user", "content": "Go."}], name="one", tool_settings=settings)
-    return asyncio.run(Agent(engine, RENDERER, tools=tools).run(task))
-
-
-def call(name: str, /, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    return asyncio.run(Agent(scripted(*turns, "Done."), RENDERER, tools=tools).run(task))
 
 
 def test_a_native_tool_loads_from_verls_yaml_as_verl_loads_it(tmp_path: Path) -> None:
@@ -159,25 +143,20 @@ def test_function_tools_are_tools(tmp_path: Path) -> None:
         '{"word": "abab"}',
         "AB",
     ]
-    assert [turn.reward for turn in rollout.per_turn] == [0.0, 0.5, 0.0]
+    assert [turn.reward for turn in rollout.per_turn] == [None, 0.5, None]
     assert rollout.schemas == [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in theirs], (
         "what verl shows the model"
     )
 
 
+TEXT = ToolResponse(text="x")
+
+
 @pytest.mark.parametrize(
     "returned",
     [
-        "text",
-        {"a": "ü"},
-        ToolResponse(text="x"),
-        ToolResponse(),
-        (ToolResponse(text="x"),),
-        (ToolResponse(text="x"), 0.5),
-        (ToolResponse(text="x"), None, None),
-        ("x", 1, {"m": 1}),
-        ({"a": 1}, 0.25, None),
-        3,
+        *("text", {"a": "ü"}, TEXT, ToolResponse(), (TEXT,), (TEXT, 0.5), (TEXT, None, None)),
+        *(("x", 1, {"m": 1}), ({"a": 1}, 0.25, None), 3),
     ],
     ids=str,
 )

@@ -22,38 +22,14 @@ import pytest
 import ray
 import yaml
 
-from tokentrace import create_renderer, trajectory_samples
-from tokentrace.demo.calculator import calculate
+from tests.apart.shared import RENDERER, calculator, call, scripted
+from tokentrace import trajectory_samples
 from tokentrace.demo.questions import pick_questions
 from tokentrace.engines import EmbeddedEngine
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
-from tokentrace.rollout import (
-    FAILED_ENDS,
-    Agent,
-    Budget,
-    End,
-    Rollout,
-    Task,
-    load_interactions,
-    load_tools,
-    row_task,
-)
+from tokentrace.rollout import FAILED_ENDS, Agent, Budget, End, Rollout, Task, load_interactions, load_tools, row_task
 
 SHIPPED = Path(__file__).parent / "configs"
-RENDERER = create_renderer(POCKET)
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def scripted(*turns: str) -> ScriptedEngine:
-    """An engine that says these turns one after another."""
-    said = iter(turns)
-    return ScriptedEngine(
-        lambda *_: RENDERER.tokenizer.encode(f"{next(said)}<|end|>"), vocab_size=RENDERER.tokenizer.vocabulary.size
-    )
 
 
 def check_exact(rollout: Rollout, engine: ScriptedEngine, turns: Sequence[str]) -> None:
@@ -82,11 +58,6 @@ def test_the_gsm8k_tool_is_made_as_verl_makes_it(capsys: pytest.CaptureFixture[s
 
 def test_the_gsm8k_tool_rewards_a_rollout_of_pocket() -> None:
     """The seed's example: the ground truth is in the row, as verl's own preprocessing writes it."""
-
-    def calculator(expression: str) -> int:
-        """Evaluate an arithmetic expression."""
-        return calculate(expression)
-
     (gsm8k,) = load_tools(SHIPPED / "gsm8k_tool_config.yaml")
     questions = pick_questions(8, kinds=["checked"])
     rows = [

@@ -65,6 +65,8 @@ QWEN_CALL = "<tool_call>\n{}\n</tool_call>"
 QWEN_THINK = "\n" + QWEN_USER + "<think>\n"
 GLM_USER, GLM_TOOL = "\nBye<|assistant|>", "\n<tool_response>\nIt is sunny\n</tool_response><|assistant|>"
 GLM_CALL = "\n<think></think>\n<tool_call>look\n</tool_call>"
+QWEN_CODER_TOOL = QWEN_TOOL.replace("</tool_response>", "</tool_response>\n")
+MINIMAX_TOOL = "\n]~b]tool\n<response>It is sunny</response>[e~[\n]~b]ai\n<think>\n"
 MINIMAX_USER = "]~b]user\nBye[e~[\n]~b]ai\n<think>\n"
 HARMONY_USER = "<|start|>user<|message|>Bye<|end|><|start|>assistant"
 HARMONY_TOOL = (
@@ -165,6 +167,10 @@ CUT_OFF: dict[str, list[tuple[str, str, str] | tuple[str, str, str, Any]]] = {
         ("They\n</think>\n\nHi", "[e~[", "\n" + MINIMAX_USER),
         ("They", "\n</think>\n\n[e~[", "\n" + MINIMAX_USER),
         ("", "</think>\n\n[e~[", "\n" + MINIMAX_USER),
+        (
+            'They\n</think>\n\n\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Par',
+            *("</parameter>\n</invoke>\n</minimax:tool_call>[e~[", MINIMAX_TOOL, SUNNY),
+        ),
     ],
     "minimax-m3": [("Hi", "[e~[", "\n]~b]user\nBye[e~[\n]~b]ai\n")],
     "gpt-oss": [
@@ -181,7 +187,16 @@ CUT_OFF: dict[str, list[tuple[str, str, str] | tuple[str, str, str, Any]]] = {
         ("", DEEPSEEK_END, DEEPSEEK_USER),
         (DEEPSEEK_CALL, DEEPSEEK_CLOSE + DEEPSEEK_END, DEEPSEEK_TOOL, SUNNY),
     ],
-    "deepseek-v3.2": [("Hi", DEEPSEEK_END, DEEPSEEK_USER), (DSML, DEEPSEEK_END, DSML_TOOL, SUNNY)],
+    "deepseek-v3.2": [
+        ("Hi", DEEPSEEK_END, DEEPSEEK_USER),
+        (DSML, DEEPSEEK_END, DSML_TOOL, SUNNY),
+        ("\n\n<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>" + DEEPSEEK_END, DSML_TOOL, SUNNY),
+        (
+            DSML.partition("</")[0] + '<｜DSML｜parameter name="city" string="true">Par',
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>" + DEEPSEEK_END,
+            *(DSML_TOOL, SUNNY),
+        ),
+    ],
     "kimi-k2": [("Hi", "<|im_end|>", KIMI_USER), (KIMI_CALL, KIMI_CLOSE, KIMI_TOOL, SUNNY)],
     "llama-3.1": [
         ("Hi", "<|eot_id|>", LLAMA_USER),
@@ -193,6 +208,12 @@ CUT_OFF: dict[str, list[tuple[str, str, str] | tuple[str, str, str, Any]]] = {
         ('[TOOL_CALLS][{"name": "lo', "</s>", MISTRAL_TOOL, SUNNY),
     ],
     "gemma-3": [("Hi", "<end_of_turn>", "\n" + GEMMA_USER)],
+    "qwen3-coder": [
+        (
+            "<tool_call>\n<function=look>\n<parameter=city>\nPar",
+            *("\n</parameter>\n</function>\n</tool_call><|im_end|>", QWEN_CODER_TOOL, SUNNY),
+        ),
+    ],
 }
 """Completions that did not, what closes them, and what follows then."""
 SEAMS = [
@@ -225,39 +246,6 @@ def test_a_cut_off_turn_is_refused_if_that_is_the_policy(seam: Seam) -> None:
     refused = bridge(seam, truncation="refuse")
     assert isinstance(refused, BridgeRefusal)
     assert refused.reason is RefusalReason.TRUNCATED
-
-
-# -- an open parameter
-
-PARAMETER = (
-    '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="city" string="true">Par'
-)
-IN_A_PARAMETER = [
-    Seam(
-        *("qwen3-coder", "<tool_call>\n<function=look>\n<parameter=city>\nPar"),
-        *("\n</parameter>\n</function>\n</tool_call><|im_end|>", "", SUNNY),
-    ),
-    Seam(
-        *("minimax-m2", 'They\n</think>\n\n\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Par'),
-        *("</parameter>\n</invoke>\n</minimax:tool_call>[e~[", "", SUNNY),
-    ),
-    Seam(
-        *("deepseek-v3.2", PARAMETER),
-        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>" + DEEPSEEK_END,
-        *("", SUNNY),
-    ),
-    Seam(
-        *("deepseek-v3.2", "\n\n<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>" + DEEPSEEK_END),
-        *("", SUNNY),
-    ),
-]
-
-
-@by_name(IN_A_PARAMETER)
-def test_a_call_cut_off_inside_a_parameter_is_closed_tag_by_tag(seam: Seam) -> None:
-    bridged = bridge(seam)
-    assert isinstance(bridged, BridgedTokens)
-    assert texts(seam, bridged)[0] == seam.close
 
 
 # -- the template itself as the oracle
@@ -339,12 +327,11 @@ def test_reasoning_without_words_is_put_in_whole(family: str, thought: str) -> N
 
 
 def test_no_new_messages_give_another_generation_prompt() -> None:
-    seam = Seam("qwen3", "Hi!<|im_end|>", "", "\n<|im_start|>assistant\n")
     renderer = make_renderer("qwen3")
     prompt = renderer.render([HELLO], add_generation_prompt=True)
-    bridged = renderer.bridge(prompt.ids, renderer.tokenizer.encode(seam.sampled), [])
+    bridged = renderer.bridge(prompt.ids, renderer.tokenizer.encode("Hi!<|im_end|>"), [])
     assert isinstance(bridged, BridgedTokens)
-    assert texts(seam, bridged) == ("", seam.after)
+    assert renderer.tokenizer.decode(bridged.new_ids) == "\n<|im_start|>assistant\n"
 
 
 def test_names_of_results_come_from_the_completion() -> None:

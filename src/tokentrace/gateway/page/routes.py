@@ -29,9 +29,10 @@ from ...store.store import Label, SessionInfo, State
 from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Tokenizer
+from ..admin import Routes, find_sessions
 from ..gateway import Gateway
-from ..http import Routes, json_response, read_state
-from ..problems import RequestError
+from ..http import json_response
+from ..requests import RequestError
 from ..session import SessionRecord
 
 TOKENS: Final = 4_000
@@ -167,13 +168,8 @@ def page_files() -> dict[str, bytes]:
 async def _sessions(gateway: Gateway, http: HTTPRequest) -> Response:
     """The newest sessions, and how the gateway is. ``session`` names one that is always included."""
     query, store = http.query_params, gateway.store
-    state = read_state(http)
     limit = _whole(query.get("limit", str(_LISTED)), "limit", _MOST)
-    infos: list[SessionInfo] = []
-    async for info in store.sessions(state=state, search=query.get("search", "")):
-        infos.append(info)
-        if len(infos) > limit:
-            break
+    infos = await find_sessions(gateway, http, limit)
     chosen = await gateway.sessions.find(query.get("session", ""))
     listed = [*infos[:limit], *([] if chosen is None else [chosen])]
     rewards = await store.values("reward", [info.id for info in listed])
@@ -244,9 +240,9 @@ def _whole(value: str, field: str, most: int) -> int:
 
 
 PAGE_ROUTES: Final[Routes] = {
-    "/": {"GET": _file},
-    "/page/sessions": {"GET": _sessions},
-    "/page/{file}": {"GET": _file},
-    "/sessions/{session}/tokens": {"GET": _tokens},
-    "/sessions/{session}/turns/{turn}": {"GET": _turn},
+    "GET /": _file,
+    "GET /page/sessions": _sessions,
+    "GET /page/{file}": _file,
+    "GET /sessions/{session}/tokens": _tokens,
+    "GET /sessions/{session}/turns/{turn}": _turn,
 }

@@ -1,23 +1,32 @@
-"""Client paths: one stream without a break by tokentrace; what the others do is counted as it is recorded."""
+"""Client paths: one stream without a break by tokentrace; what the others do is counted, and said with its meaning."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.demo.conftest import ROLLOUTS
-from tests.trajectory.checker import check_trajectory
+from tests.pages import assert_only_its_own_code_runs, columns, read_page, said
+from tests.support import FULL
+from tests.trajectory.model import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.paths import (
-    CLIENTS,
+    MEASURES,
+    PRETRAINED,
     TRIALS,
     ClientPath,
     Demo,
-    MessageAgent,
+    PathAgent,
+    PathReport,
+    demo_document,
+    demo_json,
+    remarks,
+    run_demo,
     run_path,
     score_row,
     trained_row,
@@ -28,16 +37,24 @@ from tokentrace.diagnose.finding import Cause
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
+from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import load_pocket
-from tokentrace.rollout.loop import Agent, Rollout, Task
+from tokentrace.rollout.loop import Rollout, Task
 from tokentrace.rollout.tools import as_tools
 from tokentrace.samples.trajectories import owned_turns
+from tokentrace.show import plain_view
+from tokentrace.show.page import page_html
 from training.pocket.expert import solve
 from training.pocket.questions import make_questions
 
 RENDERER = create_renderer(POCKET)
 MODEL = load_pocket()
+ROLLOUTS = 12 if FULL else 2
+
+
+@pytest.fixture(scope="module")
+def demo() -> Demo:
+    return asyncio.run(run_demo(rollouts=ROLLOUTS))
 
 
 def test_two_rollouts_show_a_break_by_every_cause(demo: Demo) -> None:
@@ -130,13 +147,11 @@ def scripted(path: ClientPath, *turns: str | Sequence[int], name: str = "one") -
 
     engine = ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
     settings: dict[str, Any] = {"tools": as_tools([multiply]), "reward": lambda _: 1.0}
-    agent = Agent(engine, RENDERER, **settings)
-    if path in CLIENTS:
-        agent = MessageAgent(engine, RENDERER, CLIENTS[path], **settings)
+    agent = PathAgent(engine, RENDERER, path, **settings)
     task = Task([{"role": "user", "content": "6 * 7? <script>alert(1)</script>"}], name=name)
     rollout = asyncio.run(agent.run(task))
     assert rollout.notes == []
-    return rollout, agent.breaks if isinstance(agent, MessageAgent) else {}
+    return rollout, agent.breaks
 
 
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call><|end|>'
@@ -177,3 +192,73 @@ def test_a_template_that_forgets_differs_only_in_reasoning_before_the_last_user_
         assert (whole != expected) == bool(question.follow_ups)
         went_on += bool(question.follow_ups)
     assert went_on == 4
+
+
+# -- what is said of it: every number with its meaning, the noise with the breaks, and nothing that can act
+
+
+def printed(demo: Demo) -> str:
+    return plain_view(demo_document(demo))
+
+
+def page_of(demo: Demo) -> str:
+    return page_html(demo_document(demo))
+
+
+def test_every_view_has_the_noise_and_the_meaning_of_every_number(demo: Demo) -> None:
+    text, page, data = printed(demo), said(page_of(demo)), demo_json(demo)
+    assert (data["noise"], data["remarks"]) == (asdict(NOISE), remarks(demo))
+    broken, count = demo.paths[0].numbers()["broken_rollouts"], len(demo.paths[0].rollouts)
+    for part in ("1 % of the assistant's tokens", "2 % of its calls", "6 of 384", f"{broken} of {count} rollouts"):
+        assert part in " ".join(remarks(demo))
+    labels = {one.label: one.about for one in MEASURES} | {one.name: one.about for one in demo.trials}
+    for words in [*remarks(demo), *labels.values()]:
+        assert words in text
+        assert words in page
+    for label, about in labels.items():
+        assert f"{label}: {about}" in text
+    assert all(measure.cell(report).text in text for measure in MEASURES for report in demo.paths)
+
+
+def test_breaks_are_told_by_cause_for_every_trial(demo: Demo) -> None:
+    page = read_page(page_of(demo))
+    for row, trial in zip(demo_json(demo)["trials"], demo.trials, strict=True):
+        for report in trial.reports:
+            told = row["paths"][str(report.path)]
+            assert sum(told["causes"].values()) == told["breaks"] == report.numbers()["breaks"]
+        for cause in trial.reports[0].causes:
+            numbers = [f"{one.causes.get(cause, 0)}" for one in trial.reports]
+            assert any(line.split() == [*cause.split(), *numbers] for line in printed(demo).splitlines())
+            assert any(row[0][0] == cause and row[1:] == numbers for row in page["tables"][1]["rows"])
+    names = [contrast["name"] for contrast in page["contrasts"]]
+    assert any(name.startswith("stripped reasoning") for name in names), "an example of it is shown, too"
+    assert [bars["title"] for bars in page["bars"]] == [str(path) for path in ClientPath]
+    assert page["title"] == "Three ways to the next turn · pocket"
+
+
+def test_the_page_escapes_whatever_was_said() -> None:
+    name = "<img src=x onerror=alert(3)>\x1b[31mred"
+    turns = ("\x1b[31mred <script>alert(4)</script>\n" + WIDE, "<b onclick=alert(5)>42</b><|end|>")
+    reports = []
+    for path in ClientPath:
+        rollout, breaks = scripted(path, *turns, name=name)
+        scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL.score)
+        reports.append(PathReport(path, [rollout], breaks, [scored]))
+    demo = Demo(0, [replace(trial, reports=reports) for trial in TRIALS])
+    page = page_of(demo)
+    assert_only_its_own_code_runs(page)
+    assert "\x1b[31mred" not in printed(demo)
+    document = read_page(page)
+    assert all(name in contrast["name"] for contrast in document["contrasts"])
+    assert "<|end|>" in "".join(columns(document, 0)["text"])
+
+
+def test_the_docs_give_the_settings_as_they_are() -> None:
+    text = " ".join((Path(__file__).parents[2] / "docs" / "demo.md").read_text(encoding="utf-8").split())
+    for part in (
+        f"{100 * NOISE.resegmented:g} % of",
+        f"{100 * NOISE.compact:g} % of its calls",
+        "{broken_rollouts} of {rollouts} rollouts".format(**PRETRAINED),
+        str(PRETRAINED["model"]),
+    ):
+        assert part in text
