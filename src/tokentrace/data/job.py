@@ -82,9 +82,7 @@ class BatchResult:
 
 
 Results = Generator[tuple[Batch, BatchResult]]
-"""Batches with their results, in the order of the batches."""
 Run = Callable[[Iterator[Batch], RowTokenizer, int], Results]
-"""Tokenizes batches with so many workers."""
 
 
 def tokenize_files(

@@ -45,7 +45,7 @@ _PER_TOKEN: Final = {
     "advantages": ("advantages", "float32"),
 }
 """Columns with an entry for each token: the attribute of a `Sample`, and its type in the file."""
-_ROLLOUT: Final[Columns] = {
+ROLLOUT: Final[Columns] = {
     "branch": "int32",
     "reward": "float64",
     "versions": [{"version": "string", "start": "int32", "stop": "int32"}],
@@ -65,32 +65,23 @@ _COLUMNS: Final[Columns] = {
     **{name: [kind] for name, (_, kind) in _PER_TOKEN.items()},
     **dict.fromkeys(("num_tokens", "num_trained", "num_messages"), "int32"),
     **{"source": "string", "row": "int64", "sample": "int32", "notes": ["string"]},
-    **_ROLLOUT,
+    **ROLLOUT,
     **CHANNELS,
 }
-_OPTIONAL: Final[Mapping[str, Iterable[str]]] = {
-    **{name: (name,) for name in ("labels", "parts", "logprobs", "advantages")},
-    "rollout": _ROLLOUT,
-    "channels": CHANNELS,
-}
-"""Columns that not all files have: what trainers read as labels (without it TRL trains every token), the part of each
-token, and what rows of trajectories have."""
+_OPTIONAL: Final = {"labels", "parts", "logprobs", "advantages", *ROLLOUT, *CHANNELS}
+"""Columns that not all files have. Without labels TRL trains every token of a row."""
 
 
 def sample_columns(*optional: str) -> Columns:
-    """The columns of a file: those that all files have, and optional ones (``"labels"``, ``"rollout"``, …)."""
-    omitted = {column for name, columns in _OPTIONAL.items() if name not in optional for column in columns}
-    return {name: kind for name, kind in _COLUMNS.items() if name not in omitted}
+    """The columns of a file: those that all files have, and optional ones (``"labels"``, those of `ROLLOUT`, …)."""
+    return {name: kind for name, kind in _COLUMNS.items() if name not in _OPTIONAL or name in optional}
 
 
 def _columns_of(samples: Sequence[Sample]) -> Columns:
-    optional = ("parts", "logprobs", "advantages")
-    filled = {
-        **{name: any(getattr(one, name) is not None for one in samples) for name in optional},
-        "rollout": any(one.branch >= 0 or one.reward is not None for one in samples),
-        "channels": any(one.channels for one in samples),
-    }
-    return sample_columns("labels", *(name for name, is_filled in filled.items() if is_filled))
+    names = ("parts", "logprobs", "advantages")
+    optional = ["labels", *(name for name in names if any(getattr(one, name) is not None for one in samples))]
+    optional += ROLLOUT if any(one.branch >= 0 or one.reward is not None for one in samples) else ()
+    return sample_columns(*optional, *(CHANNELS if any(one.channels for one in samples) else ()))
 
 
 def arrow_schema(columns: Columns) -> Any:

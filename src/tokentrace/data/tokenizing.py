@@ -25,7 +25,6 @@ from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
 from .sources import ROW_BYTES, Format, Row
-from .tables import Columns as TableColumns
 from .tables import sample_columns
 
 _MANY_SETTINGS: Final = 32
@@ -111,7 +110,7 @@ class TokenizeSettings:
             raise SampleError(f"the settings cannot be read: {error}") from None
 
     @property
-    def output(self) -> TableColumns:
+    def output(self) -> Mapping[str, Any]:
         """The columns of rows."""
         return sample_columns("parts", *(["labels"] if self.labels else []))
 

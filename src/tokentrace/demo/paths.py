@@ -38,8 +38,6 @@ Row = tuple[Ids, npt.NDArray[np.bool_]]
 """What a trainer gets: ids, and True for each that carries loss."""
 Score = Callable[[TokenIds], Floats]
 Progress = Callable[[str, int, int], None]
-"""Called with what runs, how many of its rollouts are done, and how many there are."""
-
 BUDGET: Final = Budget(turns=16, turn_tokens=256)
 
 
@@ -92,10 +90,7 @@ class PathAgent(Agent):
 
 
 class CachedEngine(EmbeddedEngine):
-    """The embedded engine with a cache: the paths share many requests.
-
-    They are seeded or greedy, so completions depend on prompt and parameters alone.
-    """
+    """The embedded engine with a cache: the paths share many requests, which are seeded or greedy."""
 
     def __init__(self, model: PocketModel) -> None:
         super().__init__(model)
@@ -113,11 +108,7 @@ class CachedEngine(EmbeddedEngine):
 
 
 class Scored(NamedTuple):
-    """The row that a trainer gets of a rollout, compared with what was sampled.
-
-    Sampled tokens are missing from the row (`mismatched`) or have a gap: |engine's logprob - score in the row|. Tokens
-    that carry loss and were not sampled are `foreign`.
-    """
+    """A trainer's row of a rollout: sampled tokens that it lacks, trained ones that nobody sampled, logprob gaps."""
 
     sampled: int
     mismatched: int
@@ -242,7 +233,7 @@ def trial_renderer(trial: Trial) -> Renderer:
     return create_renderer(POCKET, chat_template=template)
 
 
-async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress | None = None) -> Demo:
+async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> Demo:
     """Run all trials; the rows of the first are scored."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model = load_pocket()
@@ -268,20 +259,18 @@ async def run_path(
     *,
     seed: int = 0,
     score: Score | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
 ) -> PathReport:
     """Run tasks by a path; `score` scores the row of each rollout."""
     renderer = trial_renderer(trial)
     sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
-    settings: dict[str, Any] = {"sampling": sampling, "reward": question_reward, "budget": BUDGET}
-    settings["interaction"] = FollowUps()
+    settings = {"sampling": sampling, "reward": question_reward, "budget": BUDGET, "interaction": FollowUps()}
     agent = PathAgent(engine, renderer, path, **settings)
     ended: dict[str, Rollout] = {}
 
     def end(rollout: Rollout) -> None:
         ended[rollout.task.name] = rollout
-        if progress is not None:
-            progress(f"{trial.name}: {path}", len(ended), len(tasks))
+        progress(f"{trial.name}: {path}", len(ended), len(tasks))
 
     await run_rollouts(agent, tasks, done=end, seed=seed)
     rollouts = [ended[task.name] for task in tasks]
