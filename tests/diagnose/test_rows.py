@@ -35,8 +35,8 @@ from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.row_report import check_dataset
 from tokentrace.diagnose.rows import Outcome, RowChecker
 from tokentrace.pocket import POCKET
+from tokentrace.samples.sample import Overlong
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
-from tokentrace.samples.truncation import Overlong
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 # -- what is right checks clean

@@ -21,7 +21,7 @@ from ..show.visible import counted
 from ..tokens.ids import check_ids, check_integers, runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import POSITIVE_NOISE
+from ..trajectory.turns import POSITIVE_NOISE
 from .finding import Cause, Finding
 
 Mask = npt.NDArray[np.bool_]

@@ -271,8 +271,8 @@ def _listed(counts: Counter[Any]) -> str:
 def _break_row(broken: RolloutBreak, contrasts: Contrasts) -> list[str | Cell]:
     link, why = "", f"token {broken.position:,} of {broken.stream_length:,}"
     if broken.explained is not None:
-        why = str(broken.explained).partition("\n")[0]
-        link = broken.explained.add_to(contrasts, f"{broken.where}: {broken.cause}")
+        why = broken.explained.headline
+        link = broken.explained.add_to(contrasts, f"{broken.where}: {broken.cause}", broken.explained.words)
     more = [broken.history.words if broken.history is not None else "", broken.recorded]
     costs = f"{counted(broken.reprefilled)} read again, {counted(broken.lost, 'sampled token')} gone"
     return [Cell(broken.where, link=link), Cell(why, small="; ".join(filter(None, more))), f"costs {costs}"]
