@@ -253,12 +253,10 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
-        It shares the longest prefix that is recorded anywhere in the tree. The kinds, turns and messages of the shared
-        part stay with the branch that owns them. `kinds` (CONTEXT by default), `message_spans` and `messages` describe
-        the whole prompt, as in `extend_to`; by default no message is new.
-
-        Raises `TrajectoryError` for a prompt that begins with the whole stream of a branch, since it rewrites nothing:
-        use `extend_to`. To sample again from the same prompt, branch after the first completion is recorded.
+        It shares the longest prefix that is recorded anywhere in the tree, which stays with the branch that owns it.
+        Arguments describe the whole prompt, as in `extend_to`; by default no message is new. Raises `TrajectoryError`
+        for a prompt that begins with the whole stream of a branch: use `extend_to`. To sample again from the same
+        prompt, branch after the first completion is recorded.
         """
         self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)

@@ -1,7 +1,6 @@
-"""The parts of a trajectory: turns, contexts, branches and version spans; and checks of everything that enters one.
+"""The parts of a trajectory, and checks of everything that enters one.
 
-Each check returns exactly the values it was passed, in the dtypes that a trajectory stores, or raises `TrajectoryError`
-that names the entry.
+A check returns exactly the values it was passed, in the dtypes that a trajectory stores, or raises `TrajectoryError`.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ class SharedPrefix(NamedTuple):
 class Turn:
     """One completion, as the engine returned it. Positions are those of the stream.
 
-    `cut` is True in the turns of a branch that left its parent inside this completion: only the head up to `stop`
-    lies in that branch, while `finish_reason` describes the whole turn. The parent has the whole turn.
+    `cut`: the branch left its parent inside this completion and has only its head; the parent has the whole turn.
     """
 
     write: int
