@@ -80,7 +80,7 @@ def rollout(
     from ..demo.questions import SOURCES
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
-    from ..rollout.store import RolloutStore, check_run, compared, discard_run
+    from ..rollout.store import RolloutStore, check_run, discard_run
 
     if workers is not None and ray is None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
@@ -101,13 +101,13 @@ def rollout(
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not quiet:
             _announce(run, store, before["unfinished_before"])
-        try:
-            cluster = None
-            if ray is not None:
-                from ..rollout.cluster import ConfiguredCrew
+        cluster = None
+        if ray is not None:
+            from ..rollout.cluster import ConfiguredCrew
 
-                crew = ConfiguredCrew(config.absolute(), options | {"output": run.output}, run.settings)
-                cluster = {"make": crew, "workers": workers, "address": ray or None}
+            crew = ConfiguredCrew(config.absolute(), options | {"output": run.output}, run.settings)
+            cluster = {"make": crew, "workers": workers, "address": ray or None}
+        try:
             summary, circuits, waited = asyncio.run(_run(run, store, quiet, continue_aborted, cluster))
         except (KeyboardInterrupt, EngineDown) as error:
             down = isinstance(error, EngineDown)
@@ -115,9 +115,8 @@ def rollout(
             done = f"{len(store.finished)} of {len(run.tasks)} rollouts are finished and kept"
             click.secho(f"{done}; the same command goes on with the rest", fg="yellow", err=True)
             ctx.exit(3 if down else 130)
-        metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
-        metrics["advantage_notes"] = list(compared(store.finished).notes) if run.advantages else []
-        metrics |= {"waited_seconds": waited, "circuits": [one.described() for one in circuits]}
+        metrics = {**summary.described(), **before, "waited_seconds": waited}
+        metrics["circuits"] = [one.described() for one in circuits]
         problem = _write(run, store, metrics)
     finally:
         store.close()
@@ -145,18 +144,19 @@ async def _run(
     if all(store.is_finished(task.name) for task in run.tasks):  # no engine is needed to say so
         return Summary.of(store), [], 0.0
     options: dict[str, Any] = {"concurrency": min(run.concurrency, len(run.tasks)), "store": store, "seed": run.seed}
+    patience = run.file.patience
     if cluster is not None:
         with _Display(len(run.tasks), store, quiet) as display:
-            options |= {"done": display.update, "patience": run.file.patience, "notice": display.outage, **cluster}
+            options |= {"done": display.update, "patience": patience, "notice": display.outage, **cluster}
             return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
     try:
         with _Display(len(run.tasks), store, quiet, engine) as display:
-            patience = Patience(run.file.patience, notice=display.outage)
-            options |= {"done": display.update, "patience": patience, "continue_aborted": continue_aborted}
+            waiting = Patience(patience, notice=display.outage)
+            options |= {"done": display.update, "patience": waiting, "continue_aborted": continue_aborted}
             summary = await run_rollouts(run.agent(engine), run.tasks, **options)
-            return summary, circuits_of(engine), patience.waited
+            return summary, circuits_of(engine), waiting.waited
     finally:
         try:
             await run.close()
@@ -167,13 +167,15 @@ async def _run(
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:
     """Write rows and metrics. Returns why the rows could not be written."""
     from ..files import write_whole
-    from ..rollout.store import METRICS
+    from ..rollout.store import METRICS, compared
 
     problem = None
+    metrics |= {"output": str(run.output), "rows": None, "advantages": run.advantages}
+    metrics["advantage_notes"] = list(compared(store.finished).notes) if run.advantages else []
     try:
         metrics["rows"] = str(store.write_rows(advantages=run.advantages, metadata={"settings": run.settings}))
     except TokentraceError as error:
-        problem, metrics["rows"] = str(error), None
+        problem = str(error)
     write_whole(run.output / METRICS, (json.dumps(metrics, indent=2) + "\n").encode(), private=True)
     return problem
 
