@@ -13,14 +13,19 @@ import pytest
 
 from tests.pages import assert_only_its_own_code_runs, columns, read_page, said
 from tests.support import FULL
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.paths import (
+    MEASURES,
+    PRETRAINED,
     TRIALS,
     ClientPath,
     Demo,
     PathAgent,
     PathReport,
+    demo_document,
+    demo_json,
+    remarks,
     run_demo,
     run_path,
     score_row,
@@ -28,7 +33,6 @@ from tokentrace.demo.paths import (
     trial_renderer,
 )
 from tokentrace.demo.questions import pick_questions, question_task
-from tokentrace.demo.report import MEASURES, PRETRAINED, demo_document, demo_json, remarks
 from tokentrace.diagnose.finding import Cause
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import Completion, SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conversations import assistant, call, result, user
+from tests.conversations import assistant, result, user
 from tests.diagnose.two_requests import (
     GO,
     HELLO,
@@ -114,10 +114,6 @@ def test_the_cause_of_a_turn_that_was_rendered_again(name: str) -> None:
     assert words in broken.words
     if cause in (Cause.JSON_FORMAT, Cause.REWRITTEN_CALL):
         assert broken.later == ()
-    if words == BASH:
-        assert "[Bash]" in str(broken) or "[B][ash]" in str(broken)
-    if cause is Cause.UNKNOWN:
-        assert "before=" in broken.advice
 
 
 @pytest.mark.parametrize(
@@ -143,11 +139,8 @@ def test_boolean_written_by_str() -> None:
     assert broken.stream_range[1] - broken.position == 1
     assert turn.renderer.tokenizer.decode(turn.stream[slice(*broken.stream_range)]) == "false"
     assert turn.renderer.tokenizer.decode(turn.next_prompt[slice(*broken.prompt_range)]) == "False"
-    report = str(broken)
-    ours, theirs = int(turn.stream[broken.position]), int(turn.next_prompt[broken.position])
-    assert f"{ours} (false) -> {theirs} (False)" in report
-    assert "=dry_run>⏎[false]⏎</parameter>" in report
-    assert "=dry_run>⏎[False]⏎</parameter>" in report
+    assert "│⟦false⟧│" in str(broken)
+    assert "│⟦False⟧│" in str(broken)
     assert broken.later == ()
 
 
@@ -167,16 +160,6 @@ def test_remerge(family: str) -> None:
     assert "Other tokens spell the same text" in broken.words
     decode = renderer.tokenizer.decode
     assert decode(stream[slice(*broken.stream_range)]) == decode(after[slice(*broken.prompt_range)])
-
-
-def test_control_token_that_became_text() -> None:
-    tokenizer = renderer_of("pocket").tokenizer
-    stream = tokenizer.encode("Say <tool_call> aloud")
-    plain = tokenizer.encode_plain("Say <tool_call> aloud")
-    broken = explain_break(stream, plain, tokenizer)
-    assert broken is not None
-    assert broken.cause is Cause.BPE_REMERGE
-    assert "` <tool_call>` (2 tokens), the next prompt ` <tool_call>` (5 tokens)" in broken.words
 
 
 def test_json_of_a_tool_result() -> None:
@@ -223,7 +206,6 @@ def test_stripped_reasoning(family: str, text: str) -> None:
     assert THOUGHT in decode(turn.stream[broken.position - 4 : broken.stream_range[1]])
     assert decode(turn.stream[broken.stream_range[1] :]).count("Hello") == 1
     assert broken.prompt_range == (broken.position, broken.position)
-    assert "nothing" in str(broken)
 
 
 @pytest.mark.parametrize("tags", REASONING_TAGS, ids=[pair[0].strip() for pair in REASONING_TAGS])
@@ -237,8 +219,8 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
     assert broken.cause is Cause.STRIPPED_REASONING
 
 
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_two_turns_of_stripped_reasoning_are_both_reported(family: str) -> None:
+def test_two_turns_of_stripped_reasoning_are_both_reported() -> None:
+    family = "qwen3.5"
     renderer = renderer_of(family)
     first = [*GO, assistant(HELLO, reasoning=THOUGHT), BYE, assistant("Goodbye then, friend.", reasoning="Yes.")]
     kept = make_renderer(family, preserve_all_thinking=True).render(first, tools=TOOLS)
@@ -270,7 +252,6 @@ def test_empty_stream() -> None:
     broken = explain_break([], prompt, renderer, sampled=[])
     assert broken is not None
     assert (broken.cause, broken.position) == (Cause.ZEROED_ANCHOR, 0)
-    assert str(broken).startswith("break at token 0 of 0")
     assert explain_break([], [], renderer, sampled=[]) is None
 
 
@@ -280,15 +261,3 @@ def test_zeros_in_the_prompt() -> None:
     broken = explain_break(turn.stream, zeros, turn.renderer, sampled=turn.sampled)
     assert broken is not None
     assert broken.cause is Cause.ZEROED_ANCHOR
-
-
-def test_call_rewritten_in_the_messages() -> None:
-    renderer = renderer_of("pocket")
-    rows = [*GO, assistant("", call("Bash", {"command": "ls"})), OK]
-    changed = [*GO, assistant("", call("invalid", '{"tool": "Bash"}')), OK, user("And?")]
-    stream = renderer.render(rows, tools=TOOLS, add_generation_prompt=True).ids
-    after = renderer.render(changed, tools=TOOLS, add_generation_prompt=True).ids
-    pair: dict[str, Any] = {"before": {"messages": rows}, "after": {"messages": changed}}
-    broken = explain_break(stream, after, renderer, **pair)
-    assert broken is not None
-    assert broken.cause is Cause.REWRITTEN_CALL

@@ -17,11 +17,9 @@ from tests.support import templates_of_trl
 from tokentrace.diagnose.message_keys import (
     NOISE,
     Meaning,
-    call_ids,
     chain,
     identical,
     meaning,
-    reasoning,
     root_key,
     same_fields,
     strict_meaning,
@@ -67,23 +65,15 @@ THE_SAME: dict[str, tuple[Message, Message]] = {
     "reasoning as a part": (assistant(), assistant([{"type": "thinking", "thinking": "so"}, text("Let me look.")])),
     "arguments spaced": (CALL, assistant(arguments='{"city": "Zürich", "days": 3}')),
     "arguments escaped": (CALL, assistant(arguments='{"city": "Z\\u00fcrich", "days": 3}')),
-    "an emoji escaped": (assistant(arguments='{"a": "😀"}'), assistant(arguments='{"a": "\\ud83d\\ude00"}')),
     "keys in another order": (CALL, assistant(arguments='{"days": 3, "city": "Zürich"}')),
-    "inner keys in another order": (
-        assistant(arguments='{"a":{"b":1,"c":2}}'),
-        assistant(arguments={"a": {"c": 2, "b": 1}}),
-    ),
     "arguments as a mapping": (CALL, assistant(arguments={"city": "Zürich", "days": 3})),
     "a line break in a string": (assistant(arguments='{"a": "x\ny"}'), assistant(arguments='{"a": "x\\ny"}')),
     "3 as 3.0": (CALL, assistant(arguments={"city": "Zürich", "days": 3.0})),
-    "a number spelled otherwise": (assistant(arguments='{"a": 1e3}'), assistant(arguments='{"a": 1000}')),
     "a key twice, of which the last counts": (assistant(arguments='{"a": 1, "a": 2}'), assistant(arguments='{"a": 2}')),
     "no arguments: empty text": (assistant(arguments={}), assistant(arguments="")),
-    "no arguments: null": (assistant(arguments="{}"), assistant(arguments="null")),
     "no arguments: absent": (assistant(arguments={}), assistant(tool_calls=[{"function": {"name": "get_weather"}}])),
     "content as a part": (assistant("x"), assistant([text("x")])),
     "content as several parts": (assistant("xy"), assistant([text("x"), text("y")])),
-    "content as an output part": (assistant("x"), assistant([{"type": "output_text", "text": "x", "annotations": []}])),
     "a part that repeats the message": (
         assistant("x", ARGUMENTS, reasoning_content="so"),
         assistant([text("x", role="assistant", reasoning_content="so", tool_calls=CALL["tool_calls"])], ARGUMENTS),
@@ -92,35 +82,28 @@ THE_SAME: dict[str, tuple[Message, Message]] = {
     "a newline before content": (assistant("x"), assistant("\nx")),
     "white space around content": (assistant("  Let me look.\n"), assistant("Let me look.")),
     "content null": (assistant("", ARGUMENTS), assistant(None, ARGUMENTS)),
-    "content absent": (assistant("", ARGUMENTS), {k: v for k, v in assistant("", ARGUMENTS).items() if k != "content"}),
+    "content absent": (assistant(""), {"role": "assistant"}),
     "no calls": (assistant(), assistant(tool_calls=None)),
-    "an empty list of calls": (assistant(), assistant(tool_calls=[])),
     "ids and status dropped": (assistant(id="msg_1", status="completed"), assistant()),
     "the ids of calls": (CALL, assistant(tool_calls=[{"function": CALL["tool_calls"][0]["function"]}])),
     "a call without its wrapping": (CALL, assistant(tool_calls=[{"name": "get_weather", "arguments": ARGUMENTS}])),
     "a provider's fields": (assistant(), assistant(provider_specific_fields={"a": 1}, refusal=None, annotations=[])),
     "the name of an agent": (assistant(), assistant(name="planner")),
     "cache_control on a part": (user("x"), user([text("x", cache_control={"type": "ephemeral"})])),
-    "citations null": (user([text("x")]), user([text("x", citations=None)])),
     "cache_control on a message": (user("x"), user("x", cache_control={"type": "ephemeral"})),
     "a user's text as a part": (user("x "), user([text("x ")])),
-    "an input part": (user("x"), user([{"type": "input_text", "text": "x"}])),
     "an image whose cache_control moved": (
         user([text("x"), {"type": "image", "id": "a"}]),
         user([text("x"), {"id": "a", "type": "image", "cache_control": {"type": "ephemeral"}}]),
     ),
     "a result as a part": (result("sunny  \n"), result([text("sunny  \n")])),
     "a result without its id": (result("x", tool_call_id="call_1"), result("x")),
-    "a result with an id and extras": (result("x"), result("x", id="7", extra={"a": 1})),
-    "a result that is no error": (result("x"), result("x", is_error=False)),
     "no content": (user(""), user(None)),
-    "half of a surrogate pair": (user("\ud800"), user([text("\ud800")])),
 }  # fmt: skip
 
 NOT_THE_SAME: dict[str, tuple[Message, Message]] = {
     "other words": (assistant("Let me look."), assistant("Let me see.")),
     "white space inside": (assistant("a  b"), assistant("a b")),
-    "upper case": (assistant("Yes"), assistant("yes")),
     "a composed letter": (assistant("Z\u00fcrich"), assistant("Zu\u0308rich")),
     "another role": (user("x"), assistant("x")),
     "developer for system": ({"role": "developer", "content": "x"}, {"role": "system", "content": "x"}),
@@ -135,10 +118,6 @@ NOT_THE_SAME: dict[str, tuple[Message, Message]] = {
         assistant(arguments='{"a": 12345678901234567891}'),
         assistant(arguments='{"a": 12345678901234567000}'),
     ),
-    "a list in another order": (assistant(arguments='{"a": [1, 2]}'), assistant(arguments='{"a": [2, 1]}')),
-    "a list for an object": (assistant(arguments='{"a": []}'), assistant(arguments='{"a": {}}')),
-    "no JSON for JSON": (assistant(arguments='"x"'), assistant(arguments="x")),
-    "JSON in JSON": (assistant(arguments='{"a": 1}'), assistant(arguments='"{\\"a\\": 1}"')),
     "no JSON, spaced": (assistant(arguments="{city: x}"), assistant(arguments="{city:  x}")),
     "no calls": (CALL, assistant()),
     "calls in another order": (
@@ -146,27 +125,21 @@ NOT_THE_SAME: dict[str, tuple[Message, Message]] = {
         assistant(tool_calls=[{"function": {"name": name, "arguments": "{}"}} for name in "ba"]),
     ),
     "another refusal": (assistant(None, refusal="No."), assistant(None, refusal="Never.")),
-    "a refusal for nothing": (assistant(None, refusal="No."), assistant(None)),
     "a call of the old style": (assistant(None, function_call={"name": "f"}), assistant(None)),
     "a picture of the assistant's": (assistant([text("x"), {"type": "image", "id": "a"}]), assistant("x")),
-    "other words in a part that repeats the message": (assistant("x"), assistant([text("y", role="assistant")])),
     "a part that has calls where the message has none": (
         assistant("x", ARGUMENTS),
         assistant([text("x", role="assistant", tool_calls=CALL["tool_calls"])]),
     ),
     "a user's part without a type": (user("x"), user([{"text": "x"}])),
     "white space around a user's words": (user("x"), user("x ")),
-    "a newline before a result": (result("x"), result("\nx")),
     "a user's parts joined": (user([text("x"), text("y")]), user("xy")),
-    "a user's parts joined by a newline": (user([text("x"), text("y")]), user("x\ny")),
-    "parts cut elsewhere": (user([text("xy"), text("z")]), user([text("x"), text("yz")])),
     "another picture": (user([{"type": "image", "id": "a"}]), user([{"type": "image", "id": "b"}])),
     "a result's keys in another order": (
         {"role": "tool", "content": {"a": 1, "b": 2}},
         {"role": "tool", "content": {"b": 2, "a": 1}},
     ),
     "a result as JSON text": ({"role": "tool", "content": {"a": 1}}, {"role": "tool", "content": '{"a": 1}'}),
-    "a list of texts as one": (result(["x"]), result("x")),
 }  # fmt: skip
 
 
@@ -210,10 +183,9 @@ def test_strict_takes_only_empty_fields_and_the_form_of_arguments_for_the_same()
     strict = strict_meaning
     same = {case for case, (one, other) in THE_SAME.items() if key(one, means=strict) == key(other, means=strict)}
     assert same == {
-        *("arguments spaced", "arguments escaped", "arguments as a mapping", "an emoji escaped"),
-        *("a line break in a string", "a key twice, of which the last counts"),
-        *("no arguments: empty text", "no arguments: null"),
-        *("content null", "content absent", "no calls", "an empty list of calls", "no content"),
+        *("arguments spaced", "arguments escaped", "arguments as a mapping", "a line break in a string"),
+        *("a key twice, of which the last counts", "no arguments: empty text"),
+        *("content null", "content absent", "no calls", "no content"),
     }
 
 
@@ -231,12 +203,6 @@ def test_a_result_counts_by_the_call_that_it_answers() -> None:
     in_order = key(*results("one", "two"))
     assert in_order != key(*results("two", "one")) != key(*results("one", "one")) != in_order
     assert in_order == key(*results(None, None))
-
-
-def test_ids_that_are_not_unique_say_nothing() -> None:
-    calling = assistant("", tool_calls=[{"id": "one", "function": {"name": "f"}}] * 2)
-    named = result("x", tool_call_id="one")
-    assert key(calling, named, named) == key(calling, result("x"), result("x"))
 
 
 def test_each_key_stands_for_all_messages_before_it() -> None:
@@ -295,17 +261,6 @@ def test_arguments_count_by_value(one: dict[str, Any], other: dict[str, Any]) ->
     assert (key(assistant(arguments=one)) == key(assistant(arguments=other))) is same_value(one, other)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["system", "user", "tool", "assistant"]), st.text(max_size=6)), max_size=4))
-def test_no_two_conversations_run_together(said: list[tuple[str, str]]) -> None:
-    messages = [{"role": role, "content": content} for role, content in said]
-    meant = [(role, content.strip() if role == "assistant" else content) for role, content in said]
-    for at in range(len(said)):
-        joined = [*messages[:at], {**messages[at], "content": "".join(each["content"] for each in messages[at:])}]
-        if len(joined) != len(messages):
-            assert key(*joined) != key(*messages)
-    assert (key(*reversed(messages)) == key(*messages)) is (meant[::-1] == meant) or "tool" in dict(said)
-
-
 @given(JSON, JSON)
 def test_identical_values_are_same_fields(one: Any, other: Any) -> None:
     assert identical(one, other) is (json.dumps(one) == json.dumps(other)) or 0.0 in (one, other)
@@ -329,23 +284,6 @@ def test_what_is_nested_too_deeply_is_named() -> None:
         key({"role": "tool", "content": deep(100_000)})
     with pytest.raises(InputError, match=r"tools: is nested too deeply"):
         root_key([deep(100_000)], {}, "")
-
-
-def test_odd_content_has_a_key() -> None:
-    odd: list[Any] = [7, [], [None], ["a"], [7], {}, {"a": [1]}, [{"type": 3}], [{"text": 3}], [{"type": "text"}], True]
-    for content in odd:
-        for role in ("assistant", "user", "tool"):
-            assert len(key({"role": role, "content": content})) == 16
-
-
-# -- what a session asks of an echo
-
-
-def test_reasoning_and_ids_of_an_echo() -> None:
-    assert reasoning(assistant(reasoning_content="\nso ")) == reasoning(assistant(thinking="so")) == "so"
-    assert reasoning(assistant()) == ""
-    assert call_ids(CALL) == ("call_1",)
-    assert call_ids(assistant(tool_calls=None)) == ()
 
 
 # -- the premise

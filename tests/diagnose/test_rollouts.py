@@ -180,7 +180,7 @@ def test_a_prompt_that_begins_with_an_earlier_stream_extends_it(name: str) -> No
 def test_a_fork_counts_shared_tokens_once_and_keeps_what_was_sampled() -> None:
     result = rollout(FIRST, SECOND, ([1, 2, 3, 4, 8], [9, 9]), ([1, 2, 3, 4, 8, 9, 9, 1], [2]))
     assert result.steps == [Relation.FIRST, *[Relation.EXTENDS] * 3]
-    assert (result.tokens, [len(tip.stream) for tip in result.tips]) == (7 + 5, [7, 9])
+    assert (result.counts["tokens"], [len(tip.stream) for tip in result.tips]) == (7 + 5, [7, 9])
     assert result.tips[1].sampled.tolist() == [False, False, True, True, False, True, True, False, True]
 
 

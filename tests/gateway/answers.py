@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import httpx2
 import numpy as np
 
 from tests.conversations import user
+from tests.gateway.talking import pocket
 from tests.parsing.forms import answered, ids_of
 from tests.support import make_renderer
-from tokentrace import Renderer, create_renderer
+from tokentrace import Renderer
 from tokentrace.engines.protocol import Completion, Delta, FinishReason
 from tokentrace.gateway.answering import finish_reply
 from tokentrace.gateway.dialect import Change, Dialect, Head, ItemStream, Reply, encode_sse
 from tokentrace.gateway.requests import AnswerOptions, Request
 from tokentrace.parsing.response import PartKind
-from tokentrace.pocket import POCKET
 
 LOOK: dict[str, Any] = {
     "type": "function",
@@ -63,11 +62,6 @@ CUT_OFF = {
     "after a call": CALL,
 }
 """The same, cut off by a limit."""
-
-
-@cache
-def pocket() -> Renderer:
-    return create_renderer(POCKET)
 
 
 def renderer(family: str) -> Renderer:

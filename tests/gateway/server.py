@@ -73,6 +73,16 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
 
+def until(holds: Callable[[], Any]) -> None:
+    """Wait for something that another thread brings about."""
+    pause = threading.Event()
+    for _ in range(6000):
+        if holds():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come about")
+
+
 def remembering(engine: Engine, prompts: list[list[int]]) -> Engine:
     """The engine, writing down every prompt that it is given."""
 

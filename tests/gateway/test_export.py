@@ -285,6 +285,3 @@ def test_a_session_that_is_dropped_meanwhile_gives_no_rows_and_a_damaged_one_is_
             assert [table async for table in Export(store, [info]).tables()] == []
 
     run(make())
-
-
-# -- size

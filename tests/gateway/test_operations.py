@@ -9,7 +9,7 @@ import json
 import re
 import socket
 import threading
-import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.engines.faults import Gate
-from tests.gateway.server import Served, gateway_server
+from tests.gateway.server import Served, gateway_server, until
 from tests.gateway.talking import Agent, Refused, answer_ids, counting
 from tokentrace.engines import Capabilities, Delta, Engine, FinishReason, ScriptedEngine
 from tokentrace.errors import InputError
@@ -63,6 +63,12 @@ class Gated(Engine):
             raise
         finally:
             self.ended.release()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with gateway_server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -125,13 +131,12 @@ def test_every_route_refuses_without_a_key(keyed: tuple[Served, str, str]) -> No
         for headers in ({}, bearer("wrong"), {"x-api-key": ""}, {"authorization": "Basic %%%"}):
             status, _ = served.call(method, path, {} if method in ("POST", "PATCH") else None, headers)
             assert status == 401, (method, path, headers)
-    for method, path in (
-        ("GET", "/nothing"),
-        ("PUT", "/sessions"),
-        ("DELETE", "/v1/models"),
-        ("GET", "/../etc/passwd"),
-    ):
+    for method, path in [("GET", "/nothing"), ("PUT", "/sessions"), ("DELETE", "/v1/models"), ("GET", "/../etc")]:
         assert served.call(method, path)[0] == 401, path
+    with pytest.raises(urllib.error.HTTPError) as denied:
+        urllib.request.urlopen(served.url)
+    assert denied.value.headers["www-authenticate"].startswith("Basic "), "a browser asks for the key"
+    denied.value.close()
 
 
 def test_agents_may_sample_and_nothing_else(keyed: tuple[Served, str, str]) -> None:
@@ -181,66 +186,62 @@ def test_a_key_counts_as_soon_as_it_is_in_the_file_and_until_it_is_not(tmp_path:
         assert served.call("GET", "/sessions", None, bearer(admin))[0] == 200
 
 
-def test_without_keys_only_this_machine_is_served() -> None:
+def test_without_keys_only_this_machine_is_served(served: Served) -> None:
     with pytest.raises(InputError, match="say who may use"):
         ServeSettings()
     with pytest.raises(InputError, match="this machine only"):
         ServeSettings(dev=True, host="0.0.0.0")
-    with gateway_server() as served:
-        for host in ("evil.example", "127.0.0.1.evil.example", "0.0.0.0", "localhost@evil.example", "["):
-            assert served.call("POST", "/sessions/x/v1/chat/completions", SUM, {"host": host})[0] == 403, host
-        assert served.call("GET", "/healthz", None, {"host": "localhost:1"})[0] == 200
-        assert served.call("POST", "/sessions", {}, {"origin": "http://evil.example"})[0] == 403
+    for host in ("evil.example", "127.0.0.1.evil.example", "0.0.0.0", "localhost@evil.example", "["):
+        assert served.call("POST", "/sessions/x/v1/chat/completions", SUM, {"host": host})[0] == 403, host
+    assert served.call("GET", "/healthz", None, {"host": "localhost:1"})[0] == 200
+    assert served.call("POST", "/sessions", {}, {"origin": "http://evil.example"})[0] == 403
 
 
 # -- budgets
 
 
-def test_budgets_and_forced_sampling() -> None:
-    with gateway_server() as served:
-        settings = {"sampling": {"temperature": 0, "max_tokens": 5}, "max_turns": 2}
-        assert served.call("POST", "/sessions", {"id": "b", "settings": settings})[0] == 201
-        path = "/sessions/b/v1/chat/completions"
-        _, first = served.call("POST", path, {**SUM, "temperature": 1.5, "max_tokens": 50})
-        assert first["usage"]["completion_tokens"] == 5
-        assert served.call("POST", path, {**SUM, "temperature": 1.5})[1]["choices"] == first["choices"]
-        status, refused = served.call("POST", path, SUM)
-        assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
-        live = served.run(served.app.gateway.sessions.get("b"))
-        assert live.session.trajectory.turns(0)[0].sampling["temperature"] == 0
-        served.call("POST", "/sessions", {"id": "c", "settings": {"max_sampled_tokens": 7}})
-        path = "/sessions/c/v1/chat/completions"
-        _, first = served.call("POST", path, SUM)
-        assert first["usage"]["completion_tokens"] == 7
-        assert first["choices"][0]["finish_reason"] == "length"
-        assert served.call("POST", path, SUM)[0] == 403
-        for wrong in (
-            {"max_turns": -1},
-            {"nonsense": 1},
-            {"sampling": {"temperature": "hot"}},
-            {"matcher": "odd"},
-            {"sampling": {"temperature": -1}},
-            [],
-        ):
-            status, answer = served.call("POST", "/sessions", {"settings": wrong})
-            assert status == 400, (wrong, answer)
+def test_budgets_and_forced_sampling(served: Served) -> None:
+    settings = {"sampling": {"temperature": 0, "max_tokens": 5}, "max_turns": 2}
+    assert served.call("POST", "/sessions", {"id": "b", "settings": settings})[0] == 201
+    path = "/sessions/b/v1/chat/completions"
+    _, first = served.call("POST", path, {**SUM, "temperature": 1.5, "max_tokens": 50})
+    assert first["usage"]["completion_tokens"] == 5
+    assert served.call("POST", path, {**SUM, "temperature": 1.5})[1]["choices"] == first["choices"]
+    status, refused = served.call("POST", path, SUM)
+    assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
+    live = served.run(served.app.gateway.sessions.get("b"))
+    assert live.session.trajectory.turns(0)[0].sampling["temperature"] == 0
+    served.call("POST", "/sessions", {"id": "c", "settings": {"max_sampled_tokens": 7}})
+    path = "/sessions/c/v1/chat/completions"
+    _, first = served.call("POST", path, SUM)
+    assert first["usage"]["completion_tokens"] == 7
+    assert first["choices"][0]["finish_reason"] == "length"
+    assert served.call("POST", path, SUM)[0] == 403
+    for wrong in (
+        {"max_turns": -1},
+        {"nonsense": 1},
+        {"sampling": {"temperature": "hot"}},
+        {"matcher": "odd"},
+        {"sampling": {"temperature": -1}},
+        [],
+    ):
+        status, answer = served.call("POST", "/sessions", {"settings": wrong})
+        assert status == 400, (wrong, answer)
 
 
-def test_a_prompt_that_does_not_fit_is_refused_as_clients_know_it() -> None:
-    with gateway_server() as served:
-        body = {**SUM, "messages": [{"role": "user", "content": "word " * 5000}]}
-        status, answer = served.call("POST", "/sessions/long/v1/chat/completions", body)
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        assert served.state("long")["turns"] == 0
+def test_a_prompt_that_does_not_fit_is_refused_as_clients_know_it(served: Served) -> None:
+    body = {**SUM, "messages": [{"role": "user", "content": "word " * 5000}]}
+    status, answer = served.call("POST", "/sessions/long/v1/chat/completions", body)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert served.state("long")["turns"] == 0
 
 
-def test_a_budget_of_turns_holds_for_requests_at_once() -> None:
-    with gateway_server() as served:
-        served.call("POST", "/sessions", {"id": "few", "settings": {"max_turns": 3}})
-        calls = [in_thread(lambda: served.call("POST", "/sessions/few/v1/chat/completions", SUM)) for _ in range(8)]
-        statuses = sorted(result()[0] for result in calls)
-        assert statuses == [200, 200, 200, 403, 403, 403, 403, 403]
-        assert served.state("few")["turns"] == 3
+def test_a_budget_of_turns_holds_for_requests_at_once(served: Served) -> None:
+    served.call("POST", "/sessions", {"id": "few", "settings": {"max_turns": 3}})
+    calls = [in_thread(lambda: served.call("POST", "/sessions/few/v1/chat/completions", SUM)) for _ in range(8)]
+    statuses = sorted(result()[0] for result in calls)
+    assert statuses == [200, 200, 200, 403, 403, 403, 403, 403]
+    assert served.state("few")["turns"] == 3
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -287,15 +288,6 @@ def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gated]) -
     let(served, engine, 20)
     assert [result()[0] for result in (*under_way, third)] == [200, 200, 200]
     assert served.state("load")["turns"] == 3
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that another thread brings about."""
-    for _ in range(6000):
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 @pytest.mark.parametrize("body", [SUM, STREAMED], ids=["whole", "streamed"])
@@ -405,38 +397,35 @@ def test_draining_finishes_what_is_under_way(gated: tuple[Served, Gated]) -> Non
 # -- the life of a session
 
 
-def test_a_session_is_sealed_exported_and_dropped() -> None:
-    with gateway_server() as served:
-        path = "/sessions/life/v1/chat/completions"
-        assert served.call("POST", path, SUM)[0] == 200
-        status, labels = served.call("POST", "/sessions/life/rewards", {"reward": 0.5})
-        assert status == 200
-        served.call("POST", "/sessions/life/rewards", {"rewards": [{"reward": 1, "turn": 0}, {"grade": "good"}]})
-        for wrong in (
-            {"reward": "much"},
-            {"reward": 1, "turn": 5},
-            {"reward": 1, "turn": True},
-            {},
-            [],
-            {"rewards": []},
-            {"half \ud83d of a pair": 1},
-            {"a\0b": 1},
-        ):
-            assert served.call("POST", "/sessions/life/rewards", wrong)[0] == 400, wrong
-        named = [(label["name"], label["turn"], label["value"]) for label in served.state("life")["labels"]]
-        assert sorted(named, key=str) == sorted(
-            [("reward", None, 0.5), ("reward", 0, 1), ("grade", None, "good")], key=str
-        )
-        assert served.call("POST", "/sessions/life/seal")[1]["state"] == "sealed"
-        status, body = served.call("POST", path, SUM)
-        assert (status, body["error"]["code"]) == (409, "closed")
-        [row] = served.rows("life")
-        assert row["reward"] == 0.5
-        assert served.state("life")["state"] == "exported"
-        assert served.call("DELETE", "/sessions/life")[1]["state"] == "dropped"
-        assert served.call("POST", path, SUM)[0] == 404
-        assert served.call("GET", "/sessions/life")[0] == 404
-        assert labels["labels"]
+def test_a_session_is_sealed_exported_and_dropped(served: Served) -> None:
+    path = "/sessions/life/v1/chat/completions"
+    assert served.call("POST", path, SUM)[0] == 200
+    status, labels = served.call("POST", "/sessions/life/rewards", {"reward": 0.5})
+    assert status == 200
+    served.call("POST", "/sessions/life/rewards", {"rewards": [{"reward": 1, "turn": 0}, {"grade": "good"}]})
+    for wrong in (
+        {"reward": "much"},
+        {"reward": 1, "turn": 5},
+        {"reward": 1, "turn": True},
+        {},
+        [],
+        {"rewards": []},
+        {"half \ud83d of a pair": 1},
+        {"a\0b": 1},
+    ):
+        assert served.call("POST", "/sessions/life/rewards", wrong)[0] == 400, wrong
+    named = [(label["name"], label["turn"], label["value"]) for label in served.state("life")["labels"]]
+    assert sorted(named, key=str) == sorted([("reward", None, 0.5), ("reward", 0, 1), ("grade", None, "good")], key=str)
+    assert served.call("POST", "/sessions/life/seal")[1]["state"] == "sealed"
+    status, body = served.call("POST", path, SUM)
+    assert (status, body["error"]["code"]) == (409, "closed")
+    [row] = served.rows("life")
+    assert row["reward"] == 0.5
+    assert served.state("life")["state"] == "exported"
+    assert served.call("DELETE", "/sessions/life")[1]["state"] == "dropped"
+    assert served.call("POST", path, SUM)[0] == 404
+    assert served.call("GET", "/sessions/life")[0] == 404
+    assert labels["labels"]
 
 
 def fetched(served: Served, path: str) -> tuple[bytes, Any]:
@@ -444,32 +433,31 @@ def fetched(served: Served, path: str) -> tuple[bytes, Any]:
         return answer.read(), answer.headers
 
 
-def test_rows_come_in_three_formats_with_rewards_and_move_the_state() -> None:
-    with gateway_server() as served:
-        for name in ("batch-a", "batch-b"):
-            assert served.call("POST", f"/sessions/{name}/v1/chat/completions", SUM)[0] == 200
-            assert served.call("POST", f"/sessions/{name}/rewards", {"reward": 0.5})[0] == 200
-        assert served.call("POST", f"/sessions/{name}/rewards", {"rewards": [{"turn": 0, "reward": 1}]})[0] == 200
-        assert served.call("POST", "/sessions/batch-a/seal")[0] == 200
-        lines, headers = fetched(served, "/rows?format=jsonl&search=batch-&keep_state=true")
-        assert headers["content-type"] == "application/x-ndjson"
-        assert served.state("batch-a")["state"] == "sealed"
-        rows = {row["session"]: row for row in map(json.loads, lines.splitlines())}
-        assert [row["reward"] for row in rows.values()] == [0.5, 0.5]
-        assert (rows["batch-a"]["turns"][0]["reward"], rows["batch-b"]["turns"][0]["reward"]) == (None, 1.0)
-        raw, headers = fetched(served, "/rows?format=arrow&state=sealed")
-        assert headers["content-type"] == "application/vnd.apache.arrow.stream"
-        [row] = pyarrow.ipc.open_stream(raw).read_all().to_pylist()
-        assert row["input_ids"] == rows["batch-a"]["input_ids"]
-        assert served.state("batch-a")["state"] == "exported"
-        raw, headers = fetched(served, "/sessions/batch-b/rows?format=parquet")
-        assert headers["content-disposition"] == 'attachment; filename="batch-b.parquet"'
-        [row] = pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist()
-        assert row["input_ids"] == rows["batch-b"]["input_ids"]
-        assert served.state("batch-b")["state"] == "open"
-        assert fetched(served, "/rows?state=sealed")[0] == b""
-        for query in ("format=xml", "keep_state=maybe", "state=gone", "state=dropped", "sort=up"):
-            assert served.call("GET", f"/rows?{query}")[0] == 400, query
+def test_rows_come_in_three_formats_with_rewards_and_move_the_state(served: Served) -> None:
+    for name in ("batch-a", "batch-b"):
+        assert served.call("POST", f"/sessions/{name}/v1/chat/completions", SUM)[0] == 200
+        assert served.call("POST", f"/sessions/{name}/rewards", {"reward": 0.5})[0] == 200
+    assert served.call("POST", f"/sessions/{name}/rewards", {"rewards": [{"turn": 0, "reward": 1}]})[0] == 200
+    assert served.call("POST", "/sessions/batch-a/seal")[0] == 200
+    lines, headers = fetched(served, "/rows?format=jsonl&search=batch-&keep_state=true")
+    assert headers["content-type"] == "application/x-ndjson"
+    assert served.state("batch-a")["state"] == "sealed"
+    rows = {row["session"]: row for row in map(json.loads, lines.splitlines())}
+    assert [row["reward"] for row in rows.values()] == [0.5, 0.5]
+    assert (rows["batch-a"]["turns"][0]["reward"], rows["batch-b"]["turns"][0]["reward"]) == (None, 1.0)
+    raw, headers = fetched(served, "/rows?format=arrow&state=sealed")
+    assert headers["content-type"] == "application/vnd.apache.arrow.stream"
+    [row] = pyarrow.ipc.open_stream(raw).read_all().to_pylist()
+    assert row["input_ids"] == rows["batch-a"]["input_ids"]
+    assert served.state("batch-a")["state"] == "exported"
+    raw, headers = fetched(served, "/sessions/batch-b/rows?format=parquet")
+    assert headers["content-disposition"] == 'attachment; filename="batch-b.parquet"'
+    [row] = pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist()
+    assert row["input_ids"] == rows["batch-b"]["input_ids"]
+    assert served.state("batch-b")["state"] == "open"
+    assert fetched(served, "/rows?state=sealed")[0] == b""
+    for query in ("format=xml", "keep_state=maybe", "state=gone", "state=dropped", "sort=up"):
+        assert served.call("GET", f"/rows?{query}")[0] == 400, query
 
 
 # -- traces

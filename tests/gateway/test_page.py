@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ import pytest
 from tests.browser import Chromium
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.story import HOSTILE, Script, hostile, interesting
-from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.page.routes import page_files
 
 
@@ -78,24 +75,6 @@ def test_the_files_load_nothing_from_elsewhere_and_write_no_html() -> None:
 @pytest.mark.parametrize("name", ["routes.py", "..%2froutes.py", "%2e%2e/app.py", "__init__.py", "none.js"])
 def test_only_the_files_of_the_page_are_served(served: Served, name: str) -> None:
     assert ask(served, f"/page/{name}")[0] == 404
-
-
-def test_it_is_for_administrators(script: Script, tmp_path: Path) -> None:
-
-    key = add_key(tmp_path / "keys", Role.ADMIN, "")
-    with gateway_server(script.engine, keys=tmp_path / "keys") as server:
-        status, headers, _ = ask(server, "/")
-        assert status == 401
-        assert headers["www-authenticate"].startswith("Basic ")
-        server.headers = {"authorization": f"Bearer {key}"}
-        session = server.call("POST", "/sessions", {"id": "one"})[1]
-        own = {"authorization": f"Bearer {session['key']}"}
-        told = {"authorization": "Basic " + base64.b64encode(f"admin:{key}".encode()).decode()}
-        for path in ("/", "/page/page.js", "/page/sessions", "/sessions/one/tokens", "/sessions/one/turns/0"):
-            assert ask(server, path)[0] == 401
-            assert ask(server, path, own)[0] == 403
-            assert ask(server, path, told)[0] in (200, 400, 404)
-        assert ask(server, "/", told)[0] == 200
 
 
 # -- what it is told

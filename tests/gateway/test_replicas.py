@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.engines.faults import FaultyEngine, Gate
-from tests.gateway.server import Served, gateway_server
+from tests.gateway.server import Served, gateway_server, until
 from tests.gateway.talking import Agent, Refused, counting, every_kind
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace.trajectory import to_bytes
 
 
@@ -127,16 +126,6 @@ def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> N
         assert first.result(60) == again.result(60)
         assert not other.prompts
         assert one.state("s")["turns"] == 1
-
-
-def until(holds: Callable[[], Any]) -> None:
-    """Wait for something that another thread brings about."""
-    pause = threading.Event()
-    for _ in range(6000):
-        if holds():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not come about")
 
 
 def test_what_is_done_to_a_session_at_one_gateway_holds_at_the_other(place: str) -> None:

@@ -412,7 +412,7 @@ def test_verls_servers_are_sent_the_seed() -> None:
     ("changed", "problem"),
     [
         ({"log_probs": None}, "verl returned no logprobs"),
-        ({"log_probs": [-0.5, -0.5]}, "2 logprobs for 1 ids"),
+        ({"log_probs": [-0.5, -0.5]}, "2 entries for 1 ids"),
         ({"token_ids": [], "log_probs": []}, "returned no ids"),
         ({"token_ids": [10]}, "the vocabulary has 10 ids"),
     ],

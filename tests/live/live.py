@@ -21,7 +21,7 @@ import httpx2
 import numpy as np
 
 from tests.engines.test_embedded import RENDERER, reference
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.llamacpp import COMPLETION
 from tokentrace.engines.protocol import Engine, SamplingParams

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.faults import Fault
 from tests.rollout.support import ANSWER, CALL, QUESTION, RENDERER, TASK, Turns, agent, look, run
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import InputError, trajectory_samples
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.cutting import Keep, cut_text

@@ -9,18 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import InputError
-from . import command
-from .options import (
-    OneOf,
-    audit_options,
-    complete_dialects,
-    complete_folders,
-    index_option,
-    json_option,
-    page_option,
-    together,
-    tools_option,
-)
+from . import command, options
 from .output import ProgressBars, note, print_report, working, write_page
 
 if TYPE_CHECKING:
@@ -30,28 +19,28 @@ if TYPE_CHECKING:
 _ON = ("index", "step", "past")
 _PARSERS = ("tool_parser", "reasoning_parser")
 
-_on_options = together(
+_on_options = options.together(
     click.option(
         "--on",
         type=click.Path(exists=True, dir_okay=False, allow_dash=True),
         metavar="FILE",
         help="Compare what production, rollout and training show of this conversation instead.",
     ),
-    index_option,
-    tools_option,
+    options.index_option,
+    options.tools_option,
     click.option("--step", type=click.IntRange(min=0), metavar="N", help="With --on: what differs at step N only."),
     click.option(
         "--past",
-        type=OneOf(["template", "inference", "tool_calls", "preserve", "patched"]),
+        type=click.Choice(["template", "inference", "tool_calls", "preserve", "patched"]),
         help="With --on: how training shows the past; inference: the rollout breaks where production rewrites.",
     ),
 )
-_grammar_options = together(
+_grammar_options = options.together(
     click.option("--grammar", is_flag=True, help="Show the grammar of the model's turn instead."),
     click.option(
         "--tool-parser",
         metavar="NAME",
-        shell_complete=complete_dialects,
+        shell_complete=options.complete_dialects,
         help="With --grammar: the dialect of tool calls, instead of the template's.",
     ),
     click.option("--reasoning-parser", metavar="NAME", help="With --grammar: the tags of reasoning."),
@@ -59,9 +48,9 @@ _grammar_options = together(
 
 
 @command
-@click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=complete_folders)
+@click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=options.complete_folders)
 @click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name one.")
-@audit_options
+@options.audit_options
 @_on_options
 @_grammar_options
 @click.option(
@@ -71,8 +60,8 @@ _grammar_options = together(
 )
 @click.option("--allow-partly", is_flag=True, help="Uses that hold for some turns meet --require.")
 @click.option("--against", metavar="OTHER", help="Show what differs from another tokenizer or template.")
-@json_option("Print the reports as JSON.")
-@page_option("Write a page as well.")
+@options.json_option("Print the reports as JSON.")
+@options.page_option("Write a page as well.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what is not met.")
 @click.pass_context
 def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:

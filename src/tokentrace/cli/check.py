@@ -10,19 +10,7 @@ from typing import Any, Final
 import click
 
 from ..errors import InputError
-from . import command, one_blas_thread
-from .options import (
-    OneOf,
-    complete_files,
-    json_option,
-    messages_column_option,
-    page_option,
-    parse_arguments_option,
-    quiet_option,
-    split_option,
-    supervision_options,
-    template_options,
-)
+from . import command, one_blas_thread, options
 from .output import ProgressBars, note, print_result, working, write_page
 
 ALLOWED: Final = ("unchecked", "breaks", "masks", "logprobs", "ids")
@@ -48,26 +36,26 @@ _OF_CHECK: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token
 
 
 @command
-@click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
-@template_options
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=options.complete_files)
+@options.template_options
 @click.option("--prompt", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Ids of the next prompt.")
 @click.option("--branch", type=int, metavar="N", help="With --prompt: the branch of a trajectory.  [default: the last]")
 @click.option(
     "--engine", metavar="URL", help='Compare logprobs with those of this engine; "embedded": the pocket model.'
 )
-@supervision_options
+@options.supervision_options
 @click.option("--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from.")
 @click.option("--ids-column", metavar="NAME", help="The column with the ids.  [default: detected]")
 @click.option("--mask-column", metavar="NAME", help="The column with the mask, or labels.  [default: detected]")
-@messages_column_option
-@parse_arguments_option
+@options.messages_column_option
+@options.parse_arguments_option
 @click.option("--pad-token", metavar="TOKEN", help="What rows are padded with.  [default: the tokenizer's own]")
-@split_option
+@options.split_option
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Check the first N rows or rollouts only.")
-@click.option("--allow", multiple=True, type=OneOf(ALLOWED), help="What does not count as a problem; may be repeated.")
-@page_option("Write a page as well.")
-@json_option("Print the report as JSON.")
-@quiet_option
+@click.option("--allow", multiple=True, type=click.Choice(ALLOWED), help="What is not a problem; may be repeated.")
+@options.page_option("Write a page as well.")
+@options.json_option("Print the report as JSON.")
+@options.quiet_option
 @click.pass_context
 def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> None:
     """Check the tokens in FILE, whoever recorded them.
@@ -206,14 +194,12 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     renderer = make_renderer(options)
     with working("comparing"):
         broken = explain_break(stream, following, renderer, sampled=sampled)
-    if options["as_json"]:
-        click.echo(json.dumps({"extends": broken is None} | ({} if broken is None else broken.to_json())))
-    elif broken is not None:
-        click.echo(str(broken))
+    if broken is not None:
+        _show(broken, options, renderer)
+    elif options["as_json"]:
+        click.echo(json.dumps({"extends": True}))
     elif not options["quiet"]:
         click.echo(f"the prompt extends the stream: {len(stream):,} ids, and {len(following) - len(stream):,} new ones")
-    if options["html"] is not None and broken is not None:
-        write_page(options["html"], broken, tokenizer=renderer)
     return broken is not None
 
 

@@ -47,8 +47,7 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, 
 def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     import asyncio
 
-    from ..demo.paths import run_demo
-    from ..demo.report import demo_document, demo_json
+    from ..demo.paths import demo_document, demo_json, run_demo
     from ..samples.trajectories import trajectory_samples
     from ..trajectory.storage import save_trajectory
 

@@ -17,7 +17,6 @@ from ..files import unwritable
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
-OneOf = click.Choice
 DEBUG: Final = "tokentrace.debug"
 """The context key of --debug."""
 
@@ -48,7 +47,7 @@ class ResultFile(click.Path):
 
 def one_of(name: str, choices: list[str], text: str, default: str | None = None) -> Option:
     """Return an option with a few choices."""
-    return click.option(name, type=OneOf(choices), default=default, show_default=True, help=text)
+    return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)
 
 
 def flag(*names: str, text: str) -> Option:
@@ -132,7 +131,7 @@ overwrite_option: Final = flag("--overwrite", text="Replace an output that alrea
 trainer_option: Final = click.option(
     "--for",
     "trainer",
-    type=OneOf(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
+    type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
     help="Write what this trainer reads, and say what to put into its configuration.",
 )
 tokenizer_option: Final = click.option(

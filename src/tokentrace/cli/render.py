@@ -35,7 +35,7 @@ _DETAILS: Final = _COLUMNS | {"turn": "an assistant's turn", "tool": "a tool res
 @options.flag("--preserve-all-thinking", text="Keep reasoning that the template drops.")
 @options.flag("--use-patched", text="Show past turns as they were sampled.")
 @options.index_option
-@click.option("-f", "--format", "form", type=options.OneOf(["text", "json", "html"]), help="[default: text]")
+@click.option("-f", "--format", "form", type=click.Choice(["text", "json", "html"]), help="[default: text]")
 @options.json_option("The same as --format json.")
 @click.option("-o", "--output", type=options.ResultFile(), help="Write to this file.")
 @options.flag("--open", "open_", text="Open the page in a browser.")

@@ -1,12 +1,12 @@
-"""Run the same questions with the same seeds by three client paths, and measure what each costs."""
+"""The same questions by three client paths, and what each costs."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from ..conversation.forms import with_parsed_arguments
 from ..diagnose.breaks import Break, explain_break
+from ..diagnose.finding import Cause
 from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..engines.embedded import EmbeddedEngine
 from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
-from ..pocket import POCKET
+from ..pocket import NOISE, POCKET
 from ..pocket.model import Floats, PocketModel, TokenIds, load_pocket
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
@@ -26,6 +27,8 @@ from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns
 from ..show.alignment import align
+from ..show.document import Cell, Contrasts, Document, StreamBars, Table
+from ..show.visible import counted
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
@@ -35,13 +38,11 @@ Row = tuple[Ids, npt.NDArray[np.bool_]]
 """What a trainer gets: ids, and True for each that carries loss."""
 Score = Callable[[TokenIds], Floats]
 Progress = Callable[[str, int, int], None]
-"""Called with what runs, how many of its rollouts are done, and how many there are."""
-
 BUDGET: Final = Budget(turns=16, turn_tokens=256)
 
 
 class ClientPath(StrEnum):
-    """How a client makes the next prompt: `TOKENTRACE`, `Agent`'s loop, keeps the sampled ids and bridges."""
+    """How a client makes the next prompt."""
 
     RERENDER = "re-render"
     FIXED_BASE = "fixed base"
@@ -49,7 +50,7 @@ class ClientPath(StrEnum):
 
 
 def client_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: bool) -> Row:
-    """Return what a client that keeps messages makes of them: one render, or message by message after a fixed base."""
+    """Return what a client that keeps messages makes of them."""
     messages, tools = with_parsed_arguments(rollout.messages), rollout.schemas
     if path is ClientPath.RERENDER:
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
@@ -63,7 +64,7 @@ def client_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt
 
 
 class PathAgent(Agent):
-    """An agent that makes prompts by a path. `breaks` explains each prompt that breaks, by the name of the task."""
+    """An agent that makes prompts by a path, and explains breaks."""
 
     def __init__(self, engine: Engine, renderer: Renderer, path: ClientPath, **settings: Any) -> None:
         super().__init__(engine, renderer, **settings)
@@ -71,7 +72,7 @@ class PathAgent(Agent):
         self.breaks: dict[str, list[Break]] = {}
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Make the next prompt: bridge to it, or make it from the messages and extend or branch the trajectory."""
+        """Bridge to the next prompt, or make it from the messages."""
         if self._path is ClientPath.TOKENTRACE:
             return super().go_on(rollout, prompt, completion, new)
         trajectory = rollout.trajectory
@@ -89,10 +90,7 @@ class PathAgent(Agent):
 
 
 class CachedEngine(EmbeddedEngine):
-    """The embedded engine with a cache: the paths share many requests.
-
-    They are seeded or greedy, so completions depend on prompt and parameters alone.
-    """
+    """The embedded engine with a cache: paths share requests."""
 
     def __init__(self, model: PocketModel) -> None:
         super().__init__(model)
@@ -110,11 +108,7 @@ class CachedEngine(EmbeddedEngine):
 
 
 class Scored(NamedTuple):
-    """The row that a trainer gets of a rollout, compared with what was sampled.
-
-    Sampled tokens are missing from the row (`mismatched`) or have a gap: |engine's logprob - score in the row|. Tokens
-    that carry loss and were not sampled are `foreign`.
-    """
+    """A trainer's row, compared with what was sampled."""
 
     sampled: int
     mismatched: int
@@ -130,7 +124,7 @@ def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
 
 
 def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
-    """Align the n-th sampled turn with the n-th run of tokens that carry loss, and score the row."""
+    """Align sampled turns with runs that carry loss; score the row."""
     (ids, mask), trajectory = row, rollout.trajectory
     turns = owned_turns(trajectory)
     positions: list[int] = []
@@ -152,7 +146,7 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathReport:
-    """The measurements of one path: breaks by the name of the rollout, and what was scored of each, if anything."""
+    """The measurements of one path."""
 
     path: ClientPath
     rollouts: list[Rollout]
@@ -160,7 +154,7 @@ class PathReport:
     scored: Sequence[Scored] = ()
 
     def numbers(self) -> dict[str, float]:
-        """Return every measurement by its name in `report.MEASURES`."""
+        """Return every measurement by its name in `MEASURES`."""
         trajectories = [rollout.trajectory for rollout in self.rollouts]
         gaps = np.concatenate([np.zeros(0), *(one.gaps for one in self.scored)])
         roles = [message["role"] for rollout in self.rollouts for message in rollout.messages]
@@ -207,11 +201,11 @@ TRIALS: Final = (
     Trial("greedy, pocket's template", "always the likeliest token, which the noise hardly ever is", 0.0, False),
     Trial("greedy, past reasoning dropped", "no reasoning before the last user message, as by Qwen3", 0.0, True),
 )
-"""What the demo runs. At temperature 1 an engine's logprobs are the model's own, so that rows can be scored."""
+"""What the demo runs. Rows can be scored at temperature 1."""
 
 
 class Demo(NamedTuple):
-    """The measurements of the demo. `paths` are those of the first trial, whose rows are scored."""
+    """The measurements; `paths` are those of the first trial."""
 
     seed: int
     trials: Sequence[Trial]
@@ -239,7 +233,7 @@ def trial_renderer(trial: Trial) -> Renderer:
     return create_renderer(POCKET, chat_template=template)
 
 
-async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress | None = None) -> Demo:
+async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> Demo:
     """Run all trials; the rows of the first are scored."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model = load_pocket()
@@ -265,23 +259,164 @@ async def run_path(
     *,
     seed: int = 0,
     score: Score | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
 ) -> PathReport:
     """Run tasks by a path; `score` scores the row of each rollout."""
     renderer = trial_renderer(trial)
     sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
-    settings: dict[str, Any] = {"sampling": sampling, "reward": question_reward, "budget": BUDGET}
-    settings["interaction"] = FollowUps()
+    settings = {"sampling": sampling, "reward": question_reward, "budget": BUDGET, "interaction": FollowUps()}
     agent = PathAgent(engine, renderer, path, **settings)
     ended: dict[str, Rollout] = {}
 
     def end(rollout: Rollout) -> None:
         ended[rollout.task.name] = rollout
-        if progress is not None:
-            progress(f"{trial.name}: {path}", len(ended), len(tasks))
+        progress(f"{trial.name}: {path}", len(ended), len(tasks))
 
     await run_rollouts(agent, tasks, done=end, seed=seed)
     rollouts = [ended[task.name] for task in tasks]
     rows = [] if score is None else [(one, trained_row(one, path, renderer), score) for one in rollouts]
     scored = [await asyncio.to_thread(score_row, *row) for row in rows]
     return PathReport(path, rollouts, agent.breaks, scored)
+
+
+# -- the report
+
+PRETRAINED: Final = {"model": "SmolLM2-135M", "rollouts": 384, "broken_rollouts": 6, "cause": str(Cause.BPE_REMERGE)}
+"""A model without noise in its training, measured once."""
+ROUNDING: Final = 1e-4
+"""A smaller gap between two logprobs is rounding."""
+
+PATHS: Final[Mapping[ClientPath, str]] = {
+    ClientPath.RERENDER: "parse the completion, render all messages, encode everything again",
+    ClientPath.FIXED_BASE: "parse the completion, encode message by message after a fixed conversation",
+    ClientPath.TOKENTRACE: "keep the sampled ids, bridge to the next turn",
+}
+CAUSES: Final[Mapping[str, str]] = {
+    str(Cause.BPE_REMERGE): "the same text, encoded again, is other tokens",
+    str(Cause.JSON_FORMAT): "the same call, written again, has other spacing",
+    str(Cause.STRIPPED_REASONING): "the template drops reasoning that was sampled",
+}
+
+
+class Measure(NamedTuple):
+    """A row of the table, and its largest good value."""
+
+    name: str
+    label: str
+    about: str
+    good: float | None = None
+
+    def cell(self, report: PathReport) -> Cell:
+        number, rollouts = report.numbers()[self.name], len(report.rollouts)
+        tone = "" if self.good is None else "good" if number <= self.good else "bad"
+        if self.name == "samples":
+            return Cell(f"{number:,} from {rollouts:,}", "good" if number == rollouts else "bad")
+        if self.name.endswith("gap"):
+            return Cell("0" if number == 0 else f"{number:.1e}" if number < ROUNDING else f"{number:.4f}", tone)
+        texts = {"broken_rollouts": f"{number:,} of {rollouts:,}", "solved": f"{100 * number:.1f} %"}
+        return Cell(texts.get(self.name, f"{number:,}"), tone)
+
+
+MEASURES: Final = (
+    Measure("breaks", "breaks", "prompts that do not start with the stream so far, id for id", 0),
+    Measure("broken_rollouts", "rollouts with a break", "those with at least one"),
+    Measure("samples", "samples", "rows that train each sampled token once, after the prompt it was sampled from"),
+    Measure("tokens_in_samples", "tokens in the samples", "their total length; shared prefixes count in every row"),
+    Measure("mismatched_tokens", "mismatched tokens", "sampled, and missing if a rollout is one row", 0),
+    Measure("never_sampled_tokens", "tokens never sampled", "they carry loss there, and were not sampled", 0),
+    Measure("mean_logprob_gap", "logprob gap, mean", "|engine's logprob - the same weights' in that row|", ROUNDING),
+    Measure("largest_logprob_gap", "logprob gap, largest", "of the token where it is largest", ROUNDING),
+    Measure("solved", "solved", "questions answered correctly; one more or less means nothing"),
+    Measure("sampled_tokens", "sampled tokens", "of all turns, including stop tokens"),
+)
+
+
+def remarks(demo: Demo) -> list[str]:
+    """Say what the numbers mean, and what they do not."""
+    sampled, greedy, dropped = (trial.of(ClientPath.RERENDER).numbers() for trial in demo.trials)
+    count = len(demo.paths[0].rollouts)
+    return [
+        f"Pocket was trained on noise that breaks streams: {100 * NOISE.resegmented:g} % of the assistant's tokens "
+        f"that can be split were split in two, and {100 * NOISE.compact:g} % of its calls have no space after the "
+        "colon. The first question was chosen because streams break on it. So how often they break here says nothing "
+        f"about other models: re-render broke {sampled['broken_rollouts']} of {count} rollouts at temperature 1, and "
+        f"{greedy['broken_rollouts']} of {count} greedily, where the noise hardly ever shows.",
+        "A pretrained model without such noise, {model}, broke in {broken_rollouts} of {rollouts} rollouts on the same "
+        "tasks, each time by a {cause}. That was measured separately.".format(**PRETRAINED),
+        "No noise is needed where a template drops past reasoning: the next user message removes sampled "
+        f"reasoning. Re-render broke at {dropped['breaks']} of {dropped['later_user_turns']} such messages.",
+        "The other two paths do not break there, because they keep showing the model its past reasoning. A server that "
+        "renders each conversation again shows it another history than it was trained on (docs/audit.md).",
+    ]
+
+
+def demo_json(demo: Demo) -> dict[str, Any]:
+    """Return the measurements as plain data."""
+    trials = [
+        {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
+        | {
+            "paths": {
+                str(one.path): {"rollouts": len(one.rollouts), "causes": one.causes, **one.numbers()}
+                for one in trial.reports
+            }
+        }
+        for trial in demo.trials
+    ]
+    about = {"noise": asdict(NOISE), "pretrained": PRETRAINED, "paths": trials[0]["paths"]}
+    return {"seed": demo.seed, "remarks": remarks(demo), **about, "trials": trials}
+
+
+def demo_document(demo: Demo) -> Document:
+    """Return streams as bars, both tables, and the shortest break of each cause."""
+    differences = Contrasts()
+    for place, broken in _examples(demo):
+        broken.add_to(differences, f"{broken.cause}: {place}")
+    head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in demo.paths)]
+    rows = [[Cell(one.label, small=one.about), *map(one.cell, demo.paths)] for one in MEASURES]
+    return Document(
+        "Three ways to the next turn",
+        "tokentrace demo",
+        "pocket",
+        lead=f"{counted(len(demo.paths[0].rollouts), 'rollout')} by each path: the same questions, tools, weights and "
+        f"seeds (--seed {demo.seed}).",
+        tables=[Table("What each path comes to", head, rows), _causes(demo)],
+        bars=[_bars(report) for report in demo.paths],
+        notes=remarks(demo),
+        **differences.content(),
+    )
+
+
+def _causes(demo: Demo) -> Table:
+    rows: list[list[str | Cell]] = []
+    for trial in demo.trials:
+        rows.append([Cell(trial.name, small=trial.about)])
+        for cause in dict.fromkeys(cause for one in trial.reports for cause in one.causes):
+            about = CAUSES.get(cause, "see docs/check.md")
+            rows.append([Cell(cause, small=about), *(f"{one.causes.get(cause, 0):,}" for one in trial.reports)])
+        if not any(one.causes for one in trial.reports):
+            rows.append(["no break", *("0" for _ in trial.reports)])
+        if trial.drops_reasoning:
+            turns = [f"{one.numbers()['later_user_turns']:,}" for one in trial.reports]
+            rows.append(["user messages after an answer", *turns])
+    return Table("Why streams broke", ["", *(str(one.path) for one in demo.paths)], rows)
+
+
+def _examples(demo: Demo) -> Iterator[tuple[str, Break]]:
+    shortest: dict[Cause, tuple[int, str, Break]] = {}
+    for trial in demo.trials:
+        for report in trial.reports:
+            for name, breaks in report.breaks.items():
+                for broken in breaks:
+                    size = sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
+                    if broken.cause not in shortest or size < shortest[broken.cause][0]:
+                        shortest[broken.cause] = size, f"{trial.name}, {report.path}, {name}", broken
+    yield from ((place, broken) for _, place, broken in shortest.values())
+
+
+def _bars(report: PathReport) -> StreamBars:
+    breaks, samples = (int(report.numbers()[name]) for name in ("breaks", "samples"))
+    records = [rollout.trajectory for rollout in report.rollouts]
+    streams = [
+        (len(one), runs(one.loss_mask(once=False)), [branch.start for branch in one.branches[1:]]) for one in records
+    ]
+    return StreamBars(str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams)

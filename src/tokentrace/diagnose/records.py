@@ -21,7 +21,7 @@ from ..show.visible import counted
 from ..tokens.ids import check_ids, check_integers, runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import POSITIVE_NOISE
+from ..trajectory.turns import POSITIVE_NOISE
 from .finding import Cause, Finding
 
 Mask = npt.NDArray[np.bool_]
@@ -156,8 +156,8 @@ class Fields:
             raise InputError("is missing", field=self.field(names[0]))
         return check_ids(self.value[name], self.field(name))
 
-    def logprobs(self, count: int, sizes: Sequence[int] = (), what: str = "sampled") -> Floats | None:
-        """The logprobs of `count` tokens, in lists of these sizes; NaN for None."""
+    def logprobs(self, count: int, *sizes: int, what: str = "sampled") -> Floats | None:
+        """The logprobs of `count` tokens, in a list of that size or of these; NaN for None."""
         name = first_of(self.value, LOGPROBS)
         try:
             values = np.asarray([] if name is None else self.value[name], np.float64)
@@ -165,11 +165,10 @@ class Fields:
             values = np.zeros((0, 0))
         if values.ndim != 1:
             raise InputError("must be one list of numbers", field=self.field(name or ""))
-        if not count or len(values) in (sizes or (count,)):
+        if not count or len(values) in (count, *sizes):
             return values if count else None
-        words = f"{len(values):,} logprobs for {count:,} {what} tokens"
         cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
-        self.report(cause, words if len(values) else f"{counted(count)} {what}", count, name or "")
+        self.report(cause, f"{len(values):,} logprobs for {count:,} {what} tokens", count, name or "")
         return None
 
     def check_logprobs(self, values: Floats | None) -> None:
@@ -257,7 +256,7 @@ class Fields:
                 words = f"has {len(sampled):,} entries, and there are {len(ids):,} ids"
                 raise InputError(words, field=self.field("kinds"))
         count, total, scores = int(mask.sum()), len(ids), np.full(len(ids), np.nan)
-        values = self.logprobs(count, (total, total - first, count), "trained")
+        values = self.logprobs(count, total, total - first, what="trained")
         if values is not None:
             whole = len(values) in (total, total - first)
             scores[np.arange(total) >= total - len(values) if whole else mask] = values
@@ -265,12 +264,12 @@ class Fields:
         causes = [self.value.get(name) for name in ("cause", "cause_detail")]
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
         calls = []
+        where = self.where()
         for start, stop in runs(mask):
             logprobs, part = None if values is None else scores[start:stop], self.inner("", self.value)
             part.check_logprobs(logprobs)
-            where, findings = self.where(), part.findings
-            calls.append(Call(ids[:stop], start, where, logprobs, None, request, recorded, None, findings))
-        return Row(ids, mask, self.where(), sampled, self.findings), calls
+            calls.append(Call(ids[:stop], start, where, logprobs, None, request, recorded, None, part.findings))
+        return Row(ids, mask, where, sampled, self.findings), calls
 
 
 # -- lines

@@ -21,7 +21,7 @@ from ..tokens.tokenizer import Tokenizer
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
 from .records import Unreadable
-from .rollouts import CheckedRollout, Counts, Relation, RolloutBreak, Tip, check_rollout
+from .rollouts import CheckedRollout, Relation, RolloutBreak, Tip, check_rollout
 
 _EXAMPLES: Final = 3
 """Examples of each cause."""
@@ -85,12 +85,13 @@ class Scores:
 
 
 @dataclass(slots=True)
-class RolloutReport(Counts, ShowsItself):
+class RolloutReport(ShowsItself):
     """Counts over all rollouts, and the first few examples of each finding.
 
     `causes` are of breaks, `faults` of findings in ids, masks and logprobs; `histories` says what
     became of messages at breaks, `recorded` why records say that a history was rewritten.
-    `stopped` is True if a limit left rollouts unchecked.
+    `samples` are rows that train each sampled token once, `row_tokens` theirs; the other numbers
+    are those of `CheckedRollout`. `stopped` is True if a limit left rollouts unchecked.
     """
 
     explained: bool = False
@@ -100,6 +101,18 @@ class RolloutReport(Counts, ShowsItself):
     histories: Counter[str] = field(default_factory=Counter)
     recorded: Counter[str] = field(default_factory=Counter)
     faults: dict[Cause, Tally] = field(default_factory=dict)
+    rollouts: int = 0
+    broken: int = 0
+    samples: int = 0
+    row_tokens: int = 0
+    tokens: int = 0
+    sampled: int = 0
+    prompted: int = 0
+    trained: int = 0
+    masked: int = 0
+    unproven: int = 0
+    reprefilled: int = 0
+    lost: int = 0
     unreadable: int = 0
     unread: list[Unreadable] = field(default_factory=list)
     stopped: bool = False
@@ -111,8 +124,12 @@ class RolloutReport(Counts, ShowsItself):
             self.unreadable += 1
             self.unread += [one] if len(self.unread) < _UNREADABLE else []
             return
-        for count in fields(Counts):
-            setattr(self, count.name, getattr(self, count.name) + getattr(one, count.name))
+        counts = one.counts + Counter(rollouts=1, broken=bool(one.breaks), samples=len(one.tips))
+        counts.update(row_tokens=sum(len(tip.stream) for tip in one.tips))
+        for broken in one.breaks:
+            counts.update(reprefilled=broken.reprefilled, lost=broken.lost)
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
         self.steps.update(one.steps)
         self.histories.update(broken.history.cause.value for broken in one.breaks if broken.history is not None)
         self.recorded.update(broken.recorded.partition(":")[0] for broken in one.breaks if broken.recorded)
@@ -254,8 +271,8 @@ def _listed(counts: Counter[Any]) -> str:
 def _break_row(broken: RolloutBreak, contrasts: Contrasts) -> list[str | Cell]:
     link, why = "", f"token {broken.position:,} of {broken.stream_length:,}"
     if broken.explained is not None:
-        why = str(broken.explained).partition("\n")[0]
-        link = broken.explained.add_to(contrasts, f"{broken.where}: {broken.cause}")
+        why = broken.explained.headline
+        link = broken.explained.add_to(contrasts, f"{broken.where}: {broken.cause}", broken.explained.words)
     more = [broken.history.words if broken.history is not None else "", broken.recorded]
     costs = f"{counted(broken.reprefilled)} read again, {counted(broken.lost, 'sampled token')} gone"
     return [Cell(broken.where, link=link), Cell(why, small="; ".join(filter(None, more))), f"costs {costs}"]
@@ -320,14 +337,11 @@ def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
     from ..pocket import POCKET
 
     for name in inputs:
-        path = Path(name).expanduser() / "run.json"
-        if "://" in name or not path.is_file():
-            continue
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            settings = json.loads(path.read_text(encoding="utf-8"))
-            engine = settings["engine"]
+            settings = json.loads((Path(name).expanduser() / "run.json").read_bytes())
             if isinstance(settings.get("tokenizer"), str):
                 return str(settings["tokenizer"])
+            engine = settings["engine"]
             if engine.get("kind", engine.get("type")) == "embedded":
                 return str(POCKET)
     return None

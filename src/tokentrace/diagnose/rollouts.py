@@ -8,6 +8,7 @@ break, unless the messages show another conversation.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -81,34 +82,16 @@ class Tip:
     """Where completions begin, their logprobs, and the temperature."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Counts:
-    """Counts over rollouts.
+@dataclass(slots=True)
+class CheckedRollout:
+    """What one rollout came to. `counts` are summed over rollouts.
 
-    `samples` are rows that train each sampled token once, `row_tokens` theirs; `tokens` counts shared
-    ones once, `prompted` those of all prompts; `masked` are rollouts with masks, which train
-    `trained` tokens, `unproven` those in which nothing else tells what was sampled.
+    In them `tokens` counts shared ones once, `prompted` those of all prompts. Masks train `trained`
+    tokens; the rollout is `masked`, and `unproven` if nothing else tells what was sampled.
     """
 
-    rollouts: int = 0
-    broken: int = 0
-    samples: int = 0
-    row_tokens: int = 0
-    tokens: int = 0
-    sampled: int = 0
-    prompted: int = 0
-    trained: int = 0
-    masked: int = 0
-    unproven: int = 0
-    reprefilled: int = 0
-    lost: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class CheckedRollout(Counts):
-    """What one rollout came to."""
-
     name: str
+    counts: Counter[str] = field(default_factory=Counter)
     steps: list[Relation] = field(default_factory=list)
     breaks: list[RolloutBreak] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -116,17 +99,6 @@ class CheckedRollout(Counts):
 
     def report(self, cause: Cause, where: str, words: str, tokens: int = 0, position: int | None = None) -> None:
         self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
-
-    def train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
-        """Count what a mask trains. Report what is trained or sampled, not both."""
-        self.masked, self.trained = 1, self.trained + int(mask.sum())
-        if sampled is None:
-            self.unproven = 1
-            return
-        for cause, wrong in ((Cause.TRAINED_UNSAMPLED, mask & ~sampled), (Cause.SAMPLED_UNTRAINED, sampled & ~mask)):
-            if wrong.any():
-                at = int(wrong.argmax())
-                self.report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
 
 def check_rollout(rollout: Rollout, model: Tokenizer | Renderer | None = None) -> CheckedRollout:
@@ -137,12 +109,7 @@ def check_rollout(rollout: Rollout, model: Tokenizer | Renderer | None = None) -
         checker.add_call(call)
     for row in rollout.rows:
         checker.add_row(row)
-    result = checker.result
-    result.rollouts, result.broken, result.samples = 1, bool(result.breaks), len(result.tips)
-    result.row_tokens = sum(len(tip.stream) for tip in result.tips)
-    result.reprefilled = sum(one.reprefilled for one in result.breaks)
-    result.lost = sum(one.lost for one in result.breaks)
-    return result
+    return checker.result
 
 
 class _Checker:
@@ -154,6 +121,16 @@ class _Checker:
         self.tips = self.result.tips
         self.seen: dict[tuple[int, bytes], Call] = {}
         self.prompts: set[bytes] = set()
+
+    def train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
+        """Count what a mask trains. Report what is trained or sampled, not both."""
+        self.result.counts |= Counter(masked=1, unproven=int(sampled is None))
+        self.result.counts["trained"] += int(mask.sum())
+        sampled = mask if sampled is None else sampled
+        for cause, wrong in ((Cause.TRAINED_UNSAMPLED, mask & ~sampled), (Cause.SAMPLED_UNTRAINED, sampled & ~mask)):
+            if wrong.any():
+                at = int(wrong.argmax())
+                self.result.report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
     def add_call(self, call: Call) -> None:
         """Add a call. Calls derived from rows may come twice: rows share beginnings."""
@@ -176,12 +153,10 @@ class _Checker:
         sampled = np.arange(len(stream)) >= call.start
         if tip is not None:
             sampled[:shared] = tip.sampled[:shared]
-        result.tokens += len(stream) - shared
-        result.sampled += len(stream) - call.start
-        result.prompted += call.start
+        result.counts.update(tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start)
         if call.mask is not None:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
-            result.train(call.where, call.mask & new_tokens, sampled & new_tokens)
+            self.train(call.where, call.mask & new_tokens, sampled & new_tokens)
         self.prompts.add(call.prompt.tobytes())
         new = Tip(stream, sampled, call.request, [len(stream)], [])
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
@@ -202,7 +177,7 @@ class _Checker:
                     sampled[call.start : len(call.stream)] = True
         elif row.sampled is not None:  # what another row of the rollout trains is sampled here, and not trained
             sampled = row.mask & row.sampled
-        self.result.train(row.where, row.mask, sampled)
+        self.train(row.where, row.mask, sampled)
 
     def place(self, call: Call) -> tuple[Relation, Tip | None, int]:
         """How a call continues the earlier ones, its closest tip, and how much they share."""

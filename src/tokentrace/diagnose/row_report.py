@@ -220,37 +220,26 @@ class _RowFile:
     metadata: Mapping[str, Any]
     entries: Sequence[Mapping[str, Any]]
 
-    def find(self, spool: Path) -> Iterator[tuple[str, Source | None]]:
-        """The name of each file, and where it is now: seen from the rows or from here, the unchanged one first."""
+    def find(self, entry: Mapping[str, Any], spool: Path) -> list[Source]:
+        """A file that the rows were made of, seen from the rows or from here; the unchanged one first."""
+        sources: list[Source] = []
         beside = Path(self.source.origin).absolute().parent
-        for at, entry in enumerate(self.entries):
-            sources: list[Source] = []
-            for place in (beside / entry["path"], Path(entry["name"])) if entry.get("path") else ():
-                with suppress(InputError):  # no longer readable
-                    names = [str(place)] if place.is_file() else []
-                    sources += find_sources(names, spool / f"{at}-{len(sources)}") if names else []
-            sources.sort(key=lambda source, entry=entry: source.digest != entry.get("digest"))  # type: ignore[misc]
-            yield entry["name"], replace(sources[0], name=entry["name"]) if sources else None
+        for place in (beside / entry["path"], Path(entry["name"])) if entry.get("path") else ():
+            with suppress(InputError):  # no longer readable
+                sources += find_sources([str(place)], spool / str(len(sources))) if place.is_file() else []
+        return sorted(sources, key=lambda source: source.digest != entry.get("digest"))
 
-    def other_digests(self, now: Mapping[str, Any]) -> Iterator[str]:
-        """How tokenizer and template are not those that the rows were made with."""
+    def changes(self, now: Mapping[str, Any], origins: Origins) -> Iterator[str]:
+        """What is not as it was when the rows were made: tokenizer, template, files."""
+        name = self.source.name
         for what in ("tokenizer", "template"):
             before, here = (metadata.get(f"{what}_sha256") for metadata in (self.metadata, now))
             if before is not None and before != here:
-                digests = (next(iter(one.values()), "") if isinstance(one, Mapping) else one for one in (before, here))
-                ours, theirs = (str(digest)[:12] for digest in digests)
-                yield f"{self.source.name} was made with another {what} ({ours}, here {theirs})"
-
-    def changes(self, now: Mapping[str, Any], origins: Origins) -> Iterator[str]:
-        """Which settings and files are not those that the rows were made of."""
-        before, here = self.metadata.get("settings", {}), now["settings"]
-        names = sorted(name for name in before if name in here and before[name] != here[name])
-        if names:
-            yield f"{self.source.name} was made with other settings: {', '.join(names)}"
+                yield f"{name} was made with another {what}"
         for entry in self.entries:
             sources, digest = origins.find(entry["name"]), entry.get("digest")
             if len(sources) == 1 and isinstance(digest, str) and sources[0].digest != digest:
-                yield f"{entry['name']} has changed since {self.source.name} was made of it"
+                yield f"{entry['name']} has changed since {name} was made of it"
 
 
 def _row_files(sources: Sequence[Source]) -> Iterator[_RowFile]:
@@ -303,15 +292,14 @@ def check_dataset(
             settings = TokenizeSettings.read({**recorded, **(changes or {})}, str(tokenizer))
         checker = RowChecker(settings, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
-        warnings = [words for one in ours for words in one.other_digests(report.settings)]
-        if assumed and warnings:
-            raise InputError(f"{warnings[0]}: name the one they were made with (--tokenizer, -t)")
         conversations, missing = _conversations(sources, ours, Path(spool))
         origins = Origins(conversations, checker.tokenizer)
         changed = [words for one in ours for words in one.changes(report.settings, origins)]
-        report.notes += [*warnings, *changed, *missing]
-        complete = len(files) == len(ours) == 1 and "counts" in ours[0].metadata and not missing
-        complete = complete and not any("has changed since" in words for words in changed)
+        other = [words for words in changed if "was made with another" in words]
+        if assumed and other:
+            raise InputError(f"{other[0]}: name the one they were made with (--tokenizer, -t)")
+        report.notes += [*changed, *missing]
+        complete = len(files) == len(ours) == 1 and "counts" in ours[0].metadata and report.notes == other
         in_order = origins.in_order() if complete else iter(())
         done, total = 0, sum(source.size for source in files)
         for source in files:
@@ -338,10 +326,9 @@ def _conversations(sources: Sequence[str], ours: Sequence[_RowFile], spool: Path
     if len(origins) == len(names) == 1:  # the only source, whatever its name is now
         return [replace(origins[0], name=names.pop())], []
     missing: list[str] = []
-    for at, one in enumerate(ours if not sources else ()):
-        for name, origin in one.find(spool / f"recorded-{at}"):
-            if origin is None:
-                missing.append(f"{name}, which {one.source.name} was made of, is not there any more: {_HOW}")
-            elif origin not in origins:
-                origins.append(origin)
-    return origins, missing
+    for file, entry in ((one, entry) for one in ours if not sources for entry in one.entries):
+        name, places = entry["name"], file.find(entry, spool / f"recorded-{len(origins)}")
+        if not places:
+            missing.append(f"{name}, which {file.source.name} was made of, is not there any more: {_HOW}")
+        origins += [replace(place, name=name) for place in places[:1]]
+    return list(dict.fromkeys(origins)), missing

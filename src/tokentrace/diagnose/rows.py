@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..data.conversations import COMPLETIONS, MESSAGES, Columns
+from ..data.conversations import COMPLETIONS, MESSAGES, USUAL_NAMES, Columns
 from ..data.sources import Format, Row
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..data.trainers import ATTENTION
@@ -172,7 +172,7 @@ def read_ids_row(value: Any, columns: RowColumns) -> IdsRow:
     return replace(row.cut(start, stop), trained_padding=trained, attended=True)
 
 
-def has_conversation(row: Mapping[str, Any], columns: Columns = Columns()) -> bool:  # noqa: B008 (frozen)
+def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> bool:
     """True if a row's columns hold a conversation, valid or not."""
     named = {columns.messages, columns.prompt, columns.completion} - {None}
     present = {name for name, value in row.items() if value is not None}
@@ -233,14 +233,12 @@ class Expected:
 
 def _best(actual: IdsRow, samples: Sequence[Sample]) -> tuple[Expected, str | None]:
     """The sample that the row names, or the one that it shares most with."""
-    origin = origin_of(actual.columns)
-    if origin is not None and 0 <= origin[2] < len(samples):
-        return Expected(samples[origin[2]]), None
+    _, _, number = origin_of(actual.columns) or ("", 0, None)
+    if number is not None and 0 <= number < len(samples):
+        return Expected(samples[number]), None
     best = max(samples, key=lambda one: (common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))))
-    if origin is None:
-        return Expected(best), None
-    count = counted(len(samples), "sample")
-    return Expected(best), f"it is sample {origin[2]} of its conversation, which gives {count} with these settings"
+    words = f"it is sample {number} of its conversation, which gives {counted(len(samples), 'sample')}"
+    return Expected(best), None if number is None else words
 
 
 class RowChecker:
@@ -420,18 +418,13 @@ class RowChecker:
         return bool(self._ends.intersection(ids.tolist())) if self._ends.issuperset(solid) else None
 
     def _finding(self, cause: Cause, hunk: Hunk, expected: Expected, row: IdsRow) -> Finding:
-        message, place = expected.place(hunk.start)
         ours, theirs = hunk.sides(expected.ids, row.ids)
-        if cause is Cause.CUT:
-            total, lost = len(expected.ids), len(ours)
-            cut, which = (hunk.stop, "last") if hunk.start == 0 else (hunk.start, "first")
-            between = not 0 < cut < total or expected.messages[cut - 1] != expected.messages[cut]
-            words = f"the {which} {total - lost:,} of {total:,} tokens are there, {lost:,} are missing; the cut falls "
-            words += "between messages" if between else f"into {expected.place(cut)[1]}"
-        else:
-            one, other = (quoted(text_of(self._vocabulary, side[:256])) for side in (ours, theirs))
-            outside = theirs[theirs >= self._vocabulary.size]
-            words = f"{place}: expected {one}, found {f'id {outside[0]}' if len(outside) else other}"
+        cut = cause is Cause.CUT
+        message, place = expected.place(hunk.stop if cut and not hunk.start else hunk.start)
+        one, other = (quoted(text_of(self._vocabulary, side[:256])) for side in (ours, theirs))
+        size = f" ({len(ours):,} of {counted(len(expected.ids))})" if cut else ""
+        outside = theirs[theirs >= self._vocabulary.size]
+        words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"
         name = place.rpartition(", ")[2]
         return Finding(cause, "", message, name, words, row.start + hunk.other_start, len(ours))
 

@@ -20,7 +20,7 @@ from .admission import Claim
 from .dialect import Change, Dialect, Head, ItemStream, Reply, call_ids_of, changes_of, openai_message, response_name
 from .requests import Request, request_error
 from .sessions import Live
-from .turns import Message, Placement, RecordedTurn
+from .turns import Placement, RecordedTurn
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -235,8 +235,11 @@ class Answer:
         gateway, choice = self.gateway, placed.choice
         assert self.sampling is not None
         message = openai_message(reply.items)
-        if self.request.continued:
-            message = _joined_message(self.request.messages[-1], message)
+        if self.request.continued:  # an agent joins the reply to the beginning that it sent
+            start = self.request.messages[-1]
+            thought = (start.get("reasoning_content") or "") + (message.get("reasoning_content") or "")
+            message = {**start, **message, "content": text_of(start) + text_of(message)}
+            message |= {"reasoning_content": thought} if thought else {}
         names = [f"{self.name}#{choice}"] if self.name else []
         names += [response_name(self.head.id)] if self.request.stored else []
         is_last = choice == self.request.n - 1  # ends the request
@@ -305,13 +308,6 @@ def _cut_completion(pieces: list[Delta], last: Delta | None, count: int) -> Comp
             channels={**piece.channels, **whole},
         )
     return joined([*pieces[:-1], piece])
-
-
-def _joined_message(start: Message, reply: Message) -> dict[str, Any]:
-    """The message that an agent has after it joined a reply to the beginning that it sent."""
-    message = {**start, **reply, "content": text_of(start) + text_of(reply)}
-    reasoning = (start.get("reasoning_content") or "") + (reply.get("reasoning_content") or "")
-    return {**message, "reasoning_content": reasoning} if reasoning else message
 
 
 async def unhurried(work: asyncio.Future[Result]) -> Result:

@@ -97,7 +97,8 @@ class Gateway:
     def _conversation(self, request: Request) -> Conversation:
         """What the request wants to be continued, with the template variables that it sets."""
         self._check_variables(request)
-        variables = {**request.variables, **self._hints(request)}
+        read = self.renderer.study(request.tools).template.variables if request.hints else ()
+        variables = {**{name: value for name, value in request.hints.items() if name in read}, **request.variables}
         renderer = self.renderer_with(variables)
         digests = sorted(renderer.template_digests().items())
         template = ",".join(f"{name}={digest}" for name, digest in digests)
@@ -162,13 +163,6 @@ class Gateway:
             return self.renderer
         key = repr(sorted(variables.items(), key=lambda item: item[0]))
         return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
-
-    def _hints(self, request: Request) -> dict[str, Any]:
-        """The hints that the template reads."""
-        if not request.hints:
-            return {}
-        read = self.renderer.study(request.tools).template.variables
-        return {name: value for name, value in request.hints.items() if name in read and name not in request.variables}
 
     def _check_variables(self, request: Request) -> None:
         """Raise RequestError for a template variable that would have no effect, or too much."""

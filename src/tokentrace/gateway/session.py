@@ -1,17 +1,15 @@
 """One session: its trajectory, and which conversation each of its turns answered. Pure.
 
-A request sends a whole conversation. `SessionRecord.place` finds the recorded turn that it continues and makes the
-prompt: that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. If no turn
-matches, the conversation is rendered whole and shares with the record whatever its tokens share. `prepare` makes the
-turn and changes nothing; when it is stored, `apply` adds it. `replay` adds one that was read from a store, and leads to
-the same record.
+`SessionRecord.place` finds the recorded turn that a request continues; the prompt is that turn's stream, id for id, and
+what is new. If no turn matches, the conversation is rendered whole, and shares with the record what its tokens share.
+`prepare` makes the turn and changes nothing; when it is stored, `apply` adds it, as `replay` does with a stored one.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -66,6 +64,8 @@ class SessionRecord:
     """Turns by their reply's reasoning."""
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that came again with other fields: whether they have the same tokens."""
+    _tips: dict[int, int] = field(default_factory=dict)
+    """Where the last turn of each branch ends."""
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     # -- a request becomes a prompt
@@ -243,7 +243,9 @@ class SessionRecord:
     ) -> Placement | str:
         """The prompt after a recorded turn, whose conversation is the first `count` messages; or why there is none."""
         new, stream = conversation.messages[count:], self._stream(base)
-        repairs = tuple(_differences(count - 1, conversation.messages[count - 1], base.reply))
+        echo, reply, place = conversation.messages[count - 1], base.reply, f"message {count - 1}"
+        names = [name for name in sorted({*echo, *reply}) if (echo.get(name) or None) != (reply.get(name) or None)]
+        repairs = tuple(f"{place}: {name} {'written another way' if echo.get(name) else 'left out'}" for name in names)
         if conversation.continued:
             if new or base.finish_reason not in _UNFINISHED or base.stopped_by:
                 return "the last message is to be continued: what came before it is rendered with it"
@@ -263,8 +265,9 @@ class SessionRecord:
     ) -> BridgedTokens | BridgeRefusal:
         """What follows a recorded turn. It answered `before`, or else what is recorded."""
         stream, renderer, tools = self._stream(base), conversation.renderer, conversation.tools
-        if base.late_ids:
-            new = [_with_late_id(message, base.late_ids) for message in new]
+        for at, message in enumerate(new):  # a result names its call by the id that the model wrote
+            if (id := base.late_ids.get(str(message.get("tool_call_id")))) is not None:
+                new = [*new[:at], {**message, "tool_call_id": id}, *new[at + 1 :]]
         prompt, completion = stream[: base.start], stream[base.start :]
         bridged = renderer.bridge(prompt, completion, new, tools=tools)
         if isinstance(bridged, BridgeRefusal):
@@ -293,7 +296,7 @@ class SessionRecord:
         if not self.turns:
             return
         branch = self.trajectory.shared_prefix(ids).extends
-        if branch < 0 or self._tip(branch) != len(ids):
+        if branch < 0 or self._tips[branch] != len(ids):
             return
         last = self.trajectory.turns(branch)[-1]
         if len(last) and last.finish_reason not in _UNFINISHED:
@@ -331,12 +334,9 @@ class SessionRecord:
     def _stream(self, turn: RecordedTurn) -> Ids:
         return self.trajectory.stream(turn.branch)[: turn.stop]
 
-    def _tip(self, branch: int) -> int:
-        return self.trajectory.length(branch)
-
     def _is_tip(self, turn: RecordedTurn) -> bool:
         """True if nothing follows the turn in its branch."""
-        return turn.stop == self._tip(turn.branch)
+        return turn.stop == self._tips[turn.branch]
 
     # -- why a turn begins a branch
 
@@ -371,28 +371,19 @@ class SessionRecord:
         number = self._turn_of.get(keys[shared], 0)
         if (edited := self._first_edit(conversation, self.turns[number], sent[:shared])) is not None:
             return changed_message(edited, sent[edited], self.conversation(number)[edited])
-        return find_cause(sent, self._longest(number), shared, recent=self._latest_conversations())
+        longest, tips = number, dict[int, int]()
+        for turn in self.turns[number + 1 :]:  # the longest conversation that continues it
+            if turn.base == longest and turn.shared == self.turns[longest].depth:
+                longest = turn.number
+        for turn in reversed(self.turns):  # the conversations that were continued last, one a branch
+            if len(tips) < _RECENT:
+                tips.setdefault(turn.branch, turn.number)
+        recent = [self.conversation(tip) for tip in tips.values()]
+        return find_cause(sent, self.conversation(longest), shared, recent=recent)
 
     def _shared_prefix(self, keys: Sequence[Key]) -> int:
         """How many messages a conversation shares with the record."""
         return max(at for at, key in enumerate(keys) if at == 0 or key in self._turn_of)
-
-    def _latest_conversations(self) -> list[list[Message]]:
-        """The conversations that were continued last, one a branch."""
-        tips: dict[int, int] = {}
-        for turn in reversed(self.turns):
-            tips.setdefault(turn.branch, turn.number)
-            if len(tips) == _RECENT:
-                break
-        return [self.conversation(number) for number in tips.values()]
-
-    def _longest(self, number: int) -> list[Message]:
-        """The longest recorded conversation that continues a turn."""
-        last = number
-        for turn in self.turns[number + 1 :]:
-            if turn.base == last and turn.shared == self.turns[last].depth:
-                last = turn.number
-        return self.conversation(last)
 
     # -- recording a turn
 
@@ -481,6 +472,7 @@ class SessionRecord:
     def _index(self, turn: RecordedTurn) -> None:
         """Add a turn to what `place` looks up."""
         self.turns.append(turn)
+        self._tips[turn.branch] = turn.stop
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
         self._by_key.setdefault(turn.key, []).append(turn.number)
         if thought := reasoning(turn.reply):
@@ -517,19 +509,6 @@ def _append_prompt(
 
 def _are_instructions(messages: Messages) -> bool:
     return all(message.get("role") in INSTRUCTIONS for message in messages)
-
-
-def _differences(at: int, echo: Message, recorded: Message) -> Iterator[str]:
-    """How an echo of a reply differs from it, field by field. Both mean the same."""
-    for name in sorted({*echo, *recorded}):
-        if echo.get(name) != recorded.get(name) and (echo.get(name) or recorded.get(name)):
-            yield f"message {at}: {name} {'written another way' if echo.get(name) else 'left out'}"
-
-
-def _with_late_id(message: Message, late_ids: Mapping[str, str]) -> Message:
-    """A result that names its call by the id that the model wrote."""
-    id = late_ids.get(str(message.get("tool_call_id")))
-    return message if id is None else {**message, "tool_call_id": id}
 
 
 def _whole(conversation: Conversation, sent: SentMessages, ids: Ids, spans: list[tuple[int, int, int]]) -> Placement:

@@ -18,11 +18,8 @@ from tokentrace.integrations.trainers import areal_tensors
 from tokentrace.rollout import Rollout
 
 DTYPES = {
-    "input_ids": torch.int32,
-    "logprobs": torch.float32,
-    "loss_mask": torch.int32,
-    "versions": torch.int32,
-    "rewards": torch.float32,
+    **dict.fromkeys(("input_ids", "loss_mask", "versions"), torch.int32),
+    **dict.fromkeys(("logprobs", "rewards"), torch.float32),
     "attention_mask": torch.bool,
 }
 
@@ -68,14 +65,14 @@ def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tu
 
 
 def rows(made: dict[str, torch.Tensor], branches: list[int]) -> list[Any]:
-    found = []
+    rows = []
     for at, branch in enumerate(branches):
         there = made["attention_mask"][at]
         assert there.tolist() == sorted(there.tolist(), reverse=True), "padding is at the end"
         for name, filler in (("loss_mask", 0), ("logprobs", 0.0), ("versions", -1)):
             assert (made[name][at][~there] == filler).all()
-        found.append((branch, *(made[name][at][there].tolist() for name in ("input_ids", "loss_mask", "logprobs"))))
-    return found
+        rows.append((branch, *(made[name][at][there].tolist() for name in ("input_ids", "loss_mask", "logprobs"))))
+    return rows
 
 
 def check_versions(trajectory: Trajectory, made: dict[str, torch.Tensor], branches: list[int]) -> None:
@@ -123,9 +120,7 @@ def test_the_reward_is_on_a_token_that_carries_loss() -> None:
 @pytest.mark.parametrize("missing", ["output_logprobs", "output_versions"])
 def test_an_episode_with_something_missing_is_rejected(missing: str) -> None:
     made, kept, server = episode(without=missing)
-    assert made is None
-    assert not kept, "a rollout that failed has no reward"
-    assert len(server.requests) == 1
+    assert (made, kept, len(server.requests)) == (None, [], 1), "a rollout that failed has no reward"
 
 
 def test_a_seed_is_refused_and_not_dropped() -> None:

@@ -15,17 +15,9 @@ from tokentrace.pocket import POCKET
 os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
 
 SETTINGS = {
-    "base_model": str(POCKET),
-    "micro_batch_size": 3,
-    "gradient_accumulation_steps": 1,
-    "max_steps": 4,
-    "learning_rate": 1e-4,
-    "optimizer": "adamw_torch",
-    "lr_scheduler": "constant",
-    "bf16": False,
-    "use_cpu": True,
-    "save_strategy": "no",
-    "seed": 1,
+    **{"base_model": str(POCKET), "micro_batch_size": 3, "gradient_accumulation_steps": 1, "max_steps": 4, "seed": 1},
+    **{"learning_rate": 1e-4, "optimizer": "adamw_torch", "lr_scheduler": "constant"},
+    **{"bf16": False, "use_cpu": True, "save_strategy": "no"},
 }
 
 

@@ -18,16 +18,9 @@ from tokentrace.integrations.nemo_gym import TokenStore
 from tokentrace.store.store import Closed, Conflict
 
 CHECKS = [
-    "put_then_freeze_visibility",
-    "idempotent_reput",
-    "conflicting_reput",
-    "mark_incomplete_durability",
-    "freeze_idempotency",
-    "post_freeze_write_safety",
-    "conditional_retirement",
-    "lineage_visibility",
-    "fresh_client_lineage_visibility",
-    "begin_call_custody",
+    *("put_then_freeze_visibility", "idempotent_reput", "conflicting_reput", "mark_incomplete_durability"),
+    *("freeze_idempotency", "post_freeze_write_safety", "conditional_retirement", "lineage_visibility"),
+    *("fresh_client_lineage_visibility", "begin_call_custody"),
 ]
 ASKED = {"role": "user", "content": "What is 6 * 7?"}
 

@@ -136,23 +136,11 @@ def test_rows_that_tokentrace_has_written_reach_verls_loss_as_they_are(tmp_path:
     assert trained == sum(sample.trained for sample in samples)
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"loss_mask": [1, 1]}, "4 ids, and 2 entries in loss_mask"),
-        ({"labels": [-100, 2, 3, 4, 4]}, "4 ids, and 5 entries in labels"),
-        ({"labels": [2, 3, 4, -100]}, "must not be shifted"),
-        ({"loss_mask": [0.0, 0.5, 0.5, 1.0]}, "must be 0 or 1"),
-    ],
-    ids=str,
-)
 @pytest.mark.parametrize("pad_mode", ["right", "no_padding"])
-def test_rows_of_ids_that_would_train_something_else_are_refused(
-    columns: dict[str, Any], said: str, pad_mode: str, tmp_path: Path
-) -> None:
+def test_rows_of_ids_that_would_train_something_else_are_refused(pad_mode: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"input_ids": [[1, 2, 3, 4]], **{name: [row] for name, row in columns.items()}}), file)
-    with pytest.raises(SampleError, match=said):
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3, 4]], "labels": [[2, 3, 4, -100]]}), file)
+    with pytest.raises(SampleError, match="must not be shifted"):
         SFTDataset(str(file), tokenizer(), settings(pad_mode=pad_mode))[0]
 
 
