@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tokentrace import trajectory_samples
 from tokentrace.errors import SampleError
-from tokentrace.samples.advantages import (
+from tokentrace.samples.trajectories import (
     Baseline,
     relative_to_group,
     returns_to_go,

@@ -1,4 +1,4 @@
-"""Sources: the files that inputs name, their rows in order, and batches of rows for workers."""
+"""The files that inputs name, and their rows in batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROW_BYTES: Final = 8 << 20
 
 
 class Format(StrEnum):
-    """The format of a source. JSON is one value: a list of rows, or one row (an object, or a list of messages)."""
+    """The format of a source. JSON is one value: rows, or one row."""
 
     LINES = "lines"
     JSON = "json"
@@ -103,7 +103,7 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 
 
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
-    """The files with rows in a folder, in order. Raises InputError if they belong to several splits."""
+    """The files with rows. Raises InputError for several splits."""
     files = {
         path: _words(path.relative_to(folder).as_posix())
         for path in sorted(folder.rglob("*"))
@@ -250,7 +250,7 @@ def _lines(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
 
 
 def _values(source: Source, _: int) -> Iterator[tuple[Row, int]]:
-    """The rows of one JSON value: the elements of a list, unless that is the messages of one conversation."""
+    """The elements of a list, unless they are messages."""
     whole = Row(1, None, text=Path(source.path).read_bytes(), end=source.size).parsed()
     value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
     is_message = isinstance(first, dict) and (isinstance(first.get("role"), str) or {"from", "value"} <= set(first))
@@ -274,7 +274,7 @@ def _table_rows(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one source for a worker. `done` is how much of all sources is read, in the units of `Source.size`."""
+    """Rows of one source. `done` is how much of all is read."""
 
     source: str
     format: Format

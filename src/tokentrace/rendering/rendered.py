@@ -181,10 +181,7 @@ class RenderedTokens(ShowsItself):
         field: str | None = None,
         sampled: bool | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """A mask of the tokens that fit all arguments. ``message=-1`` is tokens of no message.
-
-        Raises RendererError for a message that does not exist, and for a role or a field that no message can have.
-        """
+        """A mask of the tokens that fit all arguments (``message=-1``: of no message). Raises RendererError."""
         chosen = np.ones(len(self.ids), np.bool_)
         roles = [row["role"] for row in self.conversation]
         if message is not None:
@@ -263,10 +260,9 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
     """The message of each span.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
-    that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
-    there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message that is
-    quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
-    to the message if that is a system message.
+    that another's turn repeats (a function's name above its result) belongs to that other turn. Scaffold before all
+    turns, and template variables in it (a date), belongs to the only message that is quoted in it; what comes before
+    the quote, only if that is a system message.
     """
     ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)

@@ -167,7 +167,6 @@ def rendering_track(rendered: RenderedTokens) -> Track:
 
 
 def _stop_cards(rendered: RenderedTokens) -> list[Card]:
-    """List each stop token with the messages that it ends."""
     ended: dict[str, list[int]] = {}
     for turn in rendered.turns:
         text = "nothing" if turn.stop_token is None else visible(rendered.decode(slice(turn.stop - 1, turn.stop)))
@@ -247,7 +246,6 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
 
 
 def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) -> Any:
-    """Return the number of each token's turn, or -1."""
     turns = np.full(length, -1, np.int32)
     for number, span in enumerate(spans):
         turns[span.start : span.stop] = number
@@ -322,7 +320,6 @@ def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
 
 
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:
-    """Return the tokens that a branch does not share with its parent."""
     branch = trajectory.branches[at]
     start = branch.start
     kinds = trajectory.kinds(at)[start:]

@@ -85,7 +85,6 @@ def flat(text: str) -> str:
 
 
 def _grid(table: Table) -> Grid:
-    """Return a table for a terminal, without small print and links."""
     out = Grid(box=None, padding=(0, 0, 0, 2), header_style="bold")
     title = f"{table.title[:1].lower()}{table.title[1:]}"
     for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
@@ -255,8 +254,6 @@ def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
 
 
 def _join_schemas(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Join the pieces of one tool's schema."""
-
     def key(piece: Piece) -> tuple[Any, ...]:
         field = ".".join(piece.field.split(".")[:2]) if piece.hue == HUES["tools"] else piece.field
         return piece.hue, piece.message, field, piece.marked

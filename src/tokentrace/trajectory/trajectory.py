@@ -19,10 +19,20 @@ from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable
 from ..tokens.tokenizer import Ids
 from .channels import pack_channels
-from .inputs import (
+from .record import Record, frozen
+from .turns import (
     LATER_KINDS,
     PROMPT_KINDS,
+    Context,
+    IdsLike,
+    KindsLike,
+    LogprobKind,
+    LogprobsLike,
     Owners,
+    SpansLike,
+    Turn,
+    VersionLike,
+    Write,
     as_count,
     as_ids,
     as_kinds,
@@ -32,8 +42,6 @@ from .inputs import (
     as_versions,
     mapping_json,
 )
-from .record import Record, frozen
-from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
 
 if TYPE_CHECKING:
     from ..rendering.bridged import BridgedTokens
@@ -245,12 +253,10 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
-        It shares the longest prefix that is recorded anywhere in the tree. The kinds, turns and messages of the shared
-        part stay with the branch that owns them. `kinds` (CONTEXT by default), `message_spans` and `messages` describe
-        the whole prompt, as in `extend_to`; by default no message is new.
-
-        Raises `TrajectoryError` for a prompt that begins with the whole stream of a branch, since it rewrites nothing:
-        use `extend_to`. To sample again from the same prompt, branch after the first completion is recorded.
+        It shares the longest prefix that is recorded anywhere in the tree, which stays with the branch that owns it.
+        Arguments describe the whole prompt, as in `extend_to`; by default no message is new. Raises `TrajectoryError`
+        for a prompt that begins with the whole stream of a branch: use `extend_to`. To sample again from the same
+        prompt, branch after the first completion is recorded.
         """
         self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
