@@ -12,8 +12,8 @@ from ..formats.grammar import TurnGrammar
 from ..rendering.renderer import Renderer
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
-from .token_text import one_line
 
+_GLYPHS: Final = str.maketrans({"\n": "⏎", "\t": "⇥"})
 _CHANNELS: Final = ("start", "channel", "recipient", "namespace", "message", "end", "call_end")
 _OPENING: Final = ("section_open", "separator", "open", "begin", "key_open", "string_open", "value_open", "value_close")
 
@@ -88,8 +88,8 @@ class GrammarReport:
     def document(self, _: Any = None) -> Document:
         """Return the grammar as a document."""
         stops = " or ".join(f"{self.tokenizer.decode([index])} {index}" for index in self.stops)
-        turn = [[label, one_line(text)] for label, text in (*self._turn(), ("stop", stops)) if text]
-        rows = [[one_line(one.text.strip("\n")), one.field, one.kind] for one in self.delimiters()]
+        turn = [[label, text.translate(_GLYPHS)] for label, text in (*self._turn(), ("stop", stops)) if text]
+        rows = [[one.text.strip("\n").translate(_GLYPHS), one.field, one.kind] for one in self.delimiters()]
         notes, grammar = list(self.grammar.notes), self.grammar
         if grammar.calls is None and grammar.channels is None:
             names = ", ".join(DIALECTS)
