@@ -41,8 +41,6 @@ _MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
 
 
 class Outcome(StrEnum):
-    """What a row came to."""
-
     SAME = "same"
     IDS = "ids differ"
     MASK = "mask differs"
@@ -83,7 +81,6 @@ class CheckedRow:
 
     @property
     def position(self) -> int | None:
-        """The first token at which ids or mask differ."""
         return min((one.position for one in self.findings if one.position is not None), default=None)
 
 
@@ -131,7 +128,6 @@ class IdsRow:
 
 
 def _run(flags: Mask) -> int:
-    """How many are True at the beginning."""
     return len(flags) if flags.all() else int(flags.argmin())
 
 
@@ -215,7 +211,6 @@ class Expected:
         return not {"system", "developer"}.isdisjoint(roles)
 
     def origin(self, at: int) -> tuple[str, str, int]:
-        """The role, the part and the message of a token."""
         message = int(self.messages[at])
         return self._rendered.role(message) or "template", _PARTS[int(self.parts[at])], message
 
@@ -318,7 +313,6 @@ class RowChecker:
     # -- why ids differ
 
     def _differences(self, expected: Expected, ids: Ids) -> list[tuple[Cause, Hunk]]:
-        """The first few differences, each with its cause."""
         lost = len(expected.ids) - len(ids)
         if lost > 0 and np.array_equal(expected.ids[lost:], ids):  # the end of the expected row
             cause = Cause.BOS_MISSING if expected.ids[:lost].tolist() == [self._bos] else Cause.CUT
@@ -334,7 +328,6 @@ class RowChecker:
         return differences
 
     def _explain(self, expected: Expected, ids: Ids, hunk: Hunk) -> tuple[Cause, Hunk]:
-        """The cause of a difference, and its corrected range."""
         place = self._by_place(expected, ids, hunk)
         at, other = hunk.start, hunk.other_start
         if place is not None or at == len(expected.ids):
