@@ -179,6 +179,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.
         previous=previous,
         references={at: tuple(ids) for at, ids in references.items()},
         instructions=len(instructions),
+        joined=True,
         starts=[*(len(instructions) + start for start in past.starts), *starts],
         stored=body.store is not False,
         wishes=tuple(wishes),
