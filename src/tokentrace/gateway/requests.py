@@ -233,20 +233,12 @@ def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
     """How the answer carries ids. Raises RequestError for a way that the dialect does not serve."""
-    ways = {default} if body.return_token_ids else set()
-    if body.return_token_id_information:
-        ways.add(TokenFields.NEMO_GYM)
-    for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(","):
-        match word.strip():
-            case "true" | "1":
-                ways.add(TokenFields.TOKENTRACE)
-            case "" | "false" | "0":
-                pass
-            case name if name in tuple(TokenFields):
-                ways.add(TokenFields(name))
-            case _:
-                choices = ", ".join(TokenFields)
-                raise RequestError(f"must be true, or some of {choices}", field=TOKEN_IDS_HEADER)
+    words = {word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")}
+    ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}}
+    if not ways <= set(TokenFields):
+        raise RequestError(f"must be true, or some of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
+    ways |= {default} if body.return_token_ids else set()
+    ways |= {TokenFields.NEMO_GYM} if body.return_token_id_information else set()
     if unserved := ways.difference(served):
         names, choices = ", ".join(unserved), ", ".join(served)
         problem, code = f"{names} is for another API", "unsupported_parameter"
