@@ -21,7 +21,7 @@ from bench.conversations import sources, tools, varied
 from bench.parse import TOOL, completion, story
 from tests.oracle import hf_ids
 from tests.support import FULL, make_renderer
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 
 
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.5"])

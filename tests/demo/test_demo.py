@@ -13,7 +13,7 @@ import pytest
 
 from tests.pages import assert_only_its_own_code_runs, columns, read_page, said
 from tests.support import FULL
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.paths import (
     MEASURES,

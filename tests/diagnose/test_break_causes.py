@@ -139,8 +139,8 @@ def test_boolean_written_by_str() -> None:
     assert broken.stream_range[1] - broken.position == 1
     assert turn.renderer.tokenizer.decode(turn.stream[slice(*broken.stream_range)]) == "false"
     assert turn.renderer.tokenizer.decode(turn.next_prompt[slice(*broken.prompt_range)]) == "False"
-    assert "=dry_run>⏎[false]⏎</parameter>" in str(broken)
-    assert "=dry_run>⏎[False]⏎</parameter>" in str(broken)
+    assert "│⟦false⟧│" in str(broken)
+    assert "│⟦False⟧│" in str(broken)
     assert broken.later == ()
 
 
@@ -206,7 +206,6 @@ def test_stripped_reasoning(family: str, text: str) -> None:
     assert THOUGHT in decode(turn.stream[broken.position - 4 : broken.stream_range[1]])
     assert decode(turn.stream[broken.stream_range[1] :]).count("Hello") == 1
     assert broken.prompt_range == (broken.position, broken.position)
-    assert "nothing" in str(broken)
 
 
 @pytest.mark.parametrize("tags", REASONING_TAGS, ids=[pair[0].strip() for pair in REASONING_TAGS])
@@ -253,7 +252,6 @@ def test_empty_stream() -> None:
     broken = explain_break([], prompt, renderer, sampled=[])
     assert broken is not None
     assert (broken.cause, broken.position) == (Cause.ZEROED_ANCHOR, 0)
-    assert str(broken).startswith("break at token 0 of 0")
     assert explain_break([], [], renderer, sampled=[]) is None
 
 

@@ -298,4 +298,4 @@ def test_the_page_shows_every_differing_token() -> None:
     assert len(contrasts) == len(document["contrasts"]) > 2
     for at, (step, view) in enumerate(contrasts):
         assert both_sides(document, at) == (ids(step, "rollout"), ids(step, view))
-    assert all(list(step.differences) == list(PAIRS) for step in report.steps)
+    assert all(set(step.differences) >= set(PAIRS) for step in report.steps)

@@ -83,7 +83,7 @@ def consistent(found: Break, stream: Any, prompt: Any) -> None:
         assert {index for index, _ in left if index >= 0} <= set(ours.tolist())
         assert {index for index, _ in right or () if index >= 0} <= set(theirs.tolist())
     report = str(found)
-    assert report.startswith(f"break at token {at:,} of {len(ours):,}")
+    assert report.startswith(f"✗ break at token {at:,} of {len(ours):,}")
     assert str(found.cause) in report.splitlines()[0]
     assert "\x1b" not in report
     assert found.advice == found.cause.advice

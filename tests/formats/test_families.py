@@ -16,39 +16,16 @@ from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.loading import load_tokenizer
 
 EXPECTED = {
-    "qwen2.5": "qwen2.5",
-    "qwq-32b": "qwq",
-    "qwen3": "qwen3",
-    "qwen3-instruct-2507": "qwen2.5",
-    "qwen3-thinking-2507": "qwen3",
-    "qwen3-vl": "qwen3_vl",
-    "qwen3-coder": "qwen3_coder",
-    "qwen3.5": "qwen3.5",
-    "qwen3.5-nothink": "qwen3.5",
-    "qwen3.6": "qwen3.5",
-    "glm-4.5": "glm4.5",
-    "glm-4.6": "glm4.5",
-    "glm-4.7": "glm5",
-    "glm-4.7-flash": "glm5",
-    "glm-5": "glm5",
-    "glm-5.1": "glm5",
-    "glm-5.2": "glm5",
-    "minimax-m2": "minimax-m2",
-    "minimax-m3": "minimax-m3",
-    "deepseek-v3": "deepseek_v3",
-    "deepseek-r1": "deepseek_r1",
-    "deepseek-v3.1": "deepseek_v3.1",
-    "deepseek-v3.2": "deepseek_v3.2",
-    "deepseek-v4": "deepseek_v4",
-    "kimi-k2": "kimi_k2",
-    "kimi-k2.5": "kimi_k25",
-    "llama-3.1": "llama3",
-    "llama-3.2": "llama3",
-    "gpt-oss": "gpt_oss",
-    "mistral-nemo": "mistral",
-    "nemotron-3-nano": "nemotron3",
+    "qwen2.5": "qwen2.5", "qwq-32b": "qwq", "qwen3": "qwen3", "qwen3-instruct-2507": "qwen2.5",
+    "qwen3-thinking-2507": "qwen3", "qwen3-vl": "qwen3_vl", "qwen3-coder": "qwen3_coder", "qwen3.5": "qwen3.5",
+    "qwen3.5-nothink": "qwen3.5", "qwen3.6": "qwen3.5", "glm-4.5": "glm4.5", "glm-4.6": "glm4.5",
+    "glm-4.7": "glm5", "glm-4.7-flash": "glm5", "glm-5": "glm5", "glm-5.1": "glm5", "glm-5.2": "glm5",
+    "minimax-m2": "minimax-m2", "minimax-m3": "minimax-m3", "deepseek-v3": "deepseek_v3",
+    "deepseek-r1": "deepseek_r1", "deepseek-v3.1": "deepseek_v3.1", "deepseek-v3.2": "deepseek_v3.2",
+    "deepseek-v4": "deepseek_v4", "kimi-k2": "kimi_k2", "kimi-k2.5": "kimi_k25", "llama-3.1": "llama3",
+    "llama-3.2": "llama3", "gpt-oss": "gpt_oss", "mistral-nemo": "mistral", "nemotron-3-nano": "nemotron3",
     "gemma-3": "gemma3",
-}
+}  # fmt: skip
 TOKENIZER = Tokenizer(byte_tokenizer_json(()), variables={"bos_token": "<s>", "eos_token": "</s>"}, fast=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,13 +19,12 @@ from tests.formats.small import made_up_renderer, small_renderer
 from tests.support import CONTROL
 from tokentrace import InputError, Renderer, TokentraceError
 from tokentrace.formats.dialects import DIALECTS, Dialect, dialect_of
-from tokentrace.formats.grammar import CallGrammar, Style, Value
+from tokentrace.formats.grammar import ONE_CALL, CallGrammar, Style, Value
 from tokentrace.formats.writing import write_calls
 from tokentrace.parsing.response import CallStatus
 
 SETTINGS: Final = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 NOT_BESIDE: Final = "the template shows no content before tool calls"
-ONE_CALL: Final = "the template writes one call a turn"
 WRITTEN: Final = [family for family in FAMILIES if family not in ("gemma-3", "gpt-oss")]
 """Families that write calls, and not in messages of their own."""
 
@@ -59,26 +59,16 @@ def calls_of(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy
 def turn_text(made: Renderer, calls: list[Given], content: str) -> tuple[str, list[Given]]:
     """A turn as the template writes it up to its stop token, and the calls with the ids that it was given."""
     short = [one | {"id": f"call0000{at}"} for at, one in enumerate(calls)]
-    for some, said, as_text in (
-        *((some, said, False) for some in (calls, short) for said in dict.fromkeys((content, content or None))),
-        *((calls, said, True) for said in dict.fromkeys((content, content or None))),
-    ):
-        given_calls = [
-            call(
-                one["name"],
-                json.dumps(one["arguments"], ensure_ascii=False) if as_text else one["arguments"],
-                one["id"],
-            )
-            for one in some
-        ]
+    forms = [(calls, False), (short, False), (calls, True)]
+    for (some, as_text), words in itertools.product(forms, dict.fromkeys((content, content or None))):
+        arguments = [json.dumps(one["arguments"], ensure_ascii=False) if as_text else one["arguments"] for one in some]
+        parts = [call(one["name"], values, one["id"]) for one, values in zip(some, arguments, strict=True)]
         try:
-            rendered = made.render([user("Hi."), assistant(said, *given_calls)])
+            rendered = made.render([user("Hi."), assistant(words, *parts)])
         except TokentraceError:
             continue
-        turn = rendered.turns[-1]
-        ids = rendered.token_ids[turn.start : turn.stop]
-        stops = made.get_stop_token_ids()
-        text = made.tokenizer.decode(ids[:-1] if ids[-1] in stops else ids)
+        ids = rendered.token_ids[rendered.turns[-1].start : rendered.turns[-1].stop]
+        text = made.tokenizer.decode(ids[:-1] if ids[-1] in made.get_stop_token_ids() else ids)
         if all(one["name"] in text for one in some):
             return text, some
     raise AssertionError("the template does not write these calls")
@@ -173,13 +163,10 @@ TOOLS: Final = [tool("look_up", "Looks up.", PARAMETERS, []), tool("stop", "Stop
 TYPED: Final = st.fixed_dictionaries(
     {},
     optional={
-        "place": TEXTS,
-        "note": WORDS,
-        "days": st.integers(),
-        "exact": st.booleans(),
+        "place": TEXTS, "note": WORDS, "days": st.integers(), "exact": st.booleans(),
         "where_to": st.fixed_dictionaries({"lat": st.integers(), "tags": st.lists(WORDS, min_size=1, max_size=2)}),
     },
-)
+)  # fmt: skip
 
 
 def reading(dialect: Dialect) -> Renderer:
@@ -224,29 +211,21 @@ def test_what_a_dialect_writes_is_read_back(name: str) -> None:
 OWN: Final = {
     "a name as the only key": CallGrammar(Style.JSON_CALL, open="<call>", close="</call>", named_key=True),
     "keys in keys": CallGrammar(
-        Style.JSON_CALL,
-        open="<call>",
-        close="</call>",
+        Style.JSON_CALL, open="<call>", close="</call>",
         keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments"))),
     ),
     "braces": CallGrammar(
         Style.BRACES, open="<|call|>", head=(("", "name"),), begin="{", close="<|done|>", quote='<|"|>'
     ),
     "CDATA": CallGrammar(
-        Style.PAIRS,
-        open="<call>",
-        head=(("", "name"),),
-        close="</call>",
-        key_open="<k>",
-        value_open="</k><v>",
-        value_close="</v>",
-        strings=Value.CDATA,
+        Style.PAIRS, open="<call>", head=(("", "name"),), close="</call>", key_open="<k>", value_open="</k><v>",
+        value_close="</v>", strings=Value.CDATA,
     ),
     "Python with JSON's constants": CallGrammar(
         Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", "
     ),
     "escaped": replace(DIALECTS["hermes"].calls or CallGrammar(Style.JSON_CALL), ascii=True),
-}
+}  # fmt: skip
 """Grammars that no dialect has."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.engines.faults import FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server, until
 from tests.gateway.talking import Agent, Refused, counting, every_kind
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace.trajectory import to_bytes
 
 

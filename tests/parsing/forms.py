@@ -23,17 +23,12 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 TOOLS = [
     tool(
-        "write",
-        code={"type": "string"},
-        path={"type": "string"},
-        count={"type": "integer"},
-        flag={"type": "boolean"},
-        either={"anyOf": [{"type": "integer"}, {"type": "string"}]},
-        maybe={"type": ["string", "null"]},
-        items={"type": "array"},
+        "write", code={"type": "string"}, path={"type": "string"}, count={"type": "integer"},
+        flag={"type": "boolean"}, either={"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        maybe={"type": ["string", "null"]}, items={"type": "array"},
     ),
     tool("look", place={"type": "string"}),
-]
+]  # fmt: skip
 
 
 class Plain(str):
@@ -80,11 +75,8 @@ TAGGED = {
         "<tool_call>NAME\n", "</tool_call>", "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n", between="\n"
     ),
     "minimax-m2": Form(
-        '<invoke name="NAME">\n',
-        "</invoke>\n",
-        '<parameter name="KEY">VALUE</parameter>\n',
-        "<minimax:tool_call>\n",
-        "</minimax:tool_call>",
+        '<invoke name="NAME">\n', "</invoke>\n", '<parameter name="KEY">VALUE</parameter>\n',
+        "<minimax:tool_call>\n", "</minimax:tool_call>",
     ),
     "deepseek-v3.2": Form(
         f'{DSML}invoke name="NAME">\n',
@@ -94,31 +86,24 @@ TAGGED = {
         f"</{DSML[1:]}function_calls>",
     ),
     "minimax-m3": Form(
-        f'{M3}<invoke name="NAME">',
-        f"{M3}</invoke>\n",
-        f"{M3}<KEY>VALUE{M3}</KEY>",
-        f"{M3}<tool_call>\n",
+        f'{M3}<invoke name="NAME">', f"{M3}</invoke>\n", f"{M3}<KEY>VALUE{M3}</KEY>", f"{M3}<tool_call>\n",
         f"{M3}</tool_call>",
     ),
-}
+}  # fmt: skip
 """Each argument between tags."""
 OBJECTS = {
     "qwen3": Form('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n"),
     "mistral-nemo": Form('{"name": "NAME", "arguments": ', "}", open="[TOOL_CALLS][", close="]", between=", "),
     "llama-3.1": Form('{"name": "NAME", "parameters": ', "}"),
     "kimi-k2": Form(
-        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-        open="<|tool_calls_section_begin|>",
-        close="<|tool_calls_section_end|>",
+        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>", "<|tool_call_end|>",
+        open="<|tool_calls_section_begin|>", close="<|tool_calls_section_end|>",
     ),
     "deepseek-v3.1": Form(
-        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-        open="<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>", "<｜tool▁call▁end｜>", open="<｜tool▁calls▁begin｜>",
         close="<｜tool▁calls▁end｜>",
     ),
-}
+}  # fmt: skip
 """Arguments, or all of the call, as one JSON."""
 FORMS = {**TAGGED, **OBJECTS}
 BLOCKS = [name for name in FORMS if name != "llama-3.1"]

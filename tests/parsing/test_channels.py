@@ -2,74 +2,211 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import openai_harmony as harmony
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.parsing.harmony_turns import (
-    FIXTURE,
-    START,
-    TOOLS,
-    TURNS,
-    Said,
-    Spoken,
-    check,
-    completion,
-    encode,
-    of_messages,
-    ours,
-    said_by,
-    turns,
-)
+from tests.parsing.test_streaming import check as check_streams
 from tests.support import make_renderer
 from tokentrace import Renderer
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind, TokenRange
 
 pytestmark = pytest.mark.xdist_group("gpt-oss")
 
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "x", "parameters": {"type": "object"}}}
+    for name in ("f", "g")
+]
+START = "<|start|>assistant"
+FIXTURE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+Item = tuple[str, ...]
+"""("reasoning", text), ("content", text) or ("call", name, arguments): what a message comes to."""
+
+
+def item_of(channel: str | None, recipient: str | None, text: str) -> list[Item]:
+    """What a message of the assistant means here; nothing if it is empty and no call."""
+    if recipient is not None:
+        return [("call", recipient.removeprefix("functions."), text)]
+    if not text:
+        return []
+    return [("reasoning" if channel == "analysis" else "content", text)]
+
+
+def text_of(message: harmony.Message) -> str:
+    return "".join(part.text for part in message.content if isinstance(part, harmony.TextContent))
+
+
+def of_messages(messages: Sequence[harmony.Message]) -> list[Item]:
+    assert all(message.author.role is harmony.Role.ASSISTANT for message in messages)
+    return [item for one in messages for item in item_of(one.channel, one.recipient, text_of(one))]
+
+
+def ours(response: ParsedResponse) -> list[Item]:
+    items: list[Item] = []
+    for part in response.parts:
+        if part.call is None:
+            items.append((part.kind.value, part.text))
+        else:
+            call = response.tool_calls[part.call]
+            items.append(("call", call.name or "", call.arguments_text))
+    return items
+
+
+@dataclass(frozen=True)
+class GptOss:
+    """Both sides: openai-harmony and our gpt_oss.renderer."""
+
+    encoding: harmony.HarmonyEncoding
+    renderer: Renderer
+
+    def encode(self, text: str) -> list[int]:
+        """Text in which control tokens are written by name."""
+        return self.encoding.encode(text, allowed_special="all")
+
+    def completion(self, spoken: Sequence[Spoken], end: str | None = None) -> list[int]:
+        """A completion: the first head was the prompt's, and the last end may be another."""
+        ids = [index for one in spoken for index in one.ids(self)]
+        head = self.encode(START)
+        assert ids[: len(head)] == head
+        return [*ids[len(head) : -1], *(ids[-1:] if end is None else self.encode(end))]
+
+    def check(self, completion: str | list[int], **options: Any) -> ParsedResponse:
+        """Parse, whole and streamed: parts do not overlap, and their tokens spell them."""
+        ids = self.encode(completion) if isinstance(completion, str) else completion
+        response, at = check_streams(self.renderer, ids, [], **options), 0
+        for part in response.parts:
+            assert at <= part.span.start
+            assert self.encoding.decode(ids[part.span.start : part.span.stop]) == part.text
+            at = part.span.stop
+        return response
+
+    def theirs(self, ids: list[int]) -> list[Item]:
+        """What openai-harmony reads."""
+        return of_messages(self.encoding.parse_messages_from_completion_tokens(ids, harmony.Role.ASSISTANT))
+
 
 @pytest.fixture(scope="module")
-def renderer() -> Renderer:
-    return make_renderer("gpt-oss")
+def gpt_oss(encoding: harmony.HarmonyEncoding) -> GptOss:
+    return GptOss(encoding, make_renderer("gpt-oss"))
 
 
-def theirs(encoding: harmony.HarmonyEncoding, ids: list[int]) -> list[Said]:
-    return of_messages(encoding.parse_messages_from_completion_tokens(ids, harmony.Role.ASSISTANT))
+@dataclass(frozen=True)
+class Spoken:
+    """A message of the assistant, and how its header is laid out."""
+
+    text: str
+    channel: str = "final"
+    to: str | None = None
+    type: str | None = None
+    late: bool = False
+    """Whether the recipient comes after the channel."""
+    glued: bool = False
+    """Whether no white space stands before ``<|constrain|>``."""
+
+    @property
+    def items(self) -> list[Item]:
+        return item_of(self.channel, self.to, self.text)
+
+    def ids(self, gpt_oss: GptOss) -> list[int]:
+        """With its head and its end; by openai-harmony where it writes headers like this."""
+        if self.late or self.glued:
+            to, kind = f" to={self.to}", f"{'' if self.glued else ' '}{self.type}" if self.type else ""
+            named = f"<|channel|>{self.channel}"
+            header = f"{START}{named}{to}{kind}" if self.late else f"{START}{to}{named}{kind}"
+            body = gpt_oss.encoding.encode(self.text, disallowed_special=())
+            return [*gpt_oss.encode(f"{header}<|message|>"), *body, *gpt_oss.encode("<|call|>")]
+        message = harmony.Message.from_role_and_content(harmony.Role.ASSISTANT, self.text).with_channel(self.channel)
+        message = message.with_recipient(self.to) if self.to else message
+        return gpt_oss.encoding.render(message.with_content_type(self.type) if self.type else message)
+
+
+HMM = Spoken("We need the weather.", "analysis")
+PREAMBLE = Spoken("Let me look.", "commentary")
+F = Spoken('{"city": "Zürich 🦩"}', "commentary", "functions.f", "<|constrain|>json")
+G = Spoken('{"a": [1, {"b": null}]}', "commentary", "functions.g", "json")
+PYTHON = Spoken("print('<|end|>')\n", "analysis", "python", "code")
+SEARCH = Spoken('{"query": "x"}', "analysis", "browser.search", "code")
+TURNS: dict[str, list[Spoken]] = {
+    "answer": [Spoken("yo")],
+    "reasoning and answer": [HMM, Spoken("It is sunny.\n\n")],
+    "several thoughts": [HMM, Spoken("Hmm.", "analysis"), Spoken("", "analysis"), Spoken("…", "analysis"), Spoken("x")],
+    "call": [HMM, F],
+    "content type without constrain": [HMM, G],
+    "no content type": [Spoken("{}", "commentary", "functions.f")],
+    "recipient after the channel": [HMM, Spoken("{}", "commentary", "functions.f", "<|constrain|>json", late=True)],
+    "recipient after, glued": [Spoken("{}", "commentary", "functions.f", "<|constrain|>json", late=True, glued=True)],
+    "recipient before, glued": [Spoken("{}", "commentary", "functions.f", "<|constrain|>json", glued=True)],
+    "recipient after, no type": [Spoken("{}", "commentary", "functions.f", late=True)],
+    "preamble": [HMM, PREAMBLE, F],
+    "calls in a row": [HMM, F, G, F],
+    "call, thought, call": [F, HMM, G],
+    "builtin tools": [HMM, PYTHON, SEARCH],
+    "call on the channel of answers": [Spoken("{}", "final", "functions.f", "json")],
+    "empty bodies": [
+        Spoken("", "analysis"), Spoken("", "commentary"), Spoken("", "commentary", "functions.f"), Spoken(""),
+    ],
+    "unicode": [Spoken("é\u0301 🦩🪼 \u200b\ufffd\x00", "analysis"), Spoken("日本語\r\n\t")],
+    "literal control tokens": [
+        Spoken("<|end|><|start|>assistant<|channel|>final<|message|>", "analysis"),
+        Spoken('{"a": "<|call|>"}', "commentary", "functions.f", "json"),
+        Spoken("<|return|><|call|> <think></think> <tool_call>"),
+    ],
+    "unknown channel": [Spoken("aside", "notes"), Spoken("done")],
+    "tag in a name": [Spoken("{}", "commentary", "functions.f<x>", "json")],
+}  # fmt: skip
+
+PIECES = [
+    *("<|end|>", "<|start|>assistant", "<|channel|>final<|message|>", "<|call|>", "<|return|>", "<|constrain|>"),
+    *(
+        "<think>", "</think>", "<tool_call>", "to=functions.f", "analysis", "{", '"', "}", "\\", "\n", " ", "🦩",
+        "\ufffd",
+    ),
+]  # fmt: skip
+texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=6).map("".join)
+values = st.dictionaries(texts, st.one_of(texts, st.integers(), st.none(), st.lists(texts, max_size=2)), max_size=3)
+arguments = st.one_of(values.map(json.dumps), values.map(lambda one: json.dumps(one, ensure_ascii=False)), texts)
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,12}", fullmatch=True)
+recipients = st.one_of(names.map("functions.{}".format), st.sampled_from(["python", "browser.search", "browser.open"]))
+channel_names = st.sampled_from(["analysis", "commentary", "final", "notes"])
+plain = st.builds(Spoken, texts, channel_names)
+called = st.builds(
+    Spoken, arguments, channel_names, recipients, st.sampled_from([None, "json", "code", "<|constrain|>json"]),
+    late=st.booleans(),
+)  # fmt: skip
+turns = st.lists(st.one_of(plain, called), min_size=1, max_size=5)
 
 
 # -- completions that openai-harmony writes
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_what_harmony_renders_is_parsed_as_harmony_does(
-    name: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
+def test_what_harmony_renders_is_parsed_as_harmony_does(name: str, gpt_oss: GptOss) -> None:
     spoken = TURNS[name]
-    ids = completion(encoding, spoken)
-    expected = [said for one in spoken for said in one.said]
-    assert theirs(encoding, ids) == expected
-    assert ours(check(renderer, encoding, ids)) == expected
+    ids = gpt_oss.completion(spoken)
+    expected = [item for one in spoken for item in one.items]
+    assert gpt_oss.theirs(ids) == expected
+    assert ours(gpt_oss.check(ids)) == expected
 
 
 @pytest.mark.parametrize("end", ["<|end|>", "<|return|>", "<|call|>"])
 @pytest.mark.parametrize("name", TURNS)
-def test_every_end_closes_every_message(
-    name: str, end: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
+def test_every_end_closes_every_message(name: str, end: str, gpt_oss: GptOss) -> None:
     """openai-harmony accepts each of them after each kind of message, and so a call closed with another is OK."""
-    ids = completion(encoding, TURNS[name], end)
-    response = check(renderer, encoding, ids)
-    assert ours(response) == theirs(encoding, ids)
+    ids = gpt_oss.completion(TURNS[name], end)
+    response = gpt_oss.check(ids)
+    assert ours(response) == gpt_oss.theirs(ids)
     assert response.open is None
     assert response.unread is None
     stopped = None if end == "<|end|>" else ids[-1]
     assert response.stop_token == stopped
     assert response.finish is (Finish.LENGTH if stopped is None else Finish.STOP)
-    closed = renderer.parse_response(completion(encoding, TURNS[name]))
+    closed = gpt_oss.renderer.parse_response(gpt_oss.completion(TURNS[name]))
     assert [call.status for call in response.tool_calls] == [call.status for call in closed.tool_calls]
 
 
@@ -78,13 +215,11 @@ ends = st.sampled_from([None, "<|return|>", "<|call|>", "<|end|>"])
 
 @FIXTURE
 @given(spoken=turns, end=ends)
-def test_any_turn_is_parsed_as_harmony_does(
-    spoken: list[Spoken], end: str | None, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
-    ids = completion(encoding, spoken, end)
-    expected = theirs(encoding, ids)
-    assert expected == [said for one in spoken for said in one.said]
-    assert ours(check(renderer, encoding, ids)) == expected
+def test_any_turn_is_parsed_as_harmony_does(spoken: list[Spoken], end: str | None, gpt_oss: GptOss) -> None:
+    ids = gpt_oss.completion(spoken, end)
+    expected = gpt_oss.theirs(ids)
+    assert expected == [item for one in spoken for item in one.items]
+    assert ours(gpt_oss.check(ids)) == expected
 
 
 MESSAGES: list[dict[str, Any]] = [
@@ -99,13 +234,12 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_what_the_template_renders(
-    message: dict[str, Any], encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
-    rendered = renderer.render([{"role": "user", "content": "hi"}, {"role": "assistant", **message}], tools=TOOLS)
+def test_what_the_template_renders(message: dict[str, Any], gpt_oss: GptOss) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", **message}]
+    rendered = gpt_oss.renderer.render(messages, tools=TOOLS)
     ids = rendered.ids[rendered.mask].tolist()
-    response = check(renderer, encoding, ids, tools=TOOLS)
-    assert ours(response) == theirs(encoding, ids)
+    response = gpt_oss.check(ids, tools=TOOLS)
+    assert ours(response) == gpt_oss.theirs(ids)
     assert response.content == message.get("content", "")
     assert response.reasoning_content == message.get("reasoning_content")
     functions = [call["function"] for call in message.get("tool_calls", [])]
@@ -116,40 +250,40 @@ def test_what_the_template_renders(
 # -- cut off
 
 
-def whole(said: Sequence[Said]) -> list[Said]:
-    """What is said without the character that is cut in two, which openai-harmony holds back."""
-    stripped = [(*one[:-1], one[-1].rstrip("\ufffd")) for one in said]
+def whole(items: Sequence[Item]) -> list[Item]:
+    """What is read, without the character that is cut in two, which openai-harmony holds back."""
+    stripped = [(*one[:-1], one[-1].rstrip("\ufffd")) for one in items]
     return [one for one in stripped if one[0] == "call" or one[-1]]
 
 
-def check_cut(renderer: Renderer, encoding: harmony.HarmonyEncoding, ids: list[int]) -> None:
+def check_cut(gpt_oss: GptOss, ids: list[int]) -> None:
     """A completion without its end says what openai-harmony's stream has got to."""
-    stream = harmony.StreamableParser(encoding, harmony.Role.ASSISTANT)
+    stream = harmony.StreamableParser(gpt_oss.encoding, harmony.Role.ASSISTANT)
     for index in ids:
         stream.process(index)
-    response = check(renderer, encoding, ids)
+    response = gpt_oss.check(ids)
     finished = of_messages(stream.messages)
     count = len(finished)
     assert ours(response)[:count] == finished
-    calls = [said for said in finished if said[0] == "call"]
+    calls = [item for item in finished if item[0] == "call"]
     assert all(call.status is not CallStatus.TRUNCATED for call in response.tool_calls[: len(calls)])
     left = whole(ours(response)[count:])
     if stream.state is harmony.StreamState.EXPECT_START:
         assert left == []
         assert response.open is None
     elif stream.state is harmony.StreamState.HEADER:
-        (start,) = encode(encoding, "<|start|>")
+        (start,) = gpt_oss.encode("<|start|>")
         begun = len(ids) - ids[::-1].index(start) if start in ids else 0
-        check_header(response, left, encoding.decode(ids[begun:]))
+        check_header(response, left, gpt_oss.encoding.decode(ids[begun:]))
     else:
         to, channel = stream.current_recipient, stream.current_channel
-        assert left == whole(said_by(channel, to, stream.current_content))
+        assert left == whole(item_of(channel, to, stream.current_content))
         thinking = PartKind.REASONING if channel == "analysis" else None
         assert response.open == (PartKind.TOOL_CALL if to else thinking)
         assert not to or response.tool_calls[-1].status is CallStatus.TRUNCATED
 
 
-def check_header(response: ParsedResponse, left: list[Said], header: str) -> None:
+def check_header(response: ParsedResponse, left: list[Item], header: str) -> None:
     """A header that is cut off says nothing but that it is one of a call; its name is known once something follows."""
     if " to=" not in header:
         assert left == []
@@ -165,26 +299,25 @@ def check_header(response: ParsedResponse, left: list[Said], header: str) -> Non
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_cut_off_at_every_token(name: str, encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
-    ids = completion(encoding, TURNS[name])
+def test_cut_off_at_every_token(name: str, gpt_oss: GptOss) -> None:
+    ids = gpt_oss.completion(TURNS[name])
     for count in range(len(ids)):
-        check_cut(renderer, encoding, ids[:count])
+        check_cut(gpt_oss, ids[:count])
 
 
 @FIXTURE
 @given(spoken=turns, share=st.floats(0, 1))
-def test_any_turn_cut_off_anywhere(
-    spoken: list[Spoken], share: float, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
-    ids = completion(encoding, spoken)
-    check_cut(renderer, encoding, ids[: int(share * len(ids))])
+def test_any_turn_cut_off_anywhere(spoken: list[Spoken], share: float, gpt_oss: GptOss) -> None:
+    ids = gpt_oss.completion(spoken)
+    check_cut(gpt_oss, ids[: int(share * len(ids))])
 
 
 # -- what is not as it should be
 
 
+CALL = " to=functions.f<|channel|>commentary json<|message|>"
 DONE = "<|channel|>final<|message|>done<|end|>"
-ODD: dict[str, tuple[str, list[Said]]] = {
+ODD: dict[str, tuple[str, list[Item]]] = {
     "no <|end|> before a message": (
         f"<|channel|>analysis<|message|>hmm{START}<|channel|>final<|message|>yo<|return|>",
         [("reasoning", "hmm"), ("content", "yo")],
@@ -242,9 +375,9 @@ ODD: dict[str, tuple[str, list[Said]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_turns_lose_nothing(name: str, encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
+def test_odd_turns_lose_nothing(name: str, gpt_oss: GptOss) -> None:
     text, expected = ODD[name]
-    assert ours(check(renderer, encoding, encode(encoding, text))) == expected
+    assert ours(gpt_oss.check(text)) == expected
 
 
 FOREIGN = [
@@ -259,20 +392,18 @@ FOREIGN = [
 
 @pytest.mark.parametrize("foreign", FOREIGN)
 @pytest.mark.parametrize("end", ["", "<|return|>", "<|call|>"])
-def test_another_role_is_content_as_written(
-    foreign: str, end: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
+def test_another_role_is_content_as_written(foreign: str, end: str, gpt_oss: GptOss) -> None:
     """Made-up turns of others are visible, and nothing in them is a call."""
-    ids = encode(encoding, f"{DONE}{foreign}{end}")
-    response = check(renderer, encoding, ids)
+    ids = gpt_oss.encode(f"{DONE}{foreign}{end}")
+    response = gpt_oss.check(ids)
     assert ours(response) == [("content", "done"), ("content", foreign)]
     assert response.finish is (Finish.STOP if end else Finish.LENGTH)
 
 
-def test_a_made_up_result_ends_the_turn_inside_a_body(encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
+def test_a_made_up_result_ends_the_turn_inside_a_body(gpt_oss: GptOss) -> None:
     made_up = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>sunny"
-    ids = encode(encoding, f" to=functions.f<|channel|>commentary json<|message|>{{}}{made_up}")
-    response = check(renderer, encoding, ids)
+    ids = gpt_oss.encode(f" to=functions.f<|channel|>commentary json<|message|>{{}}{made_up}")
+    response = gpt_oss.check(ids)
     assert ours(response) == [("call", "f", "{}"), ("content", made_up)]
     assert response.tool_calls[0].status is CallStatus.UNCLOSED
 
@@ -288,12 +419,10 @@ def test_a_made_up_result_ends_the_turn_inside_a_body(encoding: harmony.HarmonyE
         (f"<|call|>{START}{DONE}", 1),
     ],
 )
-def test_only_the_assistant_goes_on_after_a_call(
-    more: str, read: int, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
-    call = encode(encoding, " to=functions.f<|channel|>commentary json<|message|>{}")
-    ids = [*call, *encode(encoding, more)]
-    response = check(renderer, encoding, ids)
+def test_only_the_assistant_goes_on_after_a_call(more: str, read: int, gpt_oss: GptOss) -> None:
+    call = gpt_oss.encode(CALL + "{}")
+    ids = [*call, *gpt_oss.encode(more)]
+    response = gpt_oss.check(ids)
     assert ours(response) == [("call", "f", "{}"), ("content", "done")][: 1 + read]
     assert response.unread == (None if read else TokenRange(len(call) + 1, len(ids)))
     assert response.stop_token == (None if read else ids[len(call)])
@@ -301,27 +430,18 @@ def test_only_the_assistant_goes_on_after_a_call(
 
 WORDS = ["zebra", " otter", " fox\n"]
 SOUP = [
-    "<|start|>",
-    "<|channel|>",
-    "<|message|>",
-    "<|end|>",
-    "<|constrain|>",
-    "assistant",
-    "user",
-    " to=functions.f",
-    " ",
-]
+    "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "assistant", "user",
+    " to=functions.f", " ",
+]  # fmt: skip
 
 
 @FIXTURE
 @given(
     soup=st.lists(st.sampled_from([*SOUP, *WORDS]), max_size=14), end=st.sampled_from(["", "<|return|>", "<|call|>"])
 )
-def test_no_word_of_any_turn_is_lost(
-    soup: list[str], end: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
+def test_no_word_of_any_turn_is_lost(soup: list[str], end: str, gpt_oss: GptOss) -> None:
     """All words are in reasoning, content or a call, but for those that name channels and content types."""
-    response = check(renderer, encoding, encode(encoding, "".join(soup) + end))
+    response = gpt_oss.check("".join(soup) + end)
     expected: list[str] = []
     header, named = True, False
     for piece in soup:
@@ -364,45 +484,35 @@ def test_no_word_of_any_turn_is_lost(
         ("", DONE, [("content", "done")]),
     ],
 )
-def test_what_the_prompt_opened(
-    opened: str, rest: str, expected: list[Said], encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
-    prompt = renderer.render_ids([{"role": "user", "content": "hi"}], add_generation_prompt=True)
-    response = check(renderer, encoding, encode(encoding, rest), prompt_ids=[*prompt, *encode(encoding, opened)])
+def test_what_the_prompt_opened(opened: str, rest: str, expected: list[Item], gpt_oss: GptOss) -> None:
+    prompt = gpt_oss.renderer.render_ids([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    response = gpt_oss.check(rest, prompt_ids=[*prompt, *gpt_oss.encode(opened)])
     assert ours(response) == expected
 
 
-def test_the_prompt_opened_reasoning_that_does_not_end(encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
-    prompt = encode(encoding, f"{START}<|channel|>analysis<|message|>")
-    assert renderer.parse_response([], prompt_ids=prompt).open is PartKind.REASONING
-    assert renderer.parse_response(encode(encoding, "a<|end|>"), prompt_ids=prompt).open is None
+def test_the_prompt_opened_reasoning_that_does_not_end(gpt_oss: GptOss) -> None:
+    prompt = gpt_oss.encode(f"{START}<|channel|>analysis<|message|>")
+    assert gpt_oss.renderer.parse_response([], prompt_ids=prompt).open is PartKind.REASONING
+    assert gpt_oss.renderer.parse_response(gpt_oss.encode("a<|end|>"), prompt_ids=prompt).open is None
 
 
 # -- what became of calls
 
 
 STATUSES: dict[str, tuple[str, CallStatus, Any]] = {
-    "ok": (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>', CallStatus.OK, {"a": 1}),
-    "invalid": (" to=functions.f<|channel|>commentary json<|message|>{'a'}<|call|>", CallStatus.INVALID_JSON, None),
+    "ok": (CALL + '{"a": 1}<|call|>', CallStatus.OK, {"a": 1}),
+    "invalid": (CALL + "{'a'}<|call|>", CallStatus.INVALID_JSON, None),
     "function that says code": (
         " to=functions.f<|channel|>commentary code<|message|>x<|call|>",
         CallStatus.INVALID_JSON,
         None,
     ),
-    "empty": (" to=functions.f<|channel|>commentary json<|message|><|call|>", CallStatus.INVALID_JSON, None),
-    "no object": (" to=functions.f<|channel|>commentary json<|message|>[1]<|call|>", CallStatus.MALFORMED, None),
-    "twice": (
-        ' to=functions.f<|channel|>commentary json<|message|>{"a": 1, "a": 2}<|call|>',
-        CallStatus.DUPLICATE_ARGUMENT,
-        {"a": 2},
-    ),
-    "truncated": (' to=functions.f<|channel|>commentary json<|message|>{"a', CallStatus.TRUNCATED, None),
-    "complete, but cut off": (" to=functions.f<|channel|>commentary json<|message|>{}", CallStatus.TRUNCATED, {}),
-    "unclosed": (
-        f" to=functions.f<|channel|>commentary json<|message|>{{}}{START}<|channel|>final<|message|>yo<|return|>",
-        CallStatus.UNCLOSED,
-        {},
-    ),
+    "empty": (CALL + "<|call|>", CallStatus.INVALID_JSON, None),
+    "no object": (CALL + "[1]<|call|>", CallStatus.MALFORMED, None),
+    "twice": (CALL + '{"a": 1, "a": 2}<|call|>', CallStatus.DUPLICATE_ARGUMENT, {"a": 2}),
+    "truncated": (CALL + '{"a', CallStatus.TRUNCATED, None),
+    "complete, but cut off": (CALL + "{}", CallStatus.TRUNCATED, {}),
+    "unclosed": (CALL + f"{{}}{START}<|channel|>final<|message|>yo<|return|>", CallStatus.UNCLOSED, {}),
     "unknown": (" to=functions.h<|channel|>commentary json<|message|>{}<|call|>", CallStatus.UNKNOWN_TOOL, {}),
     "no name": (" to=functions.<|channel|>commentary json<|message|>{}<|call|>", CallStatus.MISSING_NAME, {}),
     "nobody": (" to=<|channel|>commentary<|message|>x<|call|>", CallStatus.MISSING_NAME, None),
@@ -413,9 +523,9 @@ STATUSES: dict[str, tuple[str, CallStatus, Any]] = {
 
 
 @pytest.mark.parametrize("name", STATUSES)
-def test_status_of_a_call(name: str, encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
+def test_status_of_a_call(name: str, gpt_oss: GptOss) -> None:
     text, status, values = STATUSES[name]
-    (call,) = check(renderer, encoding, encode(encoding, text), tools=TOOLS).tool_calls
+    (call,) = gpt_oss.check(text, tools=TOOLS).tool_calls
     assert (call.status, call.arguments) == (status, values)
     assert (call.problem == "") is (status is CallStatus.OK)
 
@@ -432,24 +542,24 @@ def test_status_of_a_call(name: str, encoding: harmony.HarmonyEncoding, renderer
     ],
 )
 def test_other_tools_may_be_given_anything(
-    header: str, text: str, status: CallStatus, values: Any, encoding: harmony.HarmonyEncoding, renderer: Renderer
+    header: str, text: str, status: CallStatus, values: Any, gpt_oss: GptOss
 ) -> None:
-    ids = encode(encoding, f" {header}<|message|>{text}<|call|>")
-    (call,) = check(renderer, encoding, ids).tool_calls
+    ids = gpt_oss.encode(f" {header}<|message|>{text}<|call|>")
+    (call,) = gpt_oss.check(ids).tool_calls
     assert (call.status, call.arguments, call.arguments_text) == (status, values, text)
-    (truncated,) = check(renderer, encoding, ids[:-1]).tool_calls
+    (truncated,) = gpt_oss.check(ids[:-1]).tool_calls
     assert truncated.status is CallStatus.TRUNCATED
-    (unknown,) = check(renderer, encoding, ids, tools=TOOLS).tool_calls
+    (unknown,) = gpt_oss.check(ids, tools=TOOLS).tool_calls
     assert unknown.status is (CallStatus.UNKNOWN_TOOL if status is CallStatus.OK else status)
 
 
 # -- tokens
 
 
-def test_spans(encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
-    thought = encode(encoding, "<|channel|>analysis<|message|>hmm, well<|end|>")
-    call = encode(encoding, f"{START} to=functions.f<|channel|>commentary json<|message|>{{}}<|call|>")
-    response = renderer.parse_response([*thought, *call])
+def test_spans(gpt_oss: GptOss) -> None:
+    thought = gpt_oss.encode("<|channel|>analysis<|message|>hmm, well<|end|>")
+    call = gpt_oss.encode(f"{START} to=functions.f<|channel|>commentary json<|message|>{{}}<|call|>")
+    response = gpt_oss.renderer.parse_response([*thought, *call])
     assert [part.span for part in response.parts] == [(3, len(thought) - 1), (len(thought), len(thought) + len(call))]
     assert response.tool_calls[0].span == response.parts[1].span
-    assert response.tool_calls[0].raw == encoding.decode(call)
+    assert response.tool_calls[0].raw == gpt_oss.encoding.decode(call)

@@ -13,8 +13,7 @@ from tests.assets import FAMILIES
 from tests.conversations import assistant, call, user
 from tests.formats.small import made_up_renderer, small_renderer
 from tests.parsing.test_round_trip import round_trip, schemas
-from tests.study.cases import CASES
-from tests.study.pieces import AS_TEXT, CONTROLS
+from tests.study.cases import AS_TEXT, CASES, CONTROLS
 from tests.support import examples
 from tokentrace import Renderer
 from tokentrace.formats.grammar import CallGrammar, TurnGrammar

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -21,38 +21,20 @@ from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
 from tests.support import make_renderer, per_family
 from tokentrace import Renderer, TokentraceError
-from tokentrace.parsing.events import (
-    ArgumentsDelta,
-    CallFinished,
-    CallNamed,
-    CallStarted,
-    ContentDelta,
-    Done,
-    Event,
-    ReasoningDelta,
-)
-from tokentrace.parsing.response import ParsedPart, ParsedResponse, ParsedToolCall, PartKind
+from tokentrace.parsing.events import ArgumentsDelta, CallNamed, ContentDelta, Done, Event, ReasoningDelta, events_of
+from tokentrace.parsing.response import ParsedResponse, PartKind
 
 SHORT = 16
 LONG = -(-100_000 // len(FAMILIES))
 QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
-TOOLS = [
-    tool(
-        "look_up",
-        "Looks up.",
-        {
-            "place": {"type": "string"},
-            "note": {"type": "string"},
-            "days": {"type": "integer"},
-            "exact": {"type": "boolean"},
-            "where": {"type": "object", "properties": {"lat": {"type": "number"}, "tags": {"type": "array"}}},
-            "either": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
-        },
-        ["place"],
-    ),
-    tool("stop", "Stops.", {}, []),
-]
+PARAMETERS = {
+    **{key: {"type": kind} for key, kind in (("place", "string"), ("note", "string"), ("days", "integer"))},
+    "exact": {"type": "boolean"},
+    "where": {"type": "object", "properties": {"lat": {"type": "number"}, "tags": {"type": "array"}}},
+    "either": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
+}
+TOOLS = [tool("look_up", "Looks up.", PARAMETERS, ["place"]), tool("stop", "Stops.", {}, [])]
 
 
 @per_family
@@ -64,121 +46,43 @@ def renderer(family: str) -> Renderer:
 # -- what the events of one completion come to
 
 
-@dataclass
-class Told:
-    """One call, put together from its events."""
-
-    index: int
-    name: str | None = None
-    id: str | None = None
-    arguments: str = ""
-    call: ParsedToolCall | None = None
-
-
-@dataclass
-class Story:
-    """All events of a completion, put together. Raises AssertionError where their order is wrong."""
-
-    parts: list[tuple[PartKind, str | int]] = field(default_factory=list)
-    """Text, or the index of a call, in the order in which they were told."""
-    calls: list[Told] = field(default_factory=list)
-    response: ParsedResponse | None = None
-
-    def hear(self, event: Event) -> None:
-        assert self.response is None, "something was told after the end"
-        match event:
-            case ReasoningDelta(text):
-                self._text(PartKind.REASONING, text)
-            case ContentDelta(text):
-                self._text(PartKind.CONTENT, text)
-            case CallStarted(index):
-                assert not self._open, "a call began inside another"
-                assert index == len(self.calls)
-                self.calls.append(Told(index))
-                self.parts.append((PartKind.TOOL_CALL, index))
-            case CallNamed(index, name, call_id):
-                told = self._current(index)
-                assert told.name is None
-                assert not told.arguments
-                assert name
-                told.name, told.id = name, call_id
-            case ArgumentsDelta(index, text):
-                told = self._current(index)
-                assert told.name is not None, "arguments were told before the name"
-                check_delta(text)
-                told.arguments += text
-            case CallFinished(index, finished):
-                self._current(index).call = finished
-            case Done(response):
-                assert not self._open, "the end came inside a call"
-                self.response = response
-
-    def _text(self, kind: PartKind, text: str) -> None:
-        assert not self._open, "text was told inside a call"
-        check_delta(text)
-        if self.parts and self.parts[-1][0] is kind:
-            self.parts[-1] = (kind, f"{self.parts[-1][1]}{text}")
-        else:
-            self.parts.append((kind, text))
-
-    @property
-    def _open(self) -> bool:
-        return bool(self.calls) and self.calls[-1].call is None
-
-    def _current(self, index: int) -> Told:
-        assert self._open
-        assert index == self.calls[-1].index
-        return self.calls[-1]
+def merged(events: list[Event]) -> list[Event]:
+    """Events with neighbouring deltas as one; each has text, and text that can be encoded."""
+    out: list[Event] = []
+    for event in events:
+        if isinstance(event, (ReasoningDelta, ContentDelta, ArgumentsDelta)):
+            assert event.text.encode("utf-8")
+            if out and isinstance(last := out[-1], type(event)):
+                out[-1] = replace(last, text=last.text + event.text)
+                continue
+        out.append(event)
+    return out
 
 
-def check_delta(text: str) -> None:
-    assert text
-    text.encode("utf-8")
+def check_events(events: list[Event], whole: ParsedResponse) -> None:
+    """Events come to what the whole says. An id that is written after the arguments comes too late for a stream."""
+    assert events[-1] == Done(whole)
+    expected = merged(events_of(whole))
+    for at, event in enumerate(actual := merged(events[:-1])):
+        if isinstance(event, CallNamed) and event.id is None and at < len(expected):
+            expected[at] = replace(expected[at], id=None) if isinstance(expected[at], CallNamed) else expected[at]
+    assert actual == expected
+    for text, kind in ((whole.content, PartKind.CONTENT), (whole.reasoning_content or "", PartKind.REASONING)):
+        assert text == "".join(part.text for part in whole.parts if part.kind is kind)
+    assert [part.call for part in whole.parts if part.call is not None] == list(range(len(whole.tool_calls)))
 
 
-def stream(made: Renderer, ids: list[int], sizes: list[int], **given: Any) -> Story:
-    """The story that a completion tells in pieces of the given sizes; what they leave over comes last."""
-    parser = made.streaming_parser(**given)
-    story, at = Story(), 0
+def stream(made: Renderer, ids: list[int], sizes: list[int], **options: Any) -> list[Event]:
+    """The events of a completion in pieces of these sizes; what they leave over comes last."""
+    parser, events, at = made.streaming_parser(**options), list[Event](), 0
     for size in [*sizes, len(ids)]:
-        for event in parser.feed(ids[at : at + size]):
-            story.hear(event)
+        events += parser.feed(ids[at : at + size])
         at += size
-    for event in parser.finish():
-        story.hear(event)
-    assert story.response is not None
+    events += parser.finish()
     assert parser.finish() == []
-    assert parser.response is story.response
-    return story
-
-
-def merged(parts: list[ParsedPart]) -> list[tuple[PartKind, str | int]]:
-    """Parts as events tell them: nothing says where one text ends and another of its kind begins."""
-    found: list[tuple[PartKind, str | int]] = []
-    for part in parts:
-        if part.call is not None:
-            found.append((part.kind, part.call))
-        elif found and found[-1][0] is part.kind:
-            found[-1] = (part.kind, f"{found[-1][1]}{part.text}")
-        else:
-            found.append((part.kind, part.text))
-    return found
-
-
-def check_story(story: Story, whole: ParsedResponse) -> None:
-    """Events come to what the whole says."""
-    assert story.response == whole
-    assert story.parts == merged(whole.parts)
-    texts = {kind: "".join(str(text) for one, text in story.parts if one is kind) for kind in PartKind}
-    assert texts[PartKind.CONTENT] == whole.content
-    assert texts[PartKind.REASONING] == (whole.reasoning_content or "")
-    assert [told.call for told in story.calls] == whole.tool_calls
-    for told, parsed in zip(story.calls, whole.tool_calls, strict=True):
-        assert parsed.index == told.index
-        assert parsed.name == told.name
-        assert told.id in (None, parsed.id)
-        if told.name is not None:
-            assert told.arguments == parsed.arguments_text
+    assert isinstance(events[-1], Done)
+    assert parser.response is events[-1].response
+    return events
 
 
 def check_spans(made: Renderer, ids: list[int], whole: ParsedResponse) -> None:
@@ -213,7 +117,7 @@ def check(made: Renderer, ids: list[int], chunkings: list[list[int]], **given: A
     """All of the law, on one completion."""
     whole = made.parse_response(ids, **given)
     for sizes in [[], [1] * len(ids), *chunkings]:
-        check_story(stream(made, ids, sizes, **given), whole)
+        check_events(stream(made, ids, sizes, **given), whole)
     check_spans(made, ids, whole)
     return whole
 

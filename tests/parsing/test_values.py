@@ -31,14 +31,11 @@ def check(text: str, schema: Any, value: Any, certain: bool = True) -> None:
 
 
 ONLY_TEXT: list[Any] = [
-    {"type": "string"},
-    {"type": "string", "enum": ["a", 1, None]},
-    {"enum": ["a", "b"]},
-    {"const": "a"},
+    {"type": "string"}, {"type": "string", "enum": ["a", 1, None]}, {"enum": ["a", "b"]}, {"const": "a"},
     {"anyOf": [{"type": "string"}, {"const": "a"}]},
     {"allOf": [{"type": ["string", "null"]}, {"type": ["string", "integer"]}]},
     {"$ref": "#/$defs/s", "$defs": {"s": {"type": "string"}}},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("schema", ONLY_TEXT, ids=json.dumps)
@@ -54,37 +51,22 @@ def test_where_only_strings_are_admitted_every_text_is_itself(schema: Any, text:
 @pytest.mark.parametrize(
     ("text", "types", "value"),
     [
-        ("42", "integer", 42),
-        ("5.0", "integer", 5),
-        ("5.0", "number", 5.0),
-        ("5", "number", 5),
-        ("5.0", ["integer", "string"], 5),
-        ("5.5", ["integer", "string"], "5.5"),
+        ("42", "integer", 42), ("5.0", "integer", 5), ("5.0", "number", 5.0), ("5", "number", 5),
+        ("5.0", ["integer", "string"], 5), ("5.5", ["integer", "string"], "5.5"),
         ("1e20", ["integer", "string"], "1e20"),  # whole, but no float tells which integer was meant
-        ("true", "boolean", True),
-        ("True", "boolean", True),
-        ("null", "null", None),
-        ("None", "null", None),
-        ("None", ["string", "null"], None),
-        ("Nonesuch", ["string", "null"], "Nonesuch"),
-        ("True", ["string", "integer"], "True"),
-        ("42", ["string", "integer"], 42),
-        ("042", ["string", "integer"], "042"),
-        ('"42"', ["string", "integer"], '"42"'),
-        (" x ", ["string", "integer"], " x "),
-        ("", ["string", "null"], ""),
-        ("", "null", None),
-        ("\n", ["integer", "null"], None),
-        ('{"a": [1, null]}', "object", {"a": [1, None]}),
-        ("[1, 2.0, true]", "array", [1, 2.0, True]),
-        ("[one]", ["string", "array"], "[one]"),
-        ("{'a': True, 'b': None}", "object", {"a": True, "b": None}),
-        ("['x',]", "array", ["x"]),
+        ("true", "boolean", True), ("True", "boolean", True), ("null", "null", None), ("None", "null", None),
+        ("None", ["string", "null"], None), ("Nonesuch", ["string", "null"], "Nonesuch"),
+        ("True", ["string", "integer"], "True"), ("42", ["string", "integer"], 42),
+        ("042", ["string", "integer"], "042"), ('"42"', ["string", "integer"], '"42"'),
+        (" x ", ["string", "integer"], " x "), ("", ["string", "null"], ""), ("", "null", None),
+        ("\n", ["integer", "null"], None), ('{"a": [1, null]}', "object", {"a": [1, None]}),
+        ("[1, 2.0, true]", "array", [1, 2.0, True]), ("[one]", ["string", "array"], "[one]"),
+        ("{'a': True, 'b': None}", "object", {"a": True, "b": None}), ("['x',]", "array", ["x"]),
         (r"['\d+', 'C:\new\\', '\1', 'é\x41']", "array", [r"\d+", "C:\new\\", r"\1", "éA"]),
         ("NaN", ["number", "string"], "NaN"),
         ("1e999", ["number", "string"], "1e999"),
     ],
-)
+)  # fmt: skip
 def test_text_is_read_by_the_types_that_are_admitted(text: str, types: Any, value: Any) -> None:
     check(text, {"type": types}, value)
     branches = [types] if isinstance(types, str) else types
@@ -99,19 +81,12 @@ def by_name(types: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "text",
     [
-        "{1: 2}",
-        "{'a', 'b'}",
-        "{'a': 1e999}",
-        "[b'x']",
-        "['a'] + ['b']",
-        "[__import__('os')]",
-        "['line\nbreak']",
-        "[" + "9" * 5000 + ", 'a']",
-        "['a'" + " " * 100_000 + "]",
+        "{1: 2}", "{'a', 'b'}", "{'a': 1e999}", "[b'x']", "['a'] + ['b']", "[__import__('os')]",
+        "['line\nbreak']", "[" + "9" * 5000 + ", 'a']", "['a'" + " " * 100_000 + "]",
         "[" * DEEP + "'a'" + "]" * DEEP,
     ],
     ids=lambda text: text[:20],
-)
+)  # fmt: skip
 def test_python_that_is_no_plain_object_or_array_stays_text(text: str) -> None:
     check(text, {"type": ["object", "array"]}, text, certain=False)
     check(text, {"type": ["object", "array", "string"]}, text)
@@ -120,20 +95,12 @@ def test_python_that_is_no_plain_object_or_array_stays_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("hello", "hello"),
-        ("", ""),
-        ("42", 42),
-        ("true", True),
-        ("None", None),
-        ('{"a": 1}', {"a": 1}),
-        ('"x"', '"x"'),
-        ("{'a': 1}", "{'a': 1}"),
-        ("2024-01-01", "2024-01-01"),
-        ("NaN", "NaN"),
+        ("hello", "hello"), ("", ""), ("42", 42), ("true", True), ("None", None), ('{"a": 1}', {"a": 1}),
+        ('"x"', '"x"'), ("{'a': 1}", "{'a': 1}"), ("2024-01-01", "2024-01-01"), ("NaN", "NaN"),
         ("[" * DEEP, "[" * DEEP),
     ],
     ids=lambda value: repr(value)[:20],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("schema", [None, {}, {"type": 5}])
 def test_where_nothing_is_said_json_is_a_value_and_the_rest_is_text(text: str, value: Any, schema: Any) -> None:
     check(text, schema, value)
@@ -142,17 +109,12 @@ def test_where_nothing_is_said_json_is_a_value_and_the_rest_is_text(text: str, v
 @pytest.mark.parametrize(
     ("text", "types", "value", "certain"),
     [
-        ('"five"', "integer", "five", True),
-        ("5.5", "integer", 5.5, True),
-        ("true", "integer", True, True),
-        ("None", "integer", None, True),
-        ("five", "integer", "five", False),
-        ("", "integer", "", False),
-        ("{'a': 1}", "integer", "{'a': 1}", False),
-        ("9" * 5000, "integer", "9" * 5000, False),
+        ('"five"', "integer", "five", True), ("5.5", "integer", 5.5, True), ("true", "integer", True, True),
+        ("None", "integer", None, True), ("five", "integer", "five", False), ("", "integer", "", False),
+        ("{'a': 1}", "integer", "{'a': 1}", False), ("9" * 5000, "integer", "9" * 5000, False),
     ],
     ids=lambda value: repr(value)[:20],
-)
+)  # fmt: skip
 def test_another_type_than_admitted_is_passed_on_and_plain_text_is_not_certain(
     text: str, types: Any, value: Any, certain: bool
 ) -> None:
@@ -182,13 +144,10 @@ def test_another_type_than_admitted_is_passed_on_and_plain_text_is_not_certain(
         ({"$ref": "#"}, None),
         ({"$ref": "#anchor", "$defs": {}}, None),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, None),
-        ({"$ref": "#/anyOf/x", "anyOf": [{"type": "null"}]}, {"null"}),
-        ({"type": ["string", "text"]}, None),
-        ({"anyOf": []}, None),
-        ({"anyOf": [{"type": "string"}, 5]}, None),
-        (5, None),
+        ({"$ref": "#/anyOf/x", "anyOf": [{"type": "null"}]}, {"null"}), ({"type": ["string", "text"]}, None),
+        ({"anyOf": []}, None), ({"anyOf": [{"type": "string"}, 5]}, None), (5, None),
     ],
-)
+)  # fmt: skip
 def test_types_that_a_schema_admits(schema: Any, types: set[str] | None) -> None:
     assert Schema(schema).types == types
 
@@ -332,16 +291,8 @@ def test_text_among_other_types_is_itself_or_what_it_spells(text: str, schema: A
 
 WORDS = ["type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "nullable", "properties", "items", "a", "$defs"]
 REFERENCES = [
-    "#",
-    "#/$defs/a",
-    "#/properties/a",
-    "#/anyOf/0",
-    "#/allOf/0",
-    "#/$defs/a/items",
-    "#/-1",
-    "other",
-    "#/a/~2",
-]
+    "#", "#/$defs/a", "#/properties/a", "#/anyOf/0", "#/allOf/0", "#/$defs/a/items", "#/-1", "other", "#/a/~2",
+]  # fmt: skip
 GARBAGE = st.recursive(
     st.none()
     | st.booleans()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tests.support import SPECIAL, tokenizer_json_for
 from tokentrace import RenderedTokens, create_renderer
 from tokentrace.pocket import POCKET
+from tokentrace.samples.supervised import SampleBuilder
 from tokentrace.tokens import Tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -92,6 +94,23 @@ def test_the_generation_prompt_is_found_where_the_last_message_stands_outside_ev
     rendered = create_renderer(tokenizer, chat_template=source).render(MESSAGES[1:2], add_generation_prompt=True)
     prompt = [token for token, field in zip(rendered.tokens(), rendered.fields, strict=True) if "prompt" in field]
     assert "".join(prompt) == "<|im_start|>bot "
+
+
+def test_renderings_and_rows_can_be_pickled(rendered: RenderedTokens) -> None:
+    (row,) = SampleBuilder(create_renderer(POCKET)).build(MESSAGES)
+    assert row.rendered is not None
+    for one in (
+        rendered,
+        row.rendered,
+        create_renderer(POCKET, lost="ignore").render([*MESSAGES, {**MESSAGES[1], "x": "y"}]),
+    ):
+        twin = pickle.loads(pickle.dumps(one))
+        for name in ("token_ids", "sampled", "message_indices", "fields", "origins", "notes", "lost", "dropped"):
+            assert getattr(twin, name) == getattr(one, name), name
+        assert twin.decode() == one.decode()
+    twin = pickle.loads(pickle.dumps(row))
+    assert (twin.notes, twin.rendered.token_ids) == (row.notes, row.token_ids)
+    assert all(np.array_equal(column, twin.columns()[name]) for name, column in row.columns().items())
 
 
 def test_a_notebook_shows_it(rendered: RenderedTokens) -> None:

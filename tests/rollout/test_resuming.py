@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support import FULL
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import EmbeddedEngine, Trajectory, create_renderer, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine

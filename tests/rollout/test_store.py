@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import InputError, Trajectory, create_renderer
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine

@@ -1,4 +1,4 @@
-"""Where turns start and stop: turns that inference never starts so, the stop token of the last turn."""
+"""Where turns start and stop: turns that inference never starts so, the last stop token, a prompt and its response."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 
 from tests.assets import FAMILIES
 from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, result, user
+from tests.oracle import hf_tokenizer
 from tests.samples.family_rows import expanded, make_renderer, sample_of, told_of
 from tests.support import rendered
 from tokentrace import RenderedTokens, TokentraceError, build_supervised_sample, build_supervised_samples
-from tokentrace.samples import TurnStartWarning
+from tokentrace.errors import SampleError
+from tokentrace.samples import TurnStartWarning, build_prompt_response_sample
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.tokens.kinds import Kind, Part
 
@@ -170,3 +172,53 @@ def test_final_stop_is_for_turns_that_are_trained_and_last() -> None:
         (CONVERSATIONS["user_assistant"], {"since": 2}),
     ):
         assert len(sample_of(renderer, chat, final_stop=True, **chosen)) == len(sample_of(renderer, chat, **chosen))
+
+
+# -- a prompt and a response
+
+
+SEED = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "How are you?"}]
+REPLY = "I'm good, thank you!"
+
+
+def test_prompt_and_response_are_encoded_apart_as_transformers_would() -> None:
+    tokenizer = hf_tokenizer("qwen2.5")
+    prompt_str = tokenizer.apply_chat_template(SEED, tokenize=False, add_generation_prompt=True)
+    response_str = REPLY + tokenizer.eos_token
+    prompt_ids = tokenizer.encode(prompt_str, add_special_tokens=False)
+    response_ids = tokenizer.encode(response_str, add_special_tokens=False)
+    renderer = make_renderer("qwen2.5")
+    for prompt in (SEED, prompt_str):
+        sample = build_prompt_response_sample(renderer, prompt, REPLY)
+        assert sample.token_ids == prompt_ids + response_ids
+        assert sample.labels.tolist() == [-100] * len(prompt_ids) + response_ids
+        assert sample.attention_mask.tolist() == [1] * len(sample)
+        assert not sample.notes
+        assert sample.parts is not None
+        own = sample.parts[len(prompt_ids) :].tolist()
+        assert own == [Part.CONTENT] * (len(response_ids) - 1) + [Part.STOP]
+    assert set(sample.messages[len(prompt_ids) :].tolist()) == {1}
+
+
+def test_eos_that_ends_no_turn_of_the_template_is_told() -> None:
+    renderer = make_renderer("qwen2.5")
+    sample = build_prompt_response_sample(renderer, SEED, REPLY, eos="<|endoftext|>")
+    assert sample.token_ids[-1] == renderer.tokenizer.token_id("<|endoftext|>")
+    assert sample.loss_mask[-1] == 1
+    (note,) = sample.notes
+    assert "'<|endoftext|>'" in note
+    assert "'<|im_end|>'" in note
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"response": ["no"]}, "the response is a string, not a list"),
+        ({"eos": "<|no such token|>"}, "is not a control token"),
+        ({"eos": "word"}, "is not a control token"),
+    ],
+)
+def test_prompt_and_response_that_are_none_are_refused(changed: dict[str, Any], problem: str) -> None:
+    given_: dict[str, Any] = {"prompt": SEED, "response": REPLY} | changed
+    with pytest.raises(SampleError, match=re.escape(problem)):
+        build_prompt_response_sample(make_renderer("qwen2.5"), **given_)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import examples
 from tokentrace.errors import SampleError
-from tokentrace.samples.sample import Sample
-from tokentrace.samples.truncation import Overlong, Truncated, truncate
+from tokentrace.samples.sample import Overlong, Sample, Truncated, truncate
 from tokentrace.tokens.kinds import Kind, Part
 from tokentrace.trajectory import VersionSpan
 

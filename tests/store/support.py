@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lazy import lazy
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace.store.store import SessionInfo, State, Store, TurnRecord
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes

@@ -2,43 +2,130 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from tests.conversations import assistant
-from tests.study.around_calls import AROUND_CALLS
-from tests.study.pieces import (
-    ADDRESSED,
-    ARGUMENTS,
-    AS_TEXT,
-    BOTH,
-    BRACES,
-    CALLED,
-    CALLS,
-    EACH,
-    HIDDEN,
-    LOOK,
-    NAMED_TAG,
-    OBJECT,
-    PYTHON,
-    SAID,
-    STOP,
-    TAGGED,
-    THINK,
-    THOUGHT,
-    TO,
-    TREE,
-    TYPE,
-    VALUE,
-    Case,
-    called,
-    json_call,
-    pairs,
-    template,
-    turn,
+from tests.conversations import Message, assistant, call, user
+from tokentrace import Renderer
+from tokentrace.formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, Style, TurnGrammar, Value
+from tokentrace.parsing.response import CallStatus, ParsedResponse
+from tokentrace.study.derive import BARE_CALLS, SEVERAL_MESSAGES, TWO_TURNS
+from tokentrace.study.probes import STAND_IN_TOOL
+
+HIDDEN: Final = "the template never shows reasoning; it prompts with <think> or looks for </think>"
+NOT_BESIDE: Final = "the template shows no content before tool calls"
+THINK: Final = Frame("<think>", "", "", "</think>", "")
+NAME_AND_ARGUMENTS: Final = (("name", ("name",)), ("arguments", ("arguments",)))
+CONTROLS: Final = (
+    *("<|a|>", "<|u|>", "<|end|>", "<|call|>", "<|sep|>", "<|args|>", "<|done|>", "<|calls|>", "<|q|>", "<|x|>"),
 )
-from tokentrace.formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
-from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES
+TYPES: Final = {"place": "string", "days": "integer", "exact": "boolean"}
+LOOK: Final = call("look_up", {"place": 'Paris <b> & "é"', "days": 3, "exact": True}, "call00001")
+STOP: Final = call("stop", {"where": {"lat": 2.5, "tags": ["a", None]}, "why": "two\nlines"}, "call00002")
+HELLO: Final = assistant("Hello.")
+THOUGHT: Final = assistant("Hello.", reasoning="Well.")
+CALLED: Final = assistant("", LOOK)
+BESIDE: Final = assistant("Hello.", LOOK)
+TWICE: Final = assistant("Hello.", LOOK, STOP)
+BOTH: Final = assistant("Hello.", LOOK, reasoning="Well.")
+CALLS: Final = (HELLO, CALLED, BESIDE, TWICE)
+ARGUMENTS: Final = "{{ f.arguments | tojson }}"
+OBJECT: Final = '{"name": {{ f.name | tojson }}, "arguments": ' + ARGUMENTS + "}"
+VALUE: Final = "{{ v if v is string else v | tojson }}"
+EACH: Final = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+COMMA: Final = "{{ '' if loop.last else ', ' }}"
+THINKS: Final = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+TAG: Final = "<call>" + OBJECT + "</call>"
+
+
+def template(turn: str, prompt: str = "") -> str:
+    """A template whose assistant writes `turn` between ``<|a|>`` and ``<|end|>``."""
+    reply = "{% if m.role == 'assistant' %}<|a|>" + turn + "<|end|>{% else %}<|u|>{{ m.content }}<|end|>{% endif %}"
+    prompted = "{% if add_generation_prompt %}<|a|>" + prompt + "{% endif %}"
+    return "{% for m in messages %}" + reply + "{% endfor %}" + prompted
+
+
+def called(one: str, before: str = "", after: str = "") -> str:
+    """Content, then each call as `one`, all of them between `before` and `after`."""
+    return "{{ m.content or '' }}{% if m.tool_calls %}" + before + EACH + one + "{% endfor %}" + after + "{% endif %}"
+
+
+def pairs(one: str) -> str:
+    return "{% for k, v in f.arguments.items() %}" + one + "{% endfor %}"
+
+
+def in_tag(one: str) -> str:
+    """Calls in a tag, each argument as `one`."""
+    return called('<call name="{{ f.name }}">' + pairs(one) + "</call>")
+
+
+def turn(calls: CallGrammar | None = None, *notes: str, **changes: Any) -> TurnGrammar:
+    """A grammar with the head and the prompt that `template` gives it."""
+    if calls is None and not notes:
+        notes = (NO_CALLS,)
+    return TurnGrammar(**{"head": "<|a|>", "prompt": "<|a|>", "calls": calls, "notes": notes, **changes})
+
+
+def json_call(**changes: Any) -> CallGrammar:
+    return CallGrammar(**{"style": Style.JSON_CALL, "keys": NAME_AND_ARGUMENTS, **changes})
+
+
+TAGGED: Final = json_call(open="<call>", close="</call>")
+
+
+def tagged_pairs(**changes: Any) -> CallGrammar:
+    """Calls in a tag, and their arguments in ``<p>``."""
+    around = {"open": '<call name="', "head": (("", "name"),), "begin": '">', "close": "</call>"}
+    return CallGrammar(
+        Style.PAIRS, **{**around, "key_open": '<p name="', "value_open": '">', "value_close": "</p>", **changes}
+    )
+
+
+def json_arguments(**changes: Any) -> CallGrammar:
+    """A name and its arguments between control tokens."""
+    around = {"open": "<|call|>", "head": (("", "name"),), "begin": "<|args|>", "close": "<|done|>"}
+    return CallGrammar(Style.JSON_ARGUMENTS, **{**around, **changes})
+
+
+TREE: Final = (
+    "{% macro tree(v) %}{% if v is mapping %}{% for k, w in v.items() %}<|x|><{{ k }}>{{ tree(w) }}<|x|></{{ k }}>"
+    "{% endfor %}{% elif v is string %}{{ v }}{% elif v is iterable %}{% for w in v %}<|x|><item>{{ tree(w) }}"
+    "<|x|></item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+)
+TYPE: Final = (
+    "{% macro type(v) %}{% if v is string %}string{% elif v is boolean %}boolean{% elif v is none %}null"
+    "{% elif v is number %}number{% elif v is mapping %}object{% else %}array{% endif %}{% endmacro %}"
+)
+BRACES: Final = (
+    "{% macro braces(v) %}{% if v is mapping %}{{ '{' }}{% for k, w in v.items() %}{{ k }}:{{ braces(w) }}"
+    "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}{% elif v is string %}<|q|>{{ v }}<|q|>{% elif v is iterable %}"
+    "[{% for w in v %}{{ braces(w) }}{{ '' if loop.last else ',' }}{% endfor %}]{% else %}{{ v | tojson }}{% endif %}"
+    "{% endmacro %}"
+)
+PYTHON: Final = (
+    "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}" + COMMA + "{% endfor %})" + COMMA
+)
+AS_TEXT: Final = "{% if f.arguments is not string %}{{ raise_exception('JSON text only') }}{% endif %}"
+TO: Final = Channels("<|a|>", "", "<|sep|>", "<|done|>", "self", "user", "to=", "", "", "", "<|end|>")
+ADDRESSED: Final = template(
+    "{% if m.reasoning_content %} to=self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
+    "{% if m.content %} to=user<|sep|>{{ m.content }}{{ '<|done|><|a|>' if m.tool_calls }}{% endif %}"
+    + EACH
+    + " to={{ f.name }}<|sep|>BODY{{ '' if loop.last else '<|done|><|a|>' }}{% endfor %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A template, what is to be found out about it, and messages that it writes so that they are read back."""
+
+    source: str
+    grammar: TurnGrammar
+    says: tuple[Message, ...] = (HELLO,)
+    variables: tuple[tuple[str, Any], ...] = ()
+    """Template variables with which the messages are rendered."""
+
 
 CASES: Final = {
     # content
@@ -46,12 +133,8 @@ CASES: Final = {
         template("<answer>\n{{ m.content }}\n</answer>"), turn(content=Frame("<answer>", "\n", "\n", "</answer>"))
     ),
     "content in tags after reasoning": Case(
-        template(
-            "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-            "<answer>{{ m.content }}</answer>"
-        ),
-        turn(reasoning=THINK, content=Frame("<answer>", close="</answer>")),
-        (SAID, THOUGHT)
+        template(THINKS + "<answer>{{ m.content }}</answer>"),
+        turn(reasoning=THINK, content=Frame("<answer>", close="</answer>")), (HELLO, THOUGHT)
     ),
     "a turn closed in letters": Case(
         "{% for m in messages %}{{ 'Bot: ' if m.role == 'assistant' else 'Human: ' }}{{ m.content }}{{ '\\nOver.\\n' }}"
@@ -60,9 +143,7 @@ CASES: Final = {
     ),
     "no calls": Case(template("{{ m.content }}"), turn()),
     "a template that needs tools": Case(
-        template(called("<call>" + OBJECT + "</call>")) + "{{ raise_exception('no tools') if not tools }}",
-        turn(TAGGED),
-        CALLS
+        template(called(TAG)) + "{{ raise_exception('no tools') if not tools }}", turn(TAGGED), CALLS
     ),
     # reasoning
     "reasoning that only the prompt opens": Case(
@@ -70,67 +151,49 @@ CASES: Final = {
         turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>\n", reasoning=Frame("<think>", "\n", "", "</think>", ""))
     ),
     "reasoning that the prompt opens and the turn closes": Case(
-        template(
-            "{% if m.reasoning_content %}{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}", prompt="<think>"
-        ),
+        template(THINKS.replace("<think>", "") + "{{ m.content }}", prompt="<think>"),
         turn(prompt="<|a|><think>", reasoning=THINK)
     ),
     "reasoning behind a switch": Case(
-        template(
-            "{% if thinking and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-            "{{ m.content }}"
-        ),
-        turn(reasoning=THINK),
-        (SAID, THOUGHT),
-        (("thinking", True),)
+        template(THINKS.replace("if m", "if thinking and m") + "{{ m.content }}"),
+        turn(reasoning=THINK), (HELLO, THOUGHT), (("thinking", True),)
     ),
     "reasoning behind a switch that is on": Case(
         template(
             "{% if not hide | default(true) and m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]"
             "{% endif %}{{ m.content }}"
         ),
-        turn(reasoning=Frame("[THINK]", "", "", "[/THINK]", "")),
-        (SAID, THOUGHT),
-        (("hide", False),)
+        turn(reasoning=Frame("[THINK]", "", "", "[/THINK]", "")), (HELLO, THOUGHT), (("hide", False),)
     ),
     "reasoning beside calls only": Case(
         template(
             "{% if m.tool_calls and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{{ '\\n' }}"
-            "{% endif %}"
-            + called("<call>" + OBJECT + "</call>")
+            "{% endif %}" + called(TAG)
         ),
-        turn(TAGGED, reasoning=Frame("<think>", "", "", "</think>", "\n"), after_empty="\n"),
-        (*CALLS, BOTH)
+        turn(TAGGED, reasoning=Frame("<think>", "", "", "</think>", "\n"), after_empty="\n"), (*CALLS, BOTH)
     ),
     "reasoning between words": Case(
         template(
             "{% if m.reasoning_content %}Thinking: {{ m.reasoning_content }}{{ '\\nDone.\\n' }}{% endif %}"
             "{{ m.content }}"
         ),
-        turn(reasoning=Frame("Thinking:", " ", "\n", "Done.", "\n"), after_empty="\n"),
-        (SAID, THOUGHT)
+        turn(reasoning=Frame("Thinking:", " ", "\n", "Done.", "\n"), after_empty="\n"), (HELLO, THOUGHT)
     ),
     "reasoning closed by a word": Case(
         template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }} # {% endif %}{{ m.content }}"),
-        turn(reasoning=Frame("<think>", "", " ", "#", " "), after_empty=" "),
-        (SAID, THOUGHT)
+        turn(reasoning=Frame("<think>", "", " ", "#", " "), after_empty=" "), (HELLO, THOUGHT)
     ),
     "reasoning that nothing opens": Case(
-        template("{% if m.reasoning_content %}{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"),
-        turn(
-            None,
-            "nothing opens the reasoning, so that it is not to be told from content",
-            NO_CALLS
-        )
+        template(THINKS.replace("<think>", "") + "{{ m.content }}"),
+        turn(None, "nothing opens the reasoning, so that it is not to be told from content", NO_CALLS)
     ),
     "reasoning that nothing closes": Case(
-        template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{{ '\\n' }}{% endif %}{{ m.content }}"),
+        template(THINKS.replace("</think>", "{{ '\\n' }}") + "{{ m.content }}"),
         turn(None, "nothing that could be looked for closes the reasoning", NO_CALLS)
     ),
     "an empty place for reasoning in every turn": Case(
         template("<|x|>inner\n{{ m.reasoning_content }}<|q|>{{ m.content }}", prompt="<|x|>inner\n<|q|>"),
-        turn(prompt="<|a|><|x|>inner\n<|q|>", reasoning=Frame("<|x|>inner", "\n", "", "<|q|>", "")),
-        (SAID, THOUGHT)
+        turn(prompt="<|a|><|x|>inner\n<|q|>", reasoning=Frame("<|x|>inner", "\n", "", "<|q|>", "")), (HELLO, THOUGHT)
     ),
     "a prompt in the turn before it": Case(
         "{% for m in messages %}{% if m.role == 'assistant' %}<|a|>{% if m.reasoning_content %}"
@@ -142,208 +205,104 @@ CASES: Final = {
         "{% set last = messages[-1] %}{% for m in messages %}{% if m.role == 'user' %}<|u|>{{ m.content }}<|end|>"
         "{% elif not loop.last %}<|a|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if last.role == 'assistant' %}"
         "{{ '<|a|><think>' + last.content + '<|end|>' }}{% elif add_generation_prompt %}<|a|><think>{% endif %}",
-        turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>", reasoning=THINK),
-        ()
+        turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>", reasoning=THINK), ()
     ),
     "several messages in a turn": Case(
         template(
             "{% if m.reasoning_content %} self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
             " user<|sep|>{{ m.content }}"
         ),
-        turn(None, SEVERAL_MESSAGES),
-        ()
+        turn(None, SEVERAL_MESSAGES), ()
     ),
     "messages that say who they go to": Case(
-        ADDRESSED.replace("BODY", ARGUMENTS),
-        TurnGrammar("<|a|>", "<|a|>", channels=TO),
-        (*CALLS, THOUGHT, BOTH)
+        ADDRESSED.replace("BODY", ARGUMENTS), TurnGrammar("<|a|>", "<|a|>", channels=TO), (*CALLS, THOUGHT, BOTH)
     ),
     "messages to tools, in tags": Case(
         ADDRESSED.replace(
             "BODY", '<call of="{{ f.name }}">\n' + pairs('<p name="{{ k }}">' + VALUE + "</p>\n") + "</call>"
         ),
         TurnGrammar(
-            "<|a|>",
-            "<|a|>",
-            channels=TO,
-            calls=CallGrammar(
-                Style.PAIRS,
-                open='<call of="',
-                head=(("", "name"),),
-                begin='">\n',
-                close="</call>",
-                key_open='<p name="',
-                value_open='">',
-                value_close="</p>\n"
-            )
+            "<|a|>", "<|a|>", channels=TO,
+            calls=tagged_pairs(open='<call of="', begin='">\n', value_close="</p>\n")
         ),
         (*CALLS, THOUGHT, BOTH)
     ),
     # calls: JSON
-    "an object": Case(template(called("<call>" + OBJECT + "</call>")), turn(TAGGED), CALLS),
+    "an object": Case(template(called(TAG)), turn(TAGGED), CALLS),
     "an object in an object": Case(
         template(called('<call>{"type": "function", "function": ' + OBJECT + "}</call>")),
-        turn(replace(TAGGED, keys=(("name", ("function", "name")), ("arguments", ("function", "arguments"))))),
-        CALLS
+        turn(replace(TAGGED, keys=(("name", ("function", "name")), ("arguments", ("function", "arguments"))))), CALLS
     ),
     "the call as it was given": Case(
         template(called("<call>{{ c | tojson }}</call>")),
-        turn(
-            replace(
-                TAGGED,
-                keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments")))
-            )
-        ),
+        turn(replace(
+            TAGGED, keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments")))
+        )),
         CALLS
     ),
     "arguments before the name": Case(
         template(called('<call>{"parameters": ' + ARGUMENTS + ', "tool": {{ f.name | tojson }}}</call>')),
-        turn(replace(TAGGED, keys=(("arguments", ("parameters",)), ("name", ("tool",))))),
-        CALLS
+        turn(replace(TAGGED, keys=(("arguments", ("parameters",)), ("name", ("tool",))))), CALLS
     ),
     "the name as the only key": Case(
         template(called('<call>{"{{ f.name }}": ' + ARGUMENTS + "}</call>")),
-        turn(json_call(open="<call>", close="</call>", keys=(), named_key=True)),
-        CALLS
+        turn(json_call(open="<call>", close="</call>", keys=(), named_key=True)), CALLS
     ),
     "arguments as JSON in a string": Case(
-        template(
-            called('<call>{"name": {{ f.name | tojson }}, "arguments": {{ f.arguments | tojson | tojson }}}</call>')
-        ),
-        turn(TAGGED),
-        CALLS
+        template(called(TAG.replace("f.arguments | tojson", "f.arguments | tojson | tojson"))), turn(TAGGED), CALLS
     ),
     "arguments given as JSON text only": Case(
         template(called(AS_TEXT + "<|call|>{{ f.name }}<|args|>{{ f.arguments }}<|done|>")),
-        turn(
-            CallGrammar(
-                Style.JSON_ARGUMENTS, open="<|call|>", head=(("", "name"),), begin="<|args|>", close="<|done|>"
-            )
-        ),
-        CALLS
+        turn(json_arguments()), CALLS
     ),
     "escaped JSON": Case(
-        template(called("<call>" + OBJECT.replace("tojson }}}", "tojson(ensure_ascii=True) }}}") + "</call>")),
-        turn(replace(TAGGED, ascii=True)),
-        CALLS
+        template(called(TAG.replace("tojson }}}", "tojson(ensure_ascii=True) }}}"))),
+        turn(replace(TAGGED, ascii=True)), CALLS
     ),
     # calls: fields before arguments
     "an id before the name": Case(
         template(called("<|call|>{{ c.id }}<|sep|>{{ f.name }}<|args|>" + ARGUMENTS + "<|done|>")),
-        turn(
-            CallGrammar(
-                Style.JSON_ARGUMENTS,
-                open="<|call|>",
-                head=(("", "id"), ("<|sep|>", "name")),
-                begin="<|args|>",
-                close="<|done|>"
-            )
-        ),
-        CALLS
+        turn(json_arguments(head=(("", "id"), ("<|sep|>", "name")))), CALLS
     ),
     "an id after the name": Case(
         template(called('<call name="{{ f.name }}" id="{{ c.id }}">' + ARGUMENTS + "</call>")),
-        turn(
-            CallGrammar(
-                Style.JSON_ARGUMENTS,
-                open='<call name="',
-                head=(("", "name"), ('" id="', "id")),
-                begin='">',
-                close="</call>"
-            )
-        ),
+        turn(json_arguments(
+            open='<call name="', head=(("", "name"), ('" id="', "id")), begin='">', close="</call>"
+        )),
         CALLS
     ),
     "an id made of name and number": Case(
         template(called("<|call|>functions.{{ f.name }}:{{ loop.index0 }}<|args|>" + ARGUMENTS + "<|done|>")),
-        turn(
-            CallGrammar(
-                Style.JSON_ARGUMENTS,
-                open="<|call|>",
-                head=(("", "id"),),
-                begin="<|args|>",
-                close="<|done|>",
-                id_is_name=True
-            )
-        ),
-        CALLS
+        turn(json_arguments(head=(("", "id"),), id_is_name=True)), CALLS
     ),
     # calls: arguments one by one
     "compact tags": Case(
         template(called("<call>{{ f.name }}" + pairs("<k>{{ k }}</k><v>" + VALUE + "</v>") + "</call>")),
-        turn(
-            CallGrammar(
-                Style.PAIRS,
-                open="<call>",
-                head=(("", "name"),),
-                close="</call>",
-                key_open="<k>",
-                value_open="</k><v>",
-                value_close="</v>"
-            )
-        ),
-        CALLS
+        turn(tagged_pairs(open="<call>", begin="", key_open="<k>", value_open="</k><v>", value_close="</v>")), CALLS
     ),
     "tags that say the type": Case(
-        template(
-            called(
-                '<call name="{{ f.name }}">'
-                + pairs("<p name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">" + VALUE + "</p>")
-                + "</call>"
-            )
-        ),
-        turn(
-            CallGrammar(
-                Style.PAIRS,
-                **NAMED_TAG,
-                key_open='<p name="',
-                value_open='" string="false">',
-                string_open='" string="true">',
-                value_close="</p>"
-            )
-        ),
-        CALLS
+        template(in_tag("<p name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">" + VALUE + "</p>")),
+        turn(tagged_pairs(value_open='" string="false">', string_open='" string="true">')), CALLS
     ),
     "tags that name one of six types": Case(
-        TYPE
-        + template(
-            called(
-                '<call name="{{ f.name }}" at="{{ loop.index0 }}">'
-                + pairs('<p name="{{ k }}" type="{{ type(v) }}">' + VALUE + "</p>")
-                + "</call>"
-            )
-        ),
-        turn(
-            CallGrammar(
-                Style.PAIRS,
-                open='<call name="',
-                head=(("", "name"), ('" at="', "index")),
-                begin='">',
-                close="</call>",
-                key_open='<p name="',
-                value_open='" type="number">',
-                string_open='" type="string">',
-                typed_opens=(
-                    ("boolean", '" type="boolean">'),
-                    ("null", '" type="null">'),
-                    ("array", '" type="array">'),
-                    ("object", '" type="object">')
-                ),
-                value_close="</p>"
-            )
-        ),
+        TYPE + template(called(
+            '<call name="{{ f.name }}" at="{{ loop.index0 }}">'
+            + pairs('<p name="{{ k }}" type="{{ type(v) }}">' + VALUE + "</p>") + "</call>"
+        )),
+        turn(tagged_pairs(
+            head=(("", "name"), ('" at="', "index")), value_open='" type="number">', string_open='" type="string">',
+            typed_opens=tuple((name, f'" type="{name}">') for name in ("boolean", "null", "array", "object"))
+        )),
         CALLS
     ),
     "tags made of control tokens": Case(
         template(
             "<|x|>think<|sep|>{{ m.reasoning_content }}<|q|>think<|sep|>"
             "<|x|>words<|sep|>{{ m.content }}<|q|>words<|sep|>{% if m.tool_calls %}<|x|>tools<|sep|>"
-            + EACH
-            + '<|x|>call of="{{ f.name }}" no="{{ loop.index }}"<|sep|>'
+            + EACH + '<|x|>call of="{{ f.name }}" no="{{ loop.index }}"<|sep|>'
             + pairs(
                 "<|x|>given key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'other' }}\"<|sep|>"
-                + VALUE
-                + "<|q|>given<|sep|>"
+                + VALUE + "<|q|>given<|sep|>"
             )
             + "<|q|>call<|sep|>{% endfor %}<|q|>tools<|sep|>{% endif %}<|q|>turn<|sep|>",
             prompt="<|x|>think<|sep|>"
@@ -351,142 +310,174 @@ CASES: Final = {
         turn(
             CallGrammar(
                 Style.PAIRS,
-                section_open="<|q|>words<|sep|><|x|>tools<|sep|>",
-                section_close="<|q|>tools<|sep|><|q|>turn<|sep|>",
-                open='<|x|>call of="',
-                head=(("", "name"), ('" no="', "number")),
-                begin='"<|sep|>',
-                close="<|q|>call<|sep|>",
-                key_open='<|x|>given key="',
-                value_open='" type="other"<|sep|>',
-                string_open='" type="string"<|sep|>',
-                value_close="<|q|>given<|sep|>"
+                section_open="<|q|>words<|sep|><|x|>tools<|sep|>", section_close="<|q|>tools<|sep|><|q|>turn<|sep|>",
+                open='<|x|>call of="', head=(("", "name"), ('" no="', "number")), begin='"<|sep|>',
+                close="<|q|>call<|sep|>", key_open='<|x|>given key="', value_open='" type="other"<|sep|>',
+                string_open='" type="string"<|sep|>', value_close="<|q|>given<|sep|>"
             ),
             prompt="<|a|><|x|>think<|sep|>",
             reasoning=Frame("<|x|>think<|sep|>", close="<|q|>think<|sep|>"),
-            content=Frame("<|x|>words<|sep|>", close="<|q|>words<|sep|><|q|>turn<|sep|>"),
-            notes=()
+            content=Frame("<|x|>words<|sep|>", close="<|q|>words<|sep|><|q|>turn<|sep|>"), notes=()
         ),
         (*CALLS, THOUGHT, BOTH)
     ),
     "strings in CDATA": Case(
-        template(
-            called(
-                '<call name="{{ f.name }}">'
-                + pairs(
-                    "<p name=\"{{ k }}\">{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}"
-                    + VALUE
-                    + "{% endif %}</p>"
-                )
-                + "</call>"
-            )
-        ),
-        turn(
-            CallGrammar(
-                Style.PAIRS,
-                **NAMED_TAG,
-                key_open='<p name="',
-                value_open='">',
-                value_close="</p>",
-                strings=Value.CDATA
-            )
-        ),
-        CALLS
+        template(in_tag(
+            "<p name=\"{{ k }}\">{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}" + VALUE
+            + "{% endif %}</p>"
+        )),
+        turn(tagged_pairs(strings=Value.CDATA)), CALLS
     ),
     "strings as JSON": Case(
-        template(
-            called('<call name="{{ f.name }}">' + pairs('<p name="{{ k }}">{{ v | tojson }}</p>') + "</call>")
-        ),
-        turn(
-            CallGrammar(
-                Style.PAIRS,
-                **NAMED_TAG,
-                key_open='<p name="',
-                value_open='">',
-                value_close="</p>",
-                strings=Value.JSON
-            )
-        ),
-        (SAID,)
+        template(in_tag('<p name="{{ k }}">{{ v | tojson }}</p>')), turn(tagged_pairs(strings=Value.JSON)), (HELLO,)
     ),
     "True and False": Case(
-        template(
-            called(
-                '<call name="{{ f.name }}">'
-                + pairs('<p name="{{ k }}">{{ v if v is string or v is boolean else v | tojson }}</p>')
-                + "</call>"
-            )
-        ),
-        turn(
-            CallGrammar(
-                Style.PAIRS,
-                **NAMED_TAG,
-                key_open='<p name="',
-                value_open='">',
-                value_close="</p>",
-                others=Value.PYTHON
-            )
-        ),
-        CALLS
+        template(in_tag('<p name="{{ k }}">{{ v if v is string or v is boolean else v | tojson }}</p>')),
+        turn(tagged_pairs(others=Value.PYTHON)), CALLS
     ),
     "tags named after the keys": Case(
         TREE + template(called('<|x|><call name="{{ f.name }}">{{ tree(f.arguments) }}<|x|></call>')),
-        turn(
-            CallGrammar(
-                Style.TREE,
-                open='<|x|><call name="',
-                head=(("", "name"),),
-                begin='">',
-                close="<|x|></call>",
-                key_open="<|x|><",
-                value_open=">",
-                value_close="<|x|></",
-                item="item"
-            )
-        ),
+        turn(CallGrammar(
+            Style.TREE, open='<|x|><call name="', head=(("", "name"),), begin='">', close="<|x|></call>",
+            key_open="<|x|><", value_open=">", value_close="<|x|></", item="item"
+        )),
         CALLS
     ),
     "tags after brackets in letters": Case(
         TREE.replace("<|x|>", "]<]x[>[")
         + template(called('{{ "\\n" }}]<]x[>[<call name="{{ f.name }}">{{ tree(f.arguments) }}]<]x[>[</call>')),
-        turn(
-            CallGrammar(
-                Style.TREE,
-                before="\n",
-                separator="\n",
-                open=']<]x[>[<call name="',
-                head=(("", "name"),),
-                begin='">',
-                end="]<]x[>[",
-                close="</call>",
-                key_open="]<]x[>[<",
-                value_open=">",
-                value_close="]<]x[>[</",
-                item="item"
-            )
-        ),
+        turn(CallGrammar(
+            Style.TREE, before="\n", separator="\n", open=']<]x[>[<call name="', head=(("", "name"),), begin='">',
+            end="]<]x[>[", close="</call>", key_open="]<]x[>[<", value_open=">", value_close="]<]x[>[</", item="item"
+        )),
         CALLS
     ),
     "Python calls": Case(
         template(called(PYTHON, "<|calls|>[", "]<|done|>")),
-        turn(
-            CallGrammar(Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", ")
-        ),
-        CALLS
+        turn(CallGrammar(Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", ")), CALLS
     ),
     "Python calls with nothing around them": Case(
         template(called(PYTHON, "[", "]")),
         turn(CallGrammar(Style.PYTHON, section_open="[", section_close="]", separator=", "), BARE_CALLS),
-        (SAID, CALLED, assistant("", LOOK, STOP))
+        (HELLO, CALLED, assistant("", LOOK, STOP))
     ),
     "braces with quotes of their own": Case(
         BRACES + template(called("<|call|>call:{{ f.name }}{{ braces(f.arguments) }}<|done|>")),
+        turn(CallGrammar(
+            Style.BRACES, open="<|call|>call:", head=(("", "name"),), begin="{", close="<|done|>", quote="<|q|>"
+        )),
+        CALLS
+    ),
+    # around calls
+    "a section": Case(
+        template(called(TAG, "{{ '\\n' }}<calls>{{ '\\n' }}", "{{ '\\n' }}</calls>")),
+        turn(replace(TAGGED, before="\n", section_open="<calls>\n", section_close="\n</calls>")), CALLS
+    ),
+    "a section that is a list": Case(
+        template(called(OBJECT + COMMA, "<|calls|>[", "]")),
+        turn(json_call(section_open="<|calls|>[", section_close="]", separator=", ")), CALLS
+    ),
+    "a separator of letters": Case(
+        template(called(TAG + "{{ '' if loop.last else '; ' }}")), turn(replace(TAGGED, separator="; ")), CALLS
+    ),
+    "white space everywhere": Case(
+        template(called(
+            "{{ '\\n' }}<call>{{ '\\n' }}" + OBJECT + "{{ '\\n' }}</call>{{ '' if loop.last else '\\n' }}",
+            after="{{ '\\n' }}"
+        )),
+        turn(json_call(before="\n", open="<call>\n", close="\n</call>", separator="\n\n", after="\n")), CALLS
+    ),
+    "a prompt that opens whatever comes first": Case(
+        template(
+            "{% if m.content %}## all\n{{ m.content }}{% endif %}"
+            + EACH + "## {{ f.name }}\n" + ARGUMENTS + "{% endfor %}",
+            prompt="## "
+        ),
         turn(
-            CallGrammar(
-                Style.BRACES, open="<|call|>call:", head=(("", "name"),), begin="{", close="<|done|>", quote="<|q|>"
-            )
+            json_arguments(open="## ", begin="\n", close=""),
+            prompt="<|a|>## ", content=Frame("## all", "\n"), notes=()
         ),
         CALLS
     ),
-    **AROUND_CALLS
+    "no prompt, and a word before an answer": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}" + called(TAG)
+        + "{% else %}Bot: {{ m.content }}{% endif %}{% else %}<|u|>{{ m.content }}{% endif %}<|end|>{% endfor %}",
+        TurnGrammar(content=Frame("Bot:", " "), calls=TAGGED), CALLS
+    ),
+    "no closing delimiter": Case(
+        template(called("<|call|>{{ f.name }}<|args|>" + ARGUMENTS)), turn(json_arguments(close="")), CALLS
+    ),
+    "no delimiter at all": Case(
+        template("{% if m.tool_calls %}" + EACH + OBJECT + "{% endfor %}{% else %}{{ m.content }}{% endif %}"),
+        turn(json_call(), NOT_BESIDE), (HELLO, CALLED)
+    ),
+    "one call a turn": Case(
+        template(
+            "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one at a time') }}{% endif %}"
+            + called(TAG)
+        ),
+        turn(TAGGED, ONE_CALL), (HELLO, CALLED, BESIDE)
+    ),
+    "calls or content": Case(
+        template("{% if m.tool_calls and m.content %}{{ raise_exception('either or') }}{% endif %}" + called(TAG)),
+        turn(TAGGED, NOT_BESIDE), (HELLO, CALLED, assistant("", LOOK, STOP))
+    ),
+    "content after calls": Case(
+        template("{% if m.tool_calls %}" + EACH + TAG + "{% endfor %}{% endif %}{{ m.content }}"),
+        turn(TAGGED, NOT_BESIDE), CALLS
+    ),
+    "content that is opened beside calls only": Case(
+        template(
+            "{% if m.tool_calls %}<|sep|>{{ m.content }}<|calls|>" + EACH + OBJECT + "{% endfor %}"
+            "{% else %}{{ m.content }}{% endif %}"
+        ),
+        turn(json_call(section_open="<|calls|>"), content=Frame("<|sep|>")), CALLS
+    ),
+    "calls after content in a turn of their own": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.content %}<|a|>{{ m.content }}<|end|>{% endif %}"
+        "{% if m.tool_calls %}<|a|>" + EACH + TAG + "{% endfor %}<|end|>{% endif %}"
+        "{% else %}<|u|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}",
+        turn(TAGGED, TWO_TURNS), (HELLO, CALLED, assistant("", LOOK, STOP))
+    ),
+    "one call is not closed as two are": Case(
+        template(called(TAG, "<calls>", "{% if m.tool_calls | length > 1 %}</calls>{% endif %}")),
+        turn(
+            replace(TAGGED, section_open="<calls>", section_close="</calls>"),
+            "the template disagrees with itself: one call ends with '</call>', the last of two with '</call></calls>'"
+        ),
+        CALLS
+    ),
+    "calls that cannot be taken apart": Case(
+        template(called("<call>{{ f.name }}</call>")),
+        turn(None, "calls were not understood: no arguments are shown; choose a tool_parser")
+    )
 }  # fmt: skip
+
+
+def completion(renderer: Renderer, message: Message) -> tuple[list[int], list[int]]:
+    """The prompt and the completion that say a message."""
+    tools = [STAND_IN_TOOL] if renderer.study().needs_tools() else None
+    rendered = renderer.render([user("Hi."), message], tools=tools)
+    reply = rendered.turns[-1]
+    return rendered.token_ids[: reply.start], rendered.token_ids[reply.start : reply.stop]
+
+
+def summary(response: ParsedResponse) -> tuple[str, str, list[tuple[str | None, Any, CallStatus]]]:
+    calls = [(parsed.name, parsed.arguments, parsed.status) for parsed in response.tool_calls]
+    return response.reasoning_content or "", response.content, calls
+
+
+def expected_summary(message: Message) -> tuple[str, str, list[tuple[str | None, Any, CallStatus]]]:
+    """What a parser has to say of a message."""
+    functions = [one["function"] for one in message.get("tool_calls", [])]
+    calls: list[Any] = [(one["name"], one["arguments"], CallStatus.OK) for one in functions]
+    return message.get("reasoning_content", ""), message["content"], calls
+
+
+def as_text(message: Message) -> Message:
+    """The same message with arguments as JSON text."""
+    calls = [
+        one | {"function": one["function"] | {"arguments": json.dumps(one["function"]["arguments"])}}
+        for one in message.get("tool_calls", [])
+    ]
+    return message | {"tool_calls": calls} if calls else message

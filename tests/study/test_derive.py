@@ -1,121 +1,238 @@
-"""The grammar that is read off a template: what it is for each family, and that it finds out what it has to.
+"""The grammar that is read off a template is the expected one, and reads back what the template writes.
 
-Families are written out here as a person would read them off the template. What derivation must be able to find out is
-tested one by one, on small templates that no model has.
+What derivation must be able to find out is tested one by one, on small templates that no model has; then every template
+of TRL.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Final
+
 import pytest
 
-from tests.conversations import user
+from tests.conversations import Message, tool, user
 from tests.formats.small import made_up_renderer
-from tests.study.cases import CASES
-from tests.study.pieces import (
+from tests.study import cases
+from tests.study.cases import (
     BESIDE,
-    BRACES,
+    BOTH,
     CALLED,
+    CASES,
     CONTROLS,
-    LOOK,
-    OBJECT,
-    PYTHON,
-    SAID,
-    TAGGED,
+    HELLO,
     THOUGHT,
-    called,
-    template,
+    TWICE,
+    as_text,
+    completion,
+    expected_summary,
+    summary,
 )
+from tests.support import SPECIAL, rotating, templates_of_trl, tokenizer_json_for
+from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.formats.grammar import NO_CALLS, Value
 from tokentrace.formats.writing import write_calls
+from tokentrace.parsing.events import ArgumentsDelta, ContentDelta
 from tokentrace.parsing.readback import MISREAD
+from tokentrace.parsing.response import Finish
+from tokentrace.tokens import Tokenizer
 
-# -- what derivation has to find out, each on a template of its own
+
+@cache
+def case_renderer(name: str) -> Renderer:
+    """The renderer of a case, as its messages are rendered."""
+    return made_up_renderer(CASES[name].source, *CONTROLS, **dict(CASES[name].variables))
+
+
+MISREAD_CASES: Final = {
+    "reasoning that the prompt opens and the turn closes",  # its past turns do not show the opening
+    "a prompt in the turn before it", "an answer that is written where the prompt opens reasoning",
+    "calls after content in a turn of their own", "reasoning that nothing opens",
+    "reasoning that nothing closes", "several messages in a turn", "Python calls with nothing around them",
+    "calls that cannot be taken apart",
+}  # fmt: skip
+BARE: Final = "Python calls with nothing around them"
+TOOL: Final = tool("look_up", "", {name: {"type": kind} for name, kind in cases.TYPES.items()}, [])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_derivation_finds_out(name: str) -> None:
-    found = made_up_renderer(CASES[name].source, *CONTROLS).grammar()
-    notes = tuple(note for note in found.notes if MISREAD not in note)
-    assert found.replace(notes=notes) == CASES[name].grammar
-
-
-def test_a_grammar_that_does_not_read_its_template_back_says_so() -> None:
-    notes = {name: made_up_renderer(case.source, *CONTROLS).grammar().notes for name, case in CASES.items()}
-    assert {name for name, said in notes.items() if any(MISREAD in note for note in said)} == {
-        "reasoning that the prompt opens and the turn closes",  # its own past turns do not show the opening
-        "a prompt in the turn before it",
-        "an answer that is written where the prompt opens reasoning",
-        "calls after content in a turn of their own",
-        "reasoning that nothing opens",
-        "reasoning that nothing closes",
-        "several messages in a turn",
-        "Python calls with nothing around them",
-        "calls that cannot be taken apart",
-    }
-    said = notes["Python calls with nothing around them"][-1]
-    assert said == f"{MISREAD}: content of an answer and a call, calls of an answer and a call"
-
-
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"type": "string"}, "days": {"type": "integer"}, "exact": {"type": "boolean"}},
-        },
-    },
-}
+    """A grammar that does not read its template back has a note on that."""
+    grammar = made_up_renderer(CASES[name].source, *CONTROLS).grammar()
+    misread = [note for note in grammar.notes if MISREAD in note]
+    assert grammar.replace(notes=tuple(note for note in grammar.notes if note not in misread)) == CASES[name].grammar
+    assert bool(misread) == (name in MISREAD_CASES)
+    if name == BARE:
+        assert misread == [f"{MISREAD}: content of an answer and a call, calls of an answer and a call"]
 
 
 def test_calls_that_are_written_only_beside_tools_are_looked_for_there() -> None:
-    written = "{% if tools %}" + called("<call>" + OBJECT + "</call>") + "{% else %}{{ m.content }}{% endif %}"
-    renderer = made_up_renderer(template(written), *CONTROLS)
+    turn = "{% if tools %}" + cases.called(cases.TAG) + "{% else %}{{ m.content }}{% endif %}"
+    renderer = made_up_renderer(cases.template(turn), *CONTROLS)
     assert (renderer.grammar().calls, renderer.grammar().notes) == (None, (NO_CALLS,))
-    assert (renderer.grammar([TOOL]).calls, renderer.grammar([TOOL]).notes) == (TAGGED, ())
+    assert (renderer.grammar([TOOL]).calls, renderer.grammar([TOOL]).notes) == (cases.TAGGED, ())
 
 
 @pytest.mark.parametrize(
-    "written",
+    ("name", "value", "quoted"),
     [
-        BRACES.replace("{% else %}{{ v | tojson }}", "{% else %}<|q|>{{ v | tojson }}<|q|>")
-        + template(called("<|call|>call:{{ f.name }}{{ braces(f.arguments) }}<|done|>")),
-        template(called(PYTHON.replace("{{ v | tojson }}", '"{{ v if v is string else v | tojson }}"'), "<|call|>")),
+        ("braces with quotes of their own", "{% else %}{{ v | tojson }}", "{% else %}<|q|>{{ v | tojson }}<|q|>"),
+        ("Python calls", "{{ v | tojson }}", '"{{ v if v is string else v | tojson }}"'),
     ],
-    ids=["braces", "python"],
 )
-def test_where_all_values_are_quoted_the_schema_says_what_they_are(written: str) -> None:
-    renderer = made_up_renderer(written, *CONTROLS)
+def test_where_all_values_are_quoted_the_schema_says_what_they_are(name: str, value: str, quoted: str) -> None:
+    renderer = made_up_renderer(CASES[name].source.replace(value, quoted), *CONTROLS)
     calls = renderer.grammar().calls
     assert calls is not None
     assert calls.others is Value.QUOTED
     arguments = {"place": "Paris", "days": 3, "exact": True}
     function = {"name": "look_up", "arguments": arguments}
-    messages = [user("Hi."), {**CALLED, "tool_calls": [{**LOOK, "function": function}]}]
-    rendered = renderer.render(messages)
-    said = rendered.turns[-1]
-    ids = rendered.token_ids[said.start : said.stop]
+    messages = [user("Hi."), {**CALLED, "tool_calls": [{**cases.LOOK, "function": function}]}]
+    prompt, ids = completion(renderer, messages[1])
     assert renderer.tokenizer.decode(ids) == write_calls(calls, [function]) + "<|end|>"
-    prompt = rendered.token_ids[: said.start]
     assert renderer.parse_response(ids, tools=[TOOL], prompt_ids=prompt).tool_calls[0].arguments == arguments
-    assert renderer.parse_response(ids, prompt_ids=prompt).tool_calls[0].arguments == {
-        "place": "Paris",
-        "days": "3",
-        "exact": "true",
-    }
+    texts = {"place": "Paris", "days": "3", "exact": "true"}
+    assert renderer.parse_response(ids, prompt_ids=prompt).tool_calls[0].arguments == texts
     unreadable = {one.field for one in renderer.find_unreadable(messages)} - {"tool_calls.0.id"}
     assert unreadable == {f"tool_calls.0.function.arguments.{key}" for key in ("days", "exact")}
     assert [one.field for one in renderer.find_unreadable(messages, tools=[TOOL])] == ["tool_calls.0.id"]
 
 
 def test_what_a_grammar_does_not_read_back_is_unreadable() -> None:
-    bare = made_up_renderer(CASES["Python calls with nothing around them"].source, *CONTROLS)
+    bare = case_renderer(BARE)
     assert {one.field for one in bare.find_unreadable([user("Hi."), BESIDE])} == {"content", "tool_calls"}
     assert {one.field for one in bare.find_unreadable([user("Hi."), CALLED])} == {"tool_calls.0.id"}
-    prompted = made_up_renderer(CASES["a prompt in the turn before it"].source, *CONTROLS)
-    assert prompted.find_unreadable([user("Hi."), SAID]) == []
-    found = prompted.find_unreadable([user("Hi."), THOUGHT])
-    assert {one.field for one in found} == {"content", "reasoning_content"}
-    ids = prompted.tokenizer.encode("Well. So: Hello.<|end|>")
-    response = prompted.parse_response(ids, prompt_ids=prompted.render_ids([user("Hi.")], add_generation_prompt=True))
-    assert (response.reasoning_content, response.content) == ("Well.", "Hello.")
+    hidden = bare.parse_response(completion(bare, BESIDE)[1])
+    assert (hidden.tool_calls, hidden.content[:15]) == ([], "Hello.[look_up(")
+    prompted = case_renderer("a prompt in the turn before it")
+    assert prompted.find_unreadable([user("Hi."), HELLO]) == []
+    fields = {one.field for one in prompted.find_unreadable([user("Hi."), THOUGHT])}
+    assert fields == {"content", "reasoning_content"}
+
+
+# -- what a template writes is read back, whole and cut anywhere
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.says])
+def test_what_a_template_writes_is_read_back_and_every_cut_streams_to_the_same(name: str) -> None:
+    case, renderer = CASES[name], case_renderer(name)
+    for message in case.says:
+        prompt, ids = completion(renderer, as_text(message) if cases.AS_TEXT in case.source else message)
+        response = renderer.parse_response(ids, prompt_ids=prompt)
+        assert summary(response) == expected_summary(message)
+        assert (response.finish, response.open) == (Finish.STOP, None)
+        for stop in range(0, len(ids) + 1, 7):
+            whole = renderer.parse_response(ids[:stop], prompt_ids=prompt)
+            parser = renderer.streaming_parser(prompt_ids=prompt)
+            events = [event for index in ids[:stop] for event in parser.feed([index])] + parser.finish()
+            assert parser.response == whole
+            assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == whole.content
+            deltas = [event for event in events if isinstance(event, ArgumentsDelta)]
+            for call in whole.tool_calls:
+                text = "".join(event.text for event in deltas if event.index == call.index)
+                assert call.name is None or text == call.arguments_text
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("an object", [None, None]),
+        ("the call as it was given", ["call00001", "call00002"]),
+        ("an id before the name", ["call00001", "call00002"]),
+        ("an id after the name", ["call00001", "call00002"]),
+        ("an id made of name and number", ["functions.look_up:0", "functions.stop:1"]),
+    ],
+)
+def test_ids_are_read_where_the_template_writes_them(name: str, ids: list[str | None]) -> None:
+    renderer = case_renderer(name)
+    response = renderer.parse_response(completion(renderer, TWICE)[1])
+    assert [parsed.id for parsed in response.tool_calls] == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reasoning", "content"),
+    [
+        ("reasoning that only the prompt opens", "Well.</think>Hello.", "Well.", "Hello."),
+        ("reasoning that the prompt opens and the turn closes", "Well.</think>Hello.", "Well.", "Hello."),
+        ("an answer that is written where the prompt opens reasoning", "Well.</think>Hello.", "Well.", "Hello."),
+        ("a prompt in the turn before it", "Well. So: Hello.", "Well.", "Hello."),
+        ("reasoning that nothing opens", "Well.</think>Hello.", None, "Well.</think>Hello."),
+        ("several messages in a turn", " user<|sep|>Hello.", None, " user<|sep|>Hello."),
+    ],
+)
+def test_completions_that_the_template_itself_would_not_show(
+    name: str, text: str, reasoning: str | None, content: str
+) -> None:
+    renderer = case_renderer(name)
+    response = renderer.parse_response(renderer.tokenizer.encode(text + "<|end|>"))
+    assert (response.reasoning_content, response.content) == (reasoning, content)
+    assert response.finish is Finish.STOP
+
+
+# -- templates of TRL
+
+TRL_NOT_READ_BACK: Final = {
+    "gptoss": "writes content beside calls as reasoning, and the first call only",
+    "muse_glimmer": "several messages a turn, which is not understood, and said so",
+    "llama3_1": "writes one call a turn, and no content beside it",
+    "llama3_2": "writes one call a turn, and no content beside it",
+    "smolvlm": "takes content as a list only",
+    "idefics3": "takes content as a list only",
+    "llava_next": "takes content as a list only",
+}
+"""Templates (and those for training that go with them) that lose a part of the messages, or write what is not read."""
+
+
+def trl_renderer(name: str) -> Renderer:
+    source = templates_of_trl()[name]
+    tokenizer = Tokenizer(tokenizer_json_for(source), variables=dict(SPECIAL))
+    return create_renderer(tokenizer, "default", chat_template=source)
+
+
+def visible(renderer: Renderer, message: Message) -> Message | None:
+    """What of a message is in its turn, or None where the template refuses it."""
+    try:
+        rendered = renderer.render([user("Hi."), message])
+    except TokentraceError:
+        return None
+    text = rendered.decode(slice(0, rendered.turns[-1].stop))
+    fields = {key: value for key, value in message.items() if key != "reasoning_content" or value in text}
+    calls = [one for one in message.get("tool_calls", []) if one["function"]["name"] in text]
+    return {**fields, "content": message["content"] if message["content"] in text else "", "tool_calls": calls}
+
+
+def losses(renderer: Renderer) -> Iterator[str]:
+    """Where a rendered message is not what is read back."""
+    for message in (HELLO, THOUGHT, CALLED, BESIDE, TWICE, BOTH):
+        form, calls = message, message.get("tool_calls", [])
+        seen = visible(renderer, form)
+        if seen is None:
+            form = as_text(message)
+            seen = visible(renderer, form)
+        if seen is None or seen["content"] != message["content"]:
+            yield "refused"
+            continue
+        if len(seen["tool_calls"]) not in (0, len(calls)):
+            yield "calls are lost"
+        prompt, ids = completion(renderer, form)
+        response = renderer.parse_response(ids, prompt_ids=prompt)
+        expected = expected_summary(seen | {"tool_calls": calls if seen["tool_calls"] else []})
+        if summary(response) != expected:
+            yield f"{summary(response)} != {expected}"
+
+
+def test_every_template_of_trl_is_read_back_or_listed() -> None:
+    problems = {name: list(losses(trl_renderer(name))) for name in rotating(sorted(templates_of_trl()), "read back", 2)}
+    lossy = {name: some for name, some in problems.items() if some}
+    listed = {name for name in problems if re.sub("_training$", "", name) in TRL_NOT_READ_BACK}
+    assert set(lossy) == listed, {name: lossy.get(name) for name in set(lossy) ^ listed}
+
+
+def test_templates_for_training_write_as_those_they_are_made_of() -> None:
+    names = sorted(templates_of_trl())
+    twins = [(name, f"{name}_training") for name in names if f"{name}_training" in names]
+    assert len(twins) > 10
+    for name, twin in twins:
+        assert trl_renderer(name).grammar() == trl_renderer(twin).grammar(), name

@@ -26,19 +26,11 @@ TURNS = (
 )
 ASKING = "{% if add_generation_prompt %}<s>assistant:{% if CONDITION %}<think></think>{% endif %}{% endif %}"
 CONDITIONS = [
-    "messages|length > 2",
-    "messages|length % 4 == 1",
-    "ns.hit",
-    "ns.calls == 1",
-    "text(messages[-1].content)|length > 6",
-    "messages[-1].content is not string",
-    "messages[-1].name == 'b'",
-    "messages[0].role == 'system'",
-    "tools and tools[0].function.name == 'b'",
-    "tools is not none",
-    "enable_thinking is defined",
-    "messages|map(attribute='role')|list|last == 'tool'",
-]
+    "messages|length > 2", "messages|length % 4 == 1", "ns.hit", "ns.calls == 1",
+    "text(messages[-1].content)|length > 6", "messages[-1].content is not string", "messages[-1].name == 'b'",
+    "messages[0].role == 'system'", "tools and tools[0].function.name == 'b'", "tools is not none",
+    "enable_thinking is defined", "messages|map(attribute='role')|list|last == 'tool'",
+]  # fmt: skip
 CALL = call("b", {"x": 1})
 ASKED = [
     user("Hello."),

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import examples
-from tests.trajectory.checker import check_trajectory
+from tests.support import FULL, examples
+from tests.trajectory.model import check_trajectory
+from tests.trajectory.walk import Walk, illegal_operations, walk
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, Turn, to_bytes
@@ -27,6 +28,29 @@ def two_turns() -> Trajectory:
     trajectory.append_context([4, 5], [Kind.CONTEXT, Kind.SCAFFOLD], message_spans=[(0, 1, 0)], messages=1)
     trajectory.append_completion([20, 21], [-0.4, -0.5], finish_reason="stop", version=2)
     return trajectory
+
+
+# -- any sequence of legal and illegal operations leaves it consistent, and as the model says
+
+
+@pytest.mark.parametrize("seed", range(4 if FULL else 2))
+def test_random_walk(seed: int) -> None:
+    walk(seed, 2_500)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+def test_random_walk_of_a_million_operations(seed: int) -> None:
+    walk(1_000 + seed, 100_000)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_illegal_operation_is_refused_and_changes_nothing(seed: int) -> None:
+    one = Walk(seed)
+    for _ in range(60):
+        one.step()
+    one.illegal(len(illegal_operations(one)))
+    one.verify()
 
 
 # -- one stream
@@ -69,9 +93,6 @@ def test_without_logprobs_none_are_there_to_be_read() -> None:
     with pytest.raises(TrajectoryError, match="logprobs=False"):
         trajectory.completion_logprobs(turn)
     check_trajectory(trajectory)
-
-
-# -- turns that follow turns
 
 
 # -- extension

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trajectory.checker import check_trajectory
-from tests.trajectory.model import Model, assert_same
+from tests.trajectory.model import Model, assert_same, check_trajectory
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.rendering import BridgedTokens
 from tokentrace.tokens.kinds import Kind
@@ -40,19 +39,9 @@ class Walk:
             logprobs=self.random.random() < 0.8,
             metadata={"seed": seed, "nested": {"list": [1, 2.5, None, True]}},
         )
-        self.legal: list[Callable[[], None]] = [
-            self.context,
-            self.context,
-            self.completion,
-            self.completion,
-            self.completion,
-            self.continuation,
-            self.bridge,
-            self.extend,
-            self.branch,
-            *([self.reward] if rewards else []),  # these are no writes
-            self.read,
-        ]
+        self.legal: list[Callable[[], None]] = [*[self.context] * 2, *[self.completion] * 3, self.continuation]
+        self.legal += [self.bridge, self.extend, self.branch, self.read]
+        self.legal += [self.reward] if rewards else []  # these are no writes
 
     def step(self) -> int:
         """Do something; returns how many operations it was."""
@@ -69,12 +58,11 @@ class Walk:
             assert_same(self.model, self.trajectory)
 
     def verify_storage(self) -> None:
-        data = to_bytes(self.trajectory)
-        loaded = from_bytes(data)
-        assert not loaded.truncated
         check_trajectory(self.trajectory)
+        loaded = from_bytes(to_bytes(self.trajectory))
+        assert not loaded.truncated
         assert_same(self.model, loaded.trajectory)
-        assert to_bytes(loaded.trajectory) == data
+        assert to_bytes(loaded.trajectory) == to_bytes(self.trajectory)
         assert loaded.trajectory.metadata == self.trajectory.metadata
 
     # -- pieces
@@ -163,13 +151,8 @@ class Walk:
         messages = self.random.randint(0, 2)
         spans = self.spans(len(ids), messages)
         kinds: Any = self.new_kinds(len(ids))
-        self.trajectory.append_context(
-            self.shaped(ids),
-            self.random.choice([kinds, np.array(kinds, np.uint8)]),
-            message_spans=spans,
-            messages=messages,
-            branch=branch,
-        )
+        shaped = self.random.choice([kinds, np.array(kinds, np.uint8)])
+        self.trajectory.append_context(self.shaped(ids), shaped, message_spans=spans, messages=messages, branch=branch)
         self.model.context(index, ids, kinds, spans, messages)
 
     def bridge(self) -> None:
@@ -214,19 +197,15 @@ class Walk:
         assert turn is not None
         turn["rewards"]["reward"] = value  # shared by all branches that the turn is on
 
-    def completion(self) -> None:
+    def completion(self, continues: bool = False) -> None:
         index, branch = self.target()
-        if self.model.can_complete(index):
-            self.complete(index, branch, continues=False)
+        if self.model.can_continue(index) if continues else self.model.can_complete(index):
+            self.complete(index, branch, continues)
         else:
-            self.refused(lambda: self.complete(index, branch, continues=False))
+            self.refused(lambda: self.complete(index, branch, continues))
 
     def continuation(self) -> None:
-        index, branch = self.target()
-        if self.model.can_continue(index):
-            self.complete(index, branch, continues=True)
-        else:
-            self.refused(lambda: self.complete(index, branch, continues=True))
+        self.completion(continues=True)
 
     def extend(self) -> None:
         index, branch = self.target()
@@ -279,16 +258,10 @@ class Walk:
     # -- illegal operations
 
     def refused(self, act: Callable[[], object], error: type[TrajectoryError] = TrajectoryError) -> None:
-        trajectory = self.trajectory
-        before = (trajectory.num_writes, trajectory.num_tokens, trajectory.num_branches, trajectory.current)
+        before = repr(self.trajectory), self.trajectory.current
         with pytest.raises(error):
             act()
-        assert before == (
-            trajectory.num_writes,
-            trajectory.num_tokens,
-            trajectory.num_branches,
-            trajectory.current,
-        )
+        assert before == (repr(self.trajectory), self.trajectory.current)
 
     def illegal(self, count: int = 4) -> int:
         """Several illegal operations; since none changes anything, one list of them holds for all."""

@@ -194,14 +194,12 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     renderer = make_renderer(options)
     with working("comparing"):
         broken = explain_break(stream, following, renderer, sampled=sampled)
-    if options["as_json"]:
-        click.echo(json.dumps({"extends": broken is None} | ({} if broken is None else broken.to_json())))
-    elif broken is not None:
-        click.echo(str(broken))
+    if broken is not None:
+        _show(broken, options, renderer)
+    elif options["as_json"]:
+        click.echo(json.dumps({"extends": True}))
     elif not options["quiet"]:
         click.echo(f"the prompt extends the stream: {len(stream):,} ids, and {len(following) - len(stream):,} new ones")
-    if options["html"] is not None and broken is not None:
-        write_page(options["html"], broken, tokenizer=renderer)
     return broken is not None
 
 

@@ -135,8 +135,6 @@ def _is_read(message: Mapping[str, Any], forms: Forms) -> bool:
 
 @dataclass(slots=True)
 class _Adapter:
-    """One message on its way into the template's form."""
-
     _place: Place
     _message: Mapping[str, Any]
     _forms: Forms
@@ -208,7 +206,6 @@ class _Adapter:
         return after
 
     def _silence(self) -> None:
-        """Write no content in the template's way."""
         content, forms = self._message.get("content", _ABSENT), self._forms
         if content is not _ABSENT and content is not None and content != "":
             return

@@ -187,7 +187,10 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     if inspect.isfunction(tool) or inspect.ismethod(tool):
-        tool = cached_schema(tool, str(place.field))
+        try:
+            tool = cached_schema(tool)
+        except InputError as error:
+            raise place.error(error.problem) from None
     elif not isinstance(tool, Mapping) and not callable(getattr(tool, "model_dump", None)):
         raise place.error(f"must be a tool schema (a mapping) or a function, not {kind_of(tool)}")
     tool = place.mapping(tool)
@@ -230,8 +233,8 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
                 if problem := _problem(arguments):
                     field = "function.arguments" if "function" in call else "arguments"
                     yield f"{place(index, f'tool_calls.{at}.{field}')}{problem}"
-            is_open = continued and index == len(messages) - 1
-            if not is_open and not any(_has(message.get(name)) for name in ("content", "tool_calls", *THOUGHTS)):
+            is_fine = bool(message.get("content")) or (continued and index == len(messages) - 1)
+            if not is_fine and not any(_has(message.get(name)) for name in ("content", "tool_calls", *THOUGHTS)):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
             latest = calls or latest
         elif role in RESULT_ROLES:

@@ -75,7 +75,6 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 
 
 def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """The messages as mappings, with their places."""
     if not is_list(messages):
         raise Place(field="messages").wrong(messages, "a list of messages")
     if not messages:
@@ -84,7 +83,6 @@ def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
 
 
 def _check(place: Place, message: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Check a message. Errors name the source of each field."""
     try:
         check_messages([message])
     except InputError as error:
@@ -192,7 +190,6 @@ def _from_assistant_blocks(blocks: list[PlacedBlock], names: dict[str, str]) -> 
 
 
 def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
-    """A call from a block or a value, with its arguments under `key`."""
     arguments = fields.get(key)
     if not isinstance(arguments, kinds):
         raise place.at(key).wrong(arguments, "a mapping" if kinds is Mapping else "a mapping or a JSON string")

@@ -77,8 +77,6 @@ def _is_scalar(value: Any) -> bool:
 
 
 class _Walker:
-    """One value on its way to plain JSON."""
-
     def __init__(self, place: Place, strict: bool) -> None:
         self._place = place
         self._strict = strict
@@ -111,7 +109,6 @@ class _Walker:
         return plain
 
     def _scalar(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """An object as the JSON value that it stands for."""
         plain = json_like(value, self)
         if isinstance(value, float) and not math.isfinite(value):
             problem = "NaN" if math.isnan(value) else "Infinity"

@@ -16,9 +16,8 @@ from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
-from ..samples.sample import Sample
+from ..samples.sample import Overlong, Sample, truncate
 from ..samples.supervised import SampleBuilder, SampleSettings
-from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, whole
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
@@ -26,7 +25,6 @@ from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
 from .sources import ROW_BYTES, Format, Row
-from .tables import Columns as TableColumns
 from .tables import sample_columns
 
 _MANY_SETTINGS: Final = 32
@@ -55,7 +53,7 @@ class TokenizeSettings:
     control_tokens: str = "literal"
     messages: str = "adapt"
     lost: str = "error"
-    """Rows with text that reaches no token: ``"error"`` (bad rows), ``"warn"`` (a note) or ``"ignore"``."""
+    """Text that reaches no token: ``"error"``, ``"warn"`` (a note) or ``"ignore"``."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     samples: SampleSettings = field(default_factory=SampleSettings)
@@ -63,7 +61,7 @@ class TokenizeSettings:
     tools: tuple[Mapping[str, Any], ...] | None = None
     """The tools of rows that have none."""
     parse_arguments: bool = False
-    """Parse arguments that are JSON strings before the template sees them, as inference servers do."""
+    """Parse arguments that are JSON, as servers do."""
     max_length: int | None = None
     overlong: Overlong = Overlong.DROP
     row_bytes: int = ROW_BYTES
@@ -99,7 +97,7 @@ class TokenizeSettings:
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
-        """The settings that `described` returned, with the source of a template. Raises SampleError."""
+        """Read what `described` returned. Raises SampleError."""
         names = SampleSettings.__dataclass_fields__
         if unknown := sorted(set(described) - set(cls.__dataclass_fields__) - set(names)):
             raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
@@ -112,7 +110,7 @@ class TokenizeSettings:
             raise SampleError(f"the settings cannot be read: {error}") from None
 
     @property
-    def output(self) -> TableColumns:
+    def output(self) -> Mapping[str, Any]:
         """The columns of rows."""
         return sample_columns("parts", *(["labels"] if self.labels else []))
 
@@ -252,7 +250,7 @@ class RowTokenizer:
 
 
 def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[RowResult]:
-    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Removes the nulls that tables fill in."""
+    """Tokenize rows in memory: dicts, or a ``datasets.Dataset``."""
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")

@@ -1,13 +1,6 @@
 """The demo's questions as tasks: prompts, tools, a simulated user and the reward.
 
-`questions.json` holds questions that pocket's training never saw (see ``training/pocket/questions.py``). Each has a
-small table that only its look-up tool can read.
-
->>> question = pick_questions(1, kinds=["lookup"])[0]
->>> question.prompt[-1]["content"], question.answer
-('What does the round clock cost?', 678)
->>> reward(question, [*question.prompt, {"role": "assistant", "content": "It costs 678."}])
-1.0
+`questions.json` holds questions that pocket's training never saw (see ``training/pocket/questions.py``).
 """
 
 from __future__ import annotations
@@ -35,12 +28,10 @@ KINDS: Final = (
     *("direct", "arithmetic", "lookup", "missing", "singular", "word_problem"),
     *("parallel", "compare", "checked", "total", "chain", "follow_up"),
 )
-UNKNOWN: Final = "could not find"
-"""What a reply must say if there is no answer."""
 
 
 class Function(NamedTuple):
-    """A tool of a question. Its purpose is ``"calculate"``, ``"look_up"`` or ``"check"``; names differ."""
+    """A tool: ``"calculate"``, ``"look_up"`` or ``"check"``."""
 
     purpose: str
     name: str
@@ -58,11 +49,10 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, what its tools know, and the answer.
+    """A question, the user's next messages after each answer, and the last answer; None if there is none to find.
 
-    `follow_ups` are the user's next messages, one after each answer. `table` is what can be looked up: prices, ages or
-    another `field`, in the `style` ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``. The last `answer` is None if
-    the item cannot be found; it must also name what it `mentions`.
+    `table` is what can be looked up: prices, ages or another `field`, in the `style` ``"number"``, ``"pair"``,
+    ``"json"`` or ``"sentence"``. The answer must also name what it `mentions`.
     """
 
     id: str
@@ -89,7 +79,7 @@ def all_questions() -> tuple[Question, ...]:
 
 
 def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Question]:
-    """Pick `count` questions; `seed` picks others. After the last the first comes again, under another id."""
+    """Pick questions. After the last the first comes again."""
     choices = [question for question in all_questions() if question.kind in kinds]
     picked = [choices[(seed * count + at) % len(choices)] for at in range(count)]
     rounds = [f".{at // len(choices)}" if at >= len(choices) else "" for at in range(count)]
@@ -179,8 +169,8 @@ def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
         return 0.0
     if follow_up(question, messages) is not None or question.mentions.casefold() not in content.casefold():
         return 0.0
-    number = _last_number(content)
-    return float(UNKNOWN in content and number is None if question.answer is None else number == question.answer)
+    right = _last_number(content) == question.answer
+    return float(right and (question.answer is not None or "could not find" in content))
 
 
 def _last_number(text: str) -> int | None:

@@ -6,7 +6,6 @@ begins with exactly those ids.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -14,16 +13,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from ..conversation.forms import adapt
+from ..conversation.forms import MessageForm
 from ..conversation.messages import Messages
 from ..errors import TemplateError, TokentraceError
-from ..rendering.lost import find_lost
-from ..study.sampling import turn_end
-from ..study.study import TemplateStudy
-from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import wrap_tools
+from ..rendering.past import Past
+from ..rendering.rendered import RenderedTokens
+from ..rendering.renderer import Renderer
+from ..study.turns import common_prefix
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
+from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Request, Style, TurnForm, call_ids, cases, reasoning_tags
@@ -117,11 +116,13 @@ class AppendCell:
 class AppendMatrix:
     """Runs the cases of one template with one set of variables. Naming lines is slow."""
 
-    def __init__(self, study: TemplateStudy, *, names_lines: bool) -> None:
-        self._study, self._names_lines = study, names_lines
-        self._tools = wrap_tools(TOOLS)
+    def __init__(self, renderer: Renderer, *, names_lines: bool) -> None:
+        policy, form = ControlPolicy.HF_COMPAT, MessageForm.ADAPT
+        self._renderer = replace(renderer.silent(), past=Past.TEMPLATE, control_tokens=policy, messages=form)
+        self._names_lines = names_lines
+        study = renderer.study(TOOLS)
         self._ids, self._tags = call_ids(study), reasoning_tags(study)
-        self._cache: dict[str, Encoded | TokentraceError] = {}
+        self._cache: dict[str, RenderedTokens] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
         """Run all cases of a kind of turn and return the worst.
@@ -146,57 +147,39 @@ class AppendMatrix:
     def _accepts(self, cell: AppendCell) -> bool:
         """True unless the template refuses the history of a case."""
         try:
-            past = adapt(cell.case.messages, self._study.forms).messages[: len(cell.case.past)]
-            self._encode(Request(past, cell.case.tools, True))
+            self._render(Request(cell.case.past, cell.case.tools, True))
         except TokentraceError:
             return False
         return True
 
+    def _render(self, request: Request) -> RenderedTokens:
+        """Render a conversation, once."""
+        key, tools = json.dumps(request), TOOLS if request.tools else None
+        if key not in self._cache:
+            rendered = self._renderer.render(request.messages, tools=tools, add_generation_prompt=request.prompt)
+            self._cache[key] = rendered
+        return self._cache[key]
+
     def _run(self, case: AppendCase, *, names_lines: bool = False) -> AppendCell:
-        study, at = self._study, len(case.past)
+        at, tools = len(case.past), case.tools
         try:
-            messages = tuple(adapt(case.messages, study.forms).messages)
-            question = Request(messages[:at], case.tools, True)
-            turn = Request(messages[: at + 1], case.tools, False)
-            whole = Request(messages, case.tools, case.turn.append is not Append.ASSISTANT)
-            prompt, stream, after = map(self._encode, (question, turn, whole))
+            messages = tuple(self._renderer.adapt_messages(case.messages, tools=TOOLS if tools else None).messages)
+            whole = Request(messages, tools, case.turn.append is not Append.ASSISTANT)
+            requests = Request(messages[:at], tools, True), Request(messages[: at + 1], tools), whole
+            prompt, turn, after = map(self._render, requests)
         except TokentraceError as error:
             return AppendCell(case, AppendOutcome.REFUSED, case.messages, reason=_refusal(error))
-        lost = find_lost(stream.rendering, turn.messages, study.forms, first=at).lost
-        missing = tuple(_missing(stream.rendering, case, [one.field for one in lost]))
-        lost = find_lost(after.rendering, messages, study.forms, first=at + 1).lost
-        gone = tuple(f"{one.field} of the {messages[one.message or 0]['role']} message that follows" for one in lost)
-        stop, ends = self._stop(turn, stream)
-        if stop < len(stream.ids):
-            stream = study.encode(stream.rendering.until(stream.position(stop)))
-        breaks = tuple(self._breaks((question, turn, whole), (prompt, stream, after), names_lines))
-        outcome = AppendOutcome.LOSES if missing or gone else AppendOutcome.HOLDS
-        return AppendCell(case, AppendOutcome.BREAKS if breaks else outcome, messages, breaks, missing, gone, ends=ends)
-
-    def _encode(self, request: Request) -> Encoded:
-        """Render and encode a conversation once. Raises the template's error each time."""
-        key = json.dumps(request)
-        if key not in self._cache:
-            study, tools = self._study, self._tools if request.tools else None
-            try:
-                self._cache[key] = study.encode(study.run(tools, request.messages, request.prompt))
-            except TokentraceError as error:
-                self._cache[key] = error.with_traceback(None)
-        encoded = self._cache[key]
-        if isinstance(encoded, TokentraceError):
-            raise encoded
-        return encoded
-
-    def _stop(self, request: Request, encoded: Encoded) -> tuple[int, bool]:
-        """Return the length of the stream, and whether a stop token ends it."""
-        study, last = self._study, len(request.messages) - 1
-        render = functools.partial(study.run, self._tools if request.tools else None)
-        turns, _ = find_turns(encoded.rendering, request.messages, render, study.tokenizer, only=last)
-        turns = [turn for turn in turns if turn.message == last]
-        if not turns:
-            return len(encoded.ids), True
-        end = turn_end(encoded, turns[-1], study.endings(request.tools))
-        return end.stop, end.stop_token is not None
+        missing = tuple(_missing(turn.rendering, case, [one.field for one in turn.lost if one.message == at]))
+        gone = [(one.field, one.message) for one in after.lost if one.message is not None and one.message > at]
+        lost_after = tuple(f"{field} of the {messages[index]['role']} message that follows" for field, index in gone)
+        stream, end = turn.encoded, next((one for one in reversed(turn.turns) if one.message == at), None)
+        if end is not None and end.stop < len(stream.ids):
+            stream = self._renderer.study().encode(stream.rendering.until(stream.position(end.stop)))
+        breaks = tuple(self._breaks(requests, (prompt.encoded, stream, after.encoded), names_lines))
+        outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
+        outcome = AppendOutcome.BREAKS if breaks else outcome
+        ends = end is None or end.stop_token is not None
+        return AppendCell(case, outcome, messages, breaks, missing, lost_after, ends=ends)
 
     def _breaks(
         self, requests: Sequence[Request], encoded: Sequence[Encoded], names_lines: bool
@@ -217,14 +200,13 @@ class AppendMatrix:
 
     def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
         """Find the line, without the second prompt if the texts differ at the same place."""
-        if where is Where.SEAM:
-            return None
-        text = self._encode(first).rendering.text
-        for prompt in (False, second.prompt):
+        text = self._render(first).text
+        for prompt in (False, second.prompt) if where is not Where.SEAM else ():
             request = second._replace(prompt=prompt)
-            other = self._encode(request).rendering.text
+            other = self._render(request).text
             if common_prefix(text, other) == at:
-                return find_blame(self._study, first, request, at, (text, other), rewrites=where is Where.PAST)
+                study = self._renderer.study(TOOLS if first.tools else None)
+                return find_blame(study, first, request, at, (text, other), rewrites=where is Where.PAST)
         return None
 
 

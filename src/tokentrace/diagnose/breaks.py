@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +12,8 @@ import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
 from ..show.alignment import Hunk
-from ..show.document import Card, Contrasts, Document
+from ..show.document import Contrasts, Document
+from ..show.terminal import plain_view
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -21,7 +21,7 @@ from .break_checks import Case, explain
 from .conversation_diff import changed_tools, find_cause, shared_prefix
 from .finding import Cause, Finding
 from .message_keys import chain
-from .token_text import AROUND, Parts, contrast, hunks, one_line
+from .token_text import AROUND, Parts, contrast, hunks
 
 _LATER: Final = 8
 """Further differences that are explained."""
@@ -52,58 +52,40 @@ class Break(ShowsItself):
 
     @property
     def advice(self) -> str:
-        """What to do."""
         return self.cause.advice
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
         names = ("cause", "words", "position", "region", "advice", "stream_range", "prompt_range", "later")
-        return {name: getattr(self, name) for name in names}
+        return {"extends": False} | {name: getattr(self, name) for name in names}
 
     def parts(self) -> Parts:
         """The tokens of the stream and of the prompt around the difference."""
         hunk = Hunk(*self.stream_range, *self.prompt_range)
         return contrast(self.tokenizer.vocabulary, self.stream, self.prompt, hunk, fine=True)
 
-    def __str__(self) -> str:
-        parts = self.parts()
-        lines = {"stream": "", "next prompt": ""}
-        for left, right in parts:
-            for name, side in zip(lines, (left, left if right is None else right), strict=True):
-                text = [one_line(text) for _, text in side]
-                lines[name] += "".join(text if right is None else (f"[{one}]" for one in text))
-        first = next((pair for pair in parts if pair[1] is not None), ([], []))
-        ids = [", ".join(f"{index} ({one_line(text)})" for index, text in (side or [])[:6]) for side in first]
-        ellipsis = "… " if self.position > AROUND else ""
-        out = [f"break at token {self.position:,} of {len(self.stream):,}"]
-        out[0] += f"{f' ({self.region})' if self.region else ''}: {self.cause}"
-        out += [f"  {one_line(self.words)}", *(f"  {name:<12} {ellipsis}{line}" for name, line in lines.items())]
-        out.append(f"  {'':<12} {' -> '.join(side or 'nothing' for side in ids)}")
-        if self.later:
-            times = [str(cause) if n == 1 else f"{cause} × {n}" for cause, n in Counter(self.later).items()]
-            out.append(f"  further on: {', '.join(times)}")
-        return "\n".join([*out, f"  to do: {self.advice}"])
+    @property
+    def headline(self) -> str:
+        region = f" ({self.region})" if self.region else ""
+        return f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}"
 
-    def add_to(self, contrasts: Contrasts, name: str) -> str:
+    def __str__(self) -> str:
+        return plain_view(self)
+
+    def add_to(self, contrasts: Contrasts, name: str, about: str = "") -> str:
         """Add the difference to a document; returns the link to it."""
         first = max(0, self.position - AROUND)
-        names = ("stream", "next prompt")
-        return contrasts.add_parts(name, self.parts(), names, self.words, first, self.tokenizer)
+        return contrasts.add_parts(name, self.parts(), ("stream", "next prompt"), about, first, self.tokenizer)
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
-        """The document of the break."""
         contrasts = Contrasts()
         self.add_to(contrasts, "stream → next prompt")
+        later = ", ".join(dict.fromkeys(map(str, self.later)))
+        more = [f"further on: {later}"] if later else []
         return Document(
             f"Break: {self.cause}",
             "tokentrace check",
-            summary=[self.words, f"To do: {self.advice}"],
-            cards=[
-                Card("At token", f"{self.position:,}", f"of {len(self.stream):,}"),
-                Card("Next prompt", f"{len(self.prompt):,}", "tokens"),
-                Card("Where", self.region or "–"),
-                Card("Further on", f"{len(self.later)}", ", ".join(dict.fromkeys(map(str, self.later)))),
-            ],
+            summary=[self.headline, self.words, *more, f"to do: {self.advice}"],
+            tone="bad",
             **contrasts.content(),
         )
 

@@ -20,7 +20,7 @@ from ..template.chat_template import ChatTemplate, parse_template
 from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
 from .audit_report import AuditReport, Bridging, SettingAudit
 from .cases import TOOLS, Append, turns
-from .facts import find_facts, printed_variables, probe_renderings
+from .facts import TemplateFacts, find_facts, printed_variables, probe_renderings
 from .verdicts import Grade, Use, Verdict, judge, judged
 
 _MAX_TEXT: Final = 200_000
@@ -44,15 +44,17 @@ def audit_template(
     """
     renderer = tokenizer if isinstance(tokenizer, Renderer) else create_renderer(tokenizer, **settings)
     renderer, progress = renderer.silent(), progress or (lambda *_: None)
-    study = _study(renderer)
+    study = renderer.study(TOOLS)
     _check_size(study)
-    forms, cells, matrix = list(turns()), [], AppendMatrix(study, names_lines=True)
+    forms, cells, matrix = list(turns()), [], AppendMatrix(renderer, names_lines=True)
     for done, form in enumerate(forms):
         progress("appends", done, len(forms))
         cells.append(matrix.cell(form))
     progress("facts", 0, 1)
-    facts = find_facts(renderer, study)
+    facts = find_facts(renderer)
     counted = judged(cells, facts)
+    broken = [one for one in counted if one.outcome is AppendOutcome.BREAKS and one.append is not Append.ASSISTANT]
+    refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
     switches, without_effect, refused = _run_switches(renderer, study, progress)
     return AuditReport(
         name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
@@ -63,20 +65,12 @@ def audit_template(
         cells=tuple(cells),
         facts=facts,
         grammar=renderer.grammar(TOOLS),
-        verdicts=tuple(_with_settings(judge(use, counted, facts), switches) for use in Use),
+        verdicts=tuple(_verdict(use, counted, facts, switches) for use in Use),
         switches=tuple(switches),
         without_effect=tuple(without_effect),
-        bridging=_try_bridge(renderer, counted),
+        bridging=Bridging(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common())),
         notes=tuple(_notes(study, cells, refused)),
     )
-
-
-def _study(renderer: Renderer) -> TemplateStudy:
-    """Return the study of the template for tools, where a model has one."""
-    try:
-        return renderer.study()
-    except TokentraceError:
-        return renderer.study([])
 
 
 def _check_size(study: TemplateStudy) -> None:
@@ -92,12 +86,11 @@ def _check_size(study: TemplateStudy) -> None:
         raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MAX_TEXT:,}")
 
 
-def _with_settings(verdict: Verdict, switches: Iterable[SettingAudit]) -> Verdict:
-    """Add the settings with which a use holds."""
-    if verdict.grade is Grade.HOLDS:
-        return verdict
-    grades = ((switch.name, one) for switch in switches for one in switch.verdicts if one.use is verdict.use)
-    return replace(verdict, holds_with=tuple(name for name, one in grades if one.grade is Grade.HOLDS))
+def _verdict(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts, switches: Iterable[SettingAudit]) -> Verdict:
+    """Judge a use; if it does not hold, name the settings with which it does."""
+    verdict = judge(use, cells, facts)
+    holding = (one.name for one in switches if Verdict(use, Grade.HOLDS, ()) in one.verdicts)
+    return verdict if verdict.grade is Grade.HOLDS else replace(verdict, holds_with=tuple(holding))
 
 
 def _notes(study: TemplateStudy, cells: Iterable[AppendCell], refused: Iterable[str]) -> Iterator[str]:
@@ -107,13 +100,6 @@ def _notes(study: TemplateStudy, cells: Iterable[AppendCell], refused: Iterable[
         yield "the format is written in Python: there are no template lines to name"
     elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
         yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
-
-
-def _try_bridge(renderer: Renderer, cells: Sequence[AppendCell]) -> Bridging:
-    """Bridge every cell that breaks."""
-    broken = [cell for cell in cells if cell.outcome is AppendOutcome.BREAKS and cell.append is not Append.ASSISTANT]
-    refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
-    return Bridging(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common()))
 
 
 def _refusal(renderer: Renderer, cell: AppendCell) -> str:
@@ -144,26 +130,24 @@ def _run_switches(
     """
     audits: list[SettingAudit] = []
     without_effect: list[str] = []
-    changed = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
-    refused = [name for setting, other in changed for name in setting if _writes(study) - _writes(_study(other))]
-    changed = [(setting, other) for setting, other in changed if setting.keys().isdisjoint(refused)]
+    refused: list[str] = []
     plain, forms = _probe_texts(study), [form for form in turns() if form.arguments in ("", "object")]
+    writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
+    changed = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
+    for setting, other in changed:
+        if any(other.study(TOOLS).readable((SYSTEM, USER), tools, True) is None for tools in writes):
+            refused += setting
+    changed = [(setting, other) for setting, other in changed if setting.keys().isdisjoint(refused)]
     for done, (setting, other) in enumerate(changed):
         progress("settings", done, len(changed))
-        learned = _study(other)
-        if _probe_texts(learned) == plain:
+        if _probe_texts(other.study(TOOLS)) == plain:
             without_effect.append(SettingAudit(setting).name)
             continue
-        facts = find_facts(other, learned)
-        cells = tuple(map(AppendMatrix(learned, names_lines=False).cell, forms))
+        facts = find_facts(other)
+        cells = tuple(map(AppendMatrix(other, names_lines=False).cell, forms))
         verdicts = tuple(judge(use, judged(cells, facts), facts) for use in Use)
         audits.append(SettingAudit(setting, cells, verdicts))
     return audits, without_effect, refused
-
-
-def _writes(study: TemplateStudy) -> set[bool]:
-    """Is a question after a system message written, without and with tools?"""
-    return {tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None}
 
 
 def _probe_texts(study: TemplateStudy) -> list[str | None]:
@@ -175,7 +159,7 @@ def _settings(renderer: Renderer, study: TemplateStudy) -> list[dict[str, Any]]:
 
     A variable that the template prints is no switch.
     """
-    template = renderer.study().template
+    template = study.template
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     assigned = {name.name for name in loops}

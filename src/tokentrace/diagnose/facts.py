@@ -114,8 +114,9 @@ class TemplateFacts:
     altered: tuple[Altered, ...]
 
 
-def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
-    """Return what a renderer's template does."""
+def find_facts(renderer: Renderer) -> TemplateFacts:
+    """Return what a renderer's template does: that for tools, where a model has one."""
+    study = renderer.study(TOOLS)
     grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
     roles = {role: _role(study, role) for role in _ROLES}
     read = [role for role, outcome in roles.items() if outcome in ("written", "rewritten")]
@@ -267,6 +268,7 @@ _ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
     {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}},
 )
 """Arguments to read back: a plain one, strings, other values."""
+_OBJECT: Final = {"type": "object"}
 _SIMPLE: Final = "value"
 _KEY: Final = "someKey"
 _LATER: Final = "later system"
@@ -400,29 +402,17 @@ def _slots(study: TemplateStudy) -> Iterator[_Slot]:
 
 
 def _unread(renderer: Renderer) -> str:
-    """Name the first argument that is not read back from a rendered call."""
-    plain, *more = (_differences(renderer, arguments) for arguments in _ARGUMENTS)
-    return "" if plain else next((words for some in more for words in some), "")
-
-
-def _differences(renderer: Renderer, arguments: Mapping[str, Any]) -> list[str]:
-    properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
-    schema = {"type": "object", "properties": properties}
-    tools = [{"type": "function", "function": {"name": "probe1", "description": "a tool", "parameters": schema}}]
-    message = calling({**call(1, arguments), "id": call_ids(renderer.study(TOOLS))[0]})
-    try:
-        rendered = renderer.render([USER, message], tools=tools)
-    except TokentraceError:
-        return []
-    turn = next((turn for turn in rendered.turns if turn.message == 1), None)
-    if turn is None:
-        return []
-    ids = rendered.ids
-    parsed = renderer.parse_response(ids[turn.start : turn.stop], tools=tools, prompt_ids=ids[: turn.start])
-    calls = [one.arguments for one in parsed.tool_calls if isinstance(one.arguments, Mapping)]
-    actual = calls[0] if len(calls) == 1 else {}
-    return [
-        f"argument {key} {value!r} {f'is read as {actual[key]!r}' if key in actual else 'is not read'}"
-        for key, value in arguments.items()
-        if key not in actual or (actual[key], type(actual[key])) != (value, type(value))
-    ]
+    """Name the first argument that is not read back from a rendered call, unless not even a plain one is."""
+    for arguments in _ARGUMENTS:
+        properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
+        function = {"name": "probe1", "description": "a tool", "parameters": {**_OBJECT, "properties": properties}}
+        message = calling({**call(1, arguments), "id": call_ids(renderer.study(TOOLS))[0]})
+        try:
+            unread = renderer.find_unreadable([USER, message], tools=[{"type": "function", "function": function}])
+        except TokentraceError:
+            continue
+        fields = {one.field.removeprefix("tool_calls.0.function."): one.why for one in unread}
+        for field, why in fields.items():
+            if field.startswith("arguments") or field == "tool_calls":
+                return "" if arguments is _ARGUMENTS[0] else f"{field}: {why}"
+    return ""

@@ -94,8 +94,7 @@ class Side:
         part = tokens.cut(start, stop)
         runs = itertools.groupby(zip(part.messages.tolist(), part.fields.tolist(), strict=True))
         parts = tuple((*owner, sum(1 for _ in run)) for owner, run in runs)
-        ids = part.ids.tolist()
-        return cls(start, stop, tuple(ids), parts, tokenizer.decode(ids))
+        return cls(start, stop, tuple(part.ids.tolist()), parts, tokenizer.decode(part.ids.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ class Step:
     views: Mapping[View, ViewTokens]
     refusal: BridgeRefusal | None
     branch: int
-    differences: Mapping[tuple[View, View], tuple[Difference, ...]]
+    differences: Mapping[tuple[View, View], Sequence[Difference]]
 
     @property
     def rollout(self) -> ViewTokens:
@@ -135,15 +134,12 @@ class Step:
     def place(self) -> str:
         return "the turn to come" if self.message is None else f"message {self.message}"
 
-    def compare(self, left: View | str, right: View | str) -> list[Difference] | None:
+    def compare(self, left: View | str, right: View | str) -> Sequence[Difference] | None:
         """Return what differs between two views; None if one of them lacks the turn."""
-        if (View(left), View(right)) in self.differences:
-            return list(self.differences[View(left), View(right)])
-        differences = self.differences.get((View(right), View(left)))
-        return None if differences is None else [Difference(one.right, one.left, one.in_turn) for one in differences]
+        return self.differences.get((View(left), View(right)))
 
     def to_json(self) -> dict[str, Any]:
-        refusal = self.refusal
+        refusal, pairs = self.refusal, [pair for pair in PAIRS if pair in self.differences]
         return {
             "step": self.index,
             "message": self.message,
@@ -152,28 +148,29 @@ class Step:
             "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
             "tokens": {view: len(self.views[view]) if view in self.views else None for view in View},
             "comparisons": [
-                {"left": left, "right": right, "differences": [asdict(one) for one in differences]}
-                for (left, right), differences in self.differences.items()
+                {"left": pair[0], "right": pair[1], "differences": [asdict(one) for one in self.differences[pair]]}
+                for pair in pairs
             ],
         }
 
 
 def compare_views(
     views: Mapping[View, ViewTokens], tokenizer: Tokenizer
-) -> dict[tuple[View, View], tuple[Difference, ...]]:
-    """Compare each pair of views."""
-    return {
-        (left, right): tuple(
-            Difference(
-                Side.of(views[left], hunk.start, hunk.stop, tokenizer),
-                Side.of(views[right], hunk.other_start, hunk.other_stop, tokenizer),
+) -> dict[tuple[View, View], Sequence[Difference]]:
+    """Compare each view with each other."""
+    out: dict[tuple[View, View], Sequence[Difference]] = {}
+    for one, other in itertools.combinations(views, 2):
+        sides = [
+            (
+                Side.of(views[one], hunk.start, hunk.stop, tokenizer),
+                Side.of(views[other], hunk.other_start, hunk.other_stop, tokenizer),
                 in_turn,
             )
-            for in_turn, hunk in differing(views[left], views[right])
-        )
-        for left, right in PAIRS
-        if left in views and right in views
-    }
+            for in_turn, hunk in differing(views[one], views[other])
+        ]
+        out[one, other] = [Difference(left, right, in_turn) for left, right, in_turn in sides]
+        out[other, one] = [Difference(right, left, in_turn) for left, right, in_turn in sides]
+    return out
 
 
 def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]:
@@ -296,7 +293,7 @@ class HistoryReport(ShowsItself):
     def document(self, _: Any = None, *, step: int | None = None) -> Document:
         """Return the report as a document; with `step`, what differs at that step only.
 
-        The last track has the tokens that production has instead, each stretch once for all steps.
+        Of production there are only the tokens that it has instead.
         """
         streams = list({one.branch: one.rollout for one in self.steps}.values())
         tracks = [
@@ -305,30 +302,26 @@ class HistoryReport(ShowsItself):
         ]
         row = self.row
         tracks.append(self._track("training row", row.ids, row.messages, row.fields, row.mask))
-        pool: dict[Any, tuple[int, Side]] = {}
-        size = 0
         contrasts: list[Contrast] = []
         links: dict[tuple[Any, ...], str] = {}
         chosen = self.steps if step is None else [self.steps[step]]
         for one, view in itertools.product(chosen, (View.PRODUCTION, View.TRAINING)):
-            hunks = []
-            for rollout, other in ((each.left, each.right) for each in one.compare(View.ROLLOUT, view) or ()):
-                start = other.start
-                if view is View.PRODUCTION:
-                    start = pool.setdefault((other.ids, other.parts), (size, other))[0]
-                    size += len(other.ids) * (start == size)
-                hunks.append(Hunk(rollout.start, rollout.stop, start, start + len(other.ids)))
-            if hunks:
-                links[one.index, view] = f"diff={len(contrasts)}"
-                name = f"step {one.index}, {one.place}: rollout → {view}"
-                base, track = (one.branch, len(one.rollout)), len(streams) + (view is View.PRODUCTION)
-                contrasts.append(Contrast(name, *base, track, hunks, (str(View.ROLLOUT), str(view))))
-        if contrasts:
-            parts = [part for _, side in pool.values() for part in side.parts]
-            owners = [(message, name) for message, name, count in parts for _ in range(count)]
-            ids = np.array([index for _, side in pool.values() for index in side.ids], np.int32)
-            messages = np.array([message for message, _ in owners], np.int32)
-            tracks.append(self._track("", ids, messages, [name for _, name in owners]))
+            sides = [(each.left, each.right) for each in one.compare(View.ROLLOUT, view) or ()]
+            if not sides:
+                continue
+            base, track, starts = (one.branch, len(one.rollout)), len(streams), [other.start for _, other in sides]
+            if view is View.PRODUCTION:
+                track, starts = len(tracks), [0, *itertools.accumulate(len(other.ids) for _, other in sides)]
+                tokens = one.views[view]
+                at = np.concatenate([np.arange(other.start, other.stop) for _, other in sides])
+                tracks.append(self._track("", tokens.ids[at], tokens.messages[at], tokens.fields[at].tolist()))
+            hunks = [
+                Hunk(rollout.start, rollout.stop, start, start + len(other.ids))
+                for (rollout, other), start in zip(sides, starts, strict=False)
+            ]
+            links[one.index, view] = f"diff={len(contrasts)}"
+            name = f"step {one.index}, {one.place}: rollout → {view}"
+            contrasts.append(Contrast(name, *base, track, hunks, (str(View.ROLLOUT), str(view))))
         summary = self.sentences()
         if step is not None:
             words = f"step {step}: all hold the same {counted(len(self.steps[step].rollout))}"
@@ -368,12 +361,12 @@ def _step_table(steps: Sequence[Step], links: Mapping[tuple[Any, ...], str]) -> 
         sizes = [f"{len(step.views[view]):,}" if view in step.views else "none" for view in View]
         row: list[str | Cell] = [str(step.index), step.place, *sizes]
         for left, right in PAIRS:
-            differences = step.differences.get((left, right))
+            differences = step.compare(left, right)
             link = links.get((step.index, *({left, right} - {View.ROLLOUT})), "")
             removed = sum(len(one.left.ids) for one in differences or ())
             added = sum(len(one.right.ids) for one in differences or ())
             counts = "?" if differences is None else f"−{removed:,} +{added:,}"
-            row.append(Cell("=", "dim") if differences == () else Cell(counts, "bad", link=link))
+            row.append(Cell("=", "dim") if differences == [] else Cell(counts, "bad", link=link))
         rows.append([*row, Cell("" if step.refusal is None else f"break: {step.refusal.reason}", "poor")])
     head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
     return Table("Steps", head, rows, words=2)

@@ -44,7 +44,6 @@ Parts = tuple[tuple[Tokens, Tokens | None], ...]
 
 
 def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
-    """The bytes that tokens stand for."""
     return b"".join(map(vocabulary.token_bytes, ids.tolist()))
 
 
@@ -53,14 +52,9 @@ def text_of(vocabulary: Vocabulary, ids: Ids) -> str:
     return spell(vocabulary, ids).decode("utf-8", "replace")
 
 
-def one_line(text: str) -> str:
-    """Text on one line, with nothing that a terminal would act upon."""
-    return visible(text).replace("\n", "⏎").replace("\t", "⇥")
-
-
 def quoted(text: str, limit: int = 48) -> str:
     """Text for a sentence: on one line, cut if it is long."""
-    text = one_line(text[: limit + 1])
+    text = visible(text[: limit + 1]).replace("\n", "⏎").replace("\t", "⇥")
     if not text:
         return "nothing"
     return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
@@ -90,7 +84,14 @@ def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: 
     """The tokens of both sides in and around a difference; `fine` aligns those in it."""
 
     def tokens(ids: Ids) -> Tokens:
-        pairs = [(index, _token_text(vocabulary, index)) for index in ids[:_LIMIT].tolist()]
+        pairs = []
+        for index in ids[:_LIMIT].tolist():
+            raw = vocabulary.token_bytes(index)
+            try:
+                text = raw.decode("utf-8") if raw or 0 <= index < vocabulary.size else f"⟨id {index}⟩"
+            except UnicodeDecodeError:  # not whole characters
+                text = f"⟨{raw.hex(' ')}⟩"
+            pairs.append((index, text))
         return [*pairs, (-1, f" … {counted(len(ids) - _LIMIT)} … ")] if len(ids) > _LIMIT else pairs
 
     ours, theirs = hunk.sides(one, other)
@@ -104,15 +105,6 @@ def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: 
     same = common_prefix(one[hunk.stop : hunk.stop + AROUND], other[hunk.other_stop :])
     parts += [(tokens(ours[at:]), None), (tokens(one[hunk.stop : hunk.stop + same]), None)]
     return tuple(pair for pair in parts if any(pair))
-
-
-def _token_text(vocabulary: Vocabulary, index: int) -> str:
-    """A token's text; hexadecimal if it is not whole characters."""
-    raw = vocabulary.token_bytes(index)
-    try:
-        return raw.decode("utf-8") if raw or 0 <= index < vocabulary.size else f"⟨id {index}⟩"
-    except UnicodeDecodeError:
-        return f"⟨{raw.hex(' ')}⟩"
 
 
 def window(
@@ -180,7 +172,6 @@ class TurnHeads:
         return cls(vocabulary, named, np.asarray(heads, np.int32), frozenset(structural | set(heads)))
 
     def count(self, ids: Ids) -> int:
-        """The number of turns that begin among the ids."""
         return int(np.isin(ids, self.heads).sum())
 
     def role(self, ids: Ids, at: int) -> str | None:

@@ -17,8 +17,7 @@ from msgspec import Meta, Struct
 from ..errors import TrajectoryError, brief
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import POSITIVE_NOISE, as_ids
-from ..trajectory.turns import LogprobKind, VersionSpan
+from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan, as_ids
 from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, Ranked, best_ids, experts_of
 from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
 from .protocol import (

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import brief
 from ..tokens.ids import INT32_MAX
-from ..trajectory.inputs import POSITIVE_NOISE
+from ..trajectory.turns import POSITIVE_NOISE
 from .errors import EngineAnswerError
 
 Experts: TypeAlias = npt.NDArray[Any]

@@ -55,7 +55,6 @@ class ToolMarkup(NamedTuple):
 
 
 def _example(block: str, name: str) -> str:
-    """The calls that the preamble shows the model."""
     return (
         f'<{DSML}{block}>\n<{DSML}invoke name="${name}">\n'
         f'<{DSML}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</{DSML}parameter>\n'
@@ -273,7 +272,6 @@ def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
 
 
 def _grouped(messages: TracedList) -> list[Group]:
-    """Group user and tool messages into turns, until one of them sets a task."""
     groups: list[Group] = []
     for index, message in enumerate(messages):
         role = plain(message.get("role"))
@@ -288,7 +286,6 @@ def _grouped(messages: TracedList) -> list[Group]:
 
 
 def _order_results(groups: list[Group]) -> None:
-    """Put the tool results of each group into the order of the calls."""
     order: dict[str, int] = {}
     for group in groups:
         if group.role == "assistant" and group.members[0][1].get("tool_calls"):

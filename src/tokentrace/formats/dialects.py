@@ -143,7 +143,6 @@ def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | No
 
 
 def _core(calls: CallGrammar) -> CallGrammar:
-    """What two grammars must share to read the same calls."""
     texts = {one.name: getattr(calls, one.name) for one in dataclasses.fields(calls)}
     unspaced: dict[str, Any] = {name: "".join(text.split()) for name, text in texts.items() if type(text) is str}
     head = tuple(("".join(lead.split()), field) for lead, field in calls.head)
@@ -183,7 +182,6 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
 
 
 def _lacking(calls: CallGrammar) -> list[str]:
-    """What a grammar lacks to read calls of its style."""
     fields = {*(field for field, _ in calls.keys), *(field for _, field in calls.head)}
     named = calls.named_key or calls.style is Style.PYTHON or "name" in fields or (calls.id_is_name and "id" in fields)
     parts = {

@@ -63,7 +63,6 @@ class Family:
 
 
 def _call(dialect: str) -> str:
-    """One call of a dialect, with one argument."""
     calls = DIALECTS[dialect].calls
     assert calls is not None
     return calls.call_outline("{}")
@@ -72,7 +71,6 @@ def _call(dialect: str) -> str:
 def _family(
     name: str, models: str, turn: tuple[str, str], thought: str = "", call: str = "", result: str = "", **more: Any
 ) -> Family:
-    """A family whose turns are a head, reasoning, content, calls and an end."""
     head, end = turn
     opening = f"{head}{thought}{_CONTENT}"
     return Family(name, models, opening + end, opening + call + end, result, **more)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from ..data.tables import CHANNELS, Columns, TableWriter, channel_values, sample_columns, samples_table
+from ..data.tables import CHANNELS, ROLLOUT, Columns, TableWriter, channel_values, sample_columns, samples_table
 from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
@@ -142,7 +142,7 @@ _TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
 
 
 COLUMNS: Final[Columns] = {
-    **sample_columns("labels", "logprobs", "rollout"),
+    **sample_columns("labels", "logprobs", *ROLLOUT),
     **dict.fromkeys(("session", "state", "cause", "cause_detail"), "string"),
     **dict.fromkeys(("parent", "shared"), "int32"),
     "turns": [{**_TURN_FIELDS, "reward": "float64", **{name: ["string"] for name in _TURN_LISTS}}],

@@ -50,8 +50,6 @@ class JsonReader(CallReader):
             call.fail(CallStatus.INVALID_JSON, "the arguments are not JSON", ragged=True)
         report.done()
 
-    # -- name and arguments in one JSON
-
     def call(self, call: OpenCall) -> Reading[None]:
         """A call that is one object."""
         reader = self.reader
@@ -148,7 +146,6 @@ class JsonReader(CallReader):
         return True
 
     def _string(self, start: int) -> str | None:
-        """The string from `start` to here; None if it is something else."""
         try:
             value: Any = read_json(self.reader.text(start, self.reader.at))
         except ValueError:
@@ -188,7 +185,6 @@ class PairReader(CallReader):
         call.end_values()
 
     def _skip_junk(self, call: OpenCall) -> Reading[bool]:
-        """True if an argument follows, after junk."""
         calls, reader = self.calls, self.reader
         if (yield from reader.sees_one([one for one in (calls.finish[:1], calls.another) if one])):
             return False
@@ -204,7 +200,6 @@ class PairReader(CallReader):
             reader.at = match.stop
 
     def _pair(self, call: OpenCall) -> Reading[bool]:
-        """One argument, after its opening; True if the call goes on."""
         calls, reader, output = self.calls, self.reader, self.output
         key = yield from self._key(call)
         opening = (yield from self._open_value(call, key)) if key is not None else None
@@ -230,7 +225,6 @@ class PairReader(CallReader):
         return True
 
     def _key(self, call: OpenCall) -> Reading[str | None]:
-        """The name of an argument, after its opening; None if it breaks off."""
         calls, reader = self.calls, self.reader
         start = reader.at
         match = yield from reader.find(calls.to_value)
@@ -289,7 +283,6 @@ class PairReader(CallReader):
         return match
 
     def _value_end(self, call: OpenCall, report: Report | None) -> Reading[Match | None]:
-        """The end of a value: its closing, or what must follow a missing one."""
         reader = self.reader
         ends = self.calls.value_ends(self.output.tools.declared(call.name))
         while True:
@@ -301,7 +294,6 @@ class PairReader(CallReader):
             reader.at = match.stop
 
     def _ends_value(self, call: OpenCall, match: Match) -> Reading[bool]:
-        """True if a delimiter ends the value, False if it is a part of it."""
         calls, reader = self.calls, self.reader
         if match.kind == "finish":
             return (yield from reader.sees_one(calls.certain_ends, match.start))

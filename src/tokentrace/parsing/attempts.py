@@ -84,7 +84,6 @@ def _places(calls: CompiledCalls, output: Output, problem: str) -> Iterator[tupl
 
 
 def _read_calls(compiled: Compiled, calls: CompiledCalls, output: Output, start: int, stop: int) -> Output:
-    """Read calls at byte `start` as if they were in their place."""
     reader = Reader(compiled.marked, bytes(output.reader.data[start:stop]), ended=True)
     scratch = Output(reader, 0, output.tools, lenient=True)
     parser = CallParser(compiled, calls, scratch, any_key=True)

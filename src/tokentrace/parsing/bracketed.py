@@ -115,7 +115,6 @@ class BracketReader(CallReader):
 
 
 def _keywords(text: str) -> list[tuple[str, ast.expr]]:
-    """The keyword arguments of a Python call. Raises as `ast.parse`, or ValueError."""
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError:  # line breaks in strings
@@ -126,7 +125,6 @@ def _keywords(text: str) -> list[tuple[str, ast.expr]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal, JSON's constants included."""
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List):
@@ -182,7 +180,6 @@ class _Braces:
         return read_value(self._decoded(match[0]).strip(), None)[0] if match else ""
 
     def _members(self, close: bytes, depth: int) -> Iterator[tuple[str, Any]]:
-        """The members of an object or a list, by what closes it."""
         while not self._skip(close):
             key = _KEY.match(self.data, self.at) if close == b"}" else None
             if key is None and close == b"}":
@@ -236,7 +233,6 @@ class _Tree:
             self.at = len(data)
 
     def _close(self, tag: re.Match[bytes], name: str, between: bytes) -> None:
-        """End the innermost element at a tag, and add it to what is around it."""
         call, element = self._call, self.stack.pop()
         if element.children and between:
             call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")

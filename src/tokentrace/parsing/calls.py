@@ -34,8 +34,6 @@ class CallParser(CallReader):
         self.header: int | None = None
         """Where the header of the next call's message begins, in formats that have such."""
 
-    # -- sections
-
     def read(self) -> Reading[None]:
         """The calls that begin here, up to where content goes on, or to a stop token."""
         calls, reader = self.calls, self.reader
@@ -97,8 +95,6 @@ class CallParser(CallReader):
             at = yield from reader.past_space(at + len(separator))
         return at
 
-    # -- calls without delimiters
-
     def bare(self) -> Reading[bool]:
         """Calls without delimiters, if one begins here; True if so. Otherwise goes nowhere."""
         calls, reader, output = self.calls, self.reader, self.output
@@ -133,10 +129,7 @@ class CallParser(CallReader):
             yield from self._bracketed.call(call)
         return call.announced
 
-    # -- one call after another
-
     def _delimited(self, *, outside: bool = False) -> Reading[None]:
-        """Calls between an opening and a closing, perhaps `outside` of their section."""
         calls, reader = self.calls, self.reader
         start = reader.at if self.header is None else self.header
         self.header = None
@@ -200,8 +193,6 @@ class CallParser(CallReader):
         if problem:
             call.fail(CallStatus.MALFORMED, problem)
         return not problem
-
-    # -- the end of a call
 
     def _end(self, call: OpenCall) -> Reading[bool]:
         """The end of a call. True if another follows in the same delimiters."""

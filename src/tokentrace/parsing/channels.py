@@ -107,8 +107,6 @@ class ChannelParser:
             output.enter(PartKind.STOP, match.start)
         return match
 
-    # -- headers
-
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
         """The header from `at` to `stop`. It names a role if it is `started`, and otherwise may."""
         words: list[_Word] = []
@@ -131,7 +129,6 @@ class ChannelParser:
         return _Header(role, recipient, to if to not in self._not_tools else None, text, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
-        """True if a message is not the assistant's, as far as its role has arrived."""
         role = header.role
         if role is None or role.text == self._role:
             return False
@@ -169,10 +166,7 @@ class ChannelParser:
         role = self._role[len(header.role.text) if header.role is not None else 0 :] if started else b""
         return f"{role.decode()}{channels.opening(channels.content)}{channels.end}"
 
-    # -- messages
-
     def _message(self, header: _Header, begin: int) -> Reading[Match | None]:
-        """A message, after its header; the delimiter that ends it."""
         output, start = self.output, self.reader.at
         if header.tool is not None:
             match = yield from self._call(header, header.tool, begin)
@@ -210,7 +204,6 @@ class ChannelParser:
         return tool.decode("utf-8", "replace").removeprefix(self.channels.namespace)
 
     def _finish(self, call: OpenCall, match: Match | None) -> None:
-        """A call ends: at what closes a message, or at what comes instead."""
         if match is None:
             call.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
             self.output.open = PartKind.TOOL_CALL

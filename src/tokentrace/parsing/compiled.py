@@ -25,7 +25,6 @@ _LETTERS: Final = frozenset(string.ascii_letters.encode())
 
 
 def _first(kind: str, *delimiters: Pieces) -> Kinds:
-    """The first piece of each delimiter, with a kind."""
     return [(kind, delimiter[0]) for delimiter in delimiters if delimiter]
 
 
@@ -96,7 +95,6 @@ class CompiledCalls:
             """The tags of elements; the `end` of one that is cut off is empty."""
 
     def _compile_sets(self, stops: Kinds) -> None:
-        """The sets of delimiters to look for in each place."""
         style = self.grammar.style
         openings = _first("hard", self.section_open, self.open, self.section_close)
         self._hard = [*stops, *(one for one in openings if unforgeable(one[1]))]

@@ -6,8 +6,10 @@ bytes they spell, a lone FF as FE: both decode to U+FFFD. So delimiters can be s
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, Final
 
@@ -63,6 +65,23 @@ class _Table(dict[int, bytes]):
         return self._array.take(places).tobytes(), begins
 
 
+class PlainTexts(dict[int, str | None]):
+    """Tokens as text, cached: None if one has a special byte, empty if it does not end where a character does."""
+
+    def __init__(self, table: Mapping[int, bytes], special: re.Pattern[bytes]) -> None:
+        super().__init__()
+        self._table, self._special = table, special
+
+    def __missing__(self, index: int) -> str | None:
+        piece = self._table[index]
+        try:
+            text = piece.decode() if self._special.search(piece) is None else None
+        except UnicodeDecodeError:
+            text = ""
+        self[index] = text
+        return text
+
+
 class MarkedBytes:
     """Tokens and scaffold as marked bytes."""
 
@@ -72,6 +91,7 @@ class MarkedBytes:
         self._control = vocabulary.control
         self._pattern = vocabulary.control_pattern
         self._tokens = {mark(token.id): token for token in vocabulary.control.values()}
+        self.plain_texts = functools.cache(functools.partial(PlainTexts, self.table))
 
     def spelled(self, ids: Ids, base: int) -> tuple[bytes, list[int]]:
         """Tokens as bytes, and where each begins after `base` others."""

@@ -24,6 +24,7 @@ _SEVERITY: Final = (
 )
 """Of several problems of a call, the first is its status."""
 
+_to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which JSON can escape, but no text can contain."""
 
@@ -95,7 +96,7 @@ class OpenCall:
 
     def add_key(self, key: str) -> None:
         """One of the arguments begins."""
-        self.add_arguments(f"{', ' if self.texts else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        self.add_arguments(f"{', ' if self.texts else '{'}{_to_json(key)}: ")
 
     def add_value(self, key: str, value: Any, *, reported: bool = False) -> None:
         """The value of an argument, unless its text was reported as it came."""
@@ -103,7 +104,7 @@ class OpenCall:
         if key in self.values:
             self.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice", lenient=True)
         self.values[key] = value
-        self.add_arguments("" if reported else json.dumps(value, ensure_ascii=False))
+        self.add_arguments("" if reported else _to_json(value))
 
     def end_values(self) -> None:
         """No more arguments follow, unless the completion ends here."""
@@ -114,7 +115,7 @@ class OpenCall:
     def set_values(self, values: dict[str, Any]) -> None:
         """All arguments at once."""
         self.values = values
-        self.add_arguments(json.dumps(values, ensure_ascii=False))
+        self.add_arguments(_to_json(values))
 
     def finish(self, stop: int) -> None:
         """The call has ended, well or not. One that the prompt wrote to its end is left out."""
@@ -143,7 +144,6 @@ class OpenCall:
         output.events.append(CallFinished(self.index, call, lead))
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:
-        """Arguments that were written as one JSON."""
         repeated: list[str] = []
 
         def members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -172,13 +172,12 @@ class ArgumentsText(Report):
         super().__init__(call.output.reader)
         self._call, self._quoted = call, quoted
 
-    def add(self, piece: bytes, stop: int = 0, final: bool = False) -> None:
-        text = self.decode(piece, final)
-        self._call.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1] if self._quoted else text)
+    def put(self, text: str, start: int, stop: int) -> None:
+        self._call.add_arguments(_to_json(text)[1:-1] if self._quoted else text)
 
     def done(self) -> None:
         """No more bytes come."""
-        self.add(b"", final=True)
+        self.add(b"", 0, 0, final=True)
 
 
 class Text(Report):
@@ -196,28 +195,22 @@ class Text(Report):
         if start < stop:
             if start > self._output.stop:
                 self._output.end_text()
-            self._begin(start)
             super().__call__(start, stop)
 
-    def _begin(self, start: int) -> None:
-        if self._output.current is not self:
-            self._output.end_text()
-            self._output.current, self._start = self, start
-
-    def add(self, piece: bytes, stop: int, final: bool = False) -> None:
+    def put(self, text: str, start: int, stop: int) -> None:
         output = self._output
         if output.current is not self:
-            self._begin(stop - len(piece))
-        delta = self.decode(piece, final)
+            output.end_text()
+            output.current, self._start = self, start
         output.stop = stop
-        if delta:
-            self._texts.append(delta)
-            output.events.append(self._event(delta))
+        if text:
+            self._texts.append(text)
+            output.events.append(self._event(text))
 
     def end(self) -> None:
         """The stretch has ended."""
         output = self._output
-        self.add(b"", output.stop, final=True)
+        self.add(b"", output.stop, output.stop, final=True)
         span = output.span(self._start, output.stop)
         output.add_part(ParsedPart(self.kind, "".join(self._texts), span), self._start)
         self._texts = []

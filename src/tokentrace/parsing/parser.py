@@ -80,7 +80,6 @@ class TurnParser:
         return (yield from self.reader.sees_all(calls.section_open or calls.open)) is None
 
     def _begin(self) -> Reading[None]:
-        """What comes before content: reasoning, or an empty place for it."""
         reader, frame, output = self.reader, self.compiled.reasoning, self.output
         output.enter(PartKind.CONTENT, reader.at)
         if frame is not None:
@@ -98,7 +97,6 @@ class TurnParser:
         yield from self._open_content()
 
     def _reasoning(self) -> Reading[None]:
-        """Reasoning, after its opening."""
         compiled, reader, output = self.compiled, self.reader, self.output
         frame, grammar = compiled.reasoning, compiled.grammar.reasoning
         assert frame is not None
@@ -154,6 +152,7 @@ class StreamingParser:
             self._reading = ChannelParser(compiled, compiled.grammar.channels, output).read()
         else:
             self._reading = TurnParser(compiled, output, prompted=prompt is not None).read()
+        self._table = compiled.marked.table
         self._stop: Match | None = None
         self._over = False
         self._response: ParsedResponse | None = None
@@ -166,20 +165,22 @@ class StreamingParser:
         """
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
-            piece = reader.marked.table[index]  # as streams bring them
-            output.starts.append(len(reader.data))
+            start, piece, plain = len(reader.data), self._table[index], reader.plain  # as streams bring them
+            output.starts.append(start)
             reader.data += piece
-            plain = reader.plain
-            if plain is None or plain.special.search(piece) is not None:
+            if plain is None or (text := plain.texts[index]) is None:
                 self._resume()
             elif not plain.pending:
-                plain.report.add(piece, len(reader.data))
-                reader.reported = len(reader.data)
+                reader.reported = stop = start + len(piece)
+                if text and not plain.report.pending:
+                    plain.report.put(text, start, stop)
+                else:
+                    plain.report.add(piece, start, stop)
             elif any(plain.pending[at:] + piece[:1] in plain.starts for at in range(len(plain.pending))):
                 self._resume()
             else:  # by place: some of it may be the prompt's
                 plain.report(reader.reported, len(reader.data))
-                reader.reported, reader.plain = len(reader.data), plain._replace(pending=b"")
+                reader.reported, plain.pending = len(reader.data), b""
         else:
             checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
             data, starts = reader.marked.spelled(checked, len(reader.data))

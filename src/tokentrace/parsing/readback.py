@@ -68,7 +68,6 @@ _NOTHING: Final = object()
 
 
 def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) -> Iterator[tuple[str, Any, Any]]:
-    """The fields of a call, each with its expected and its actual value."""
     function = call.get("function", call)
     if call.get("id"):
         yield f"{field}.id", call["id"], parsed.id

@@ -8,9 +8,10 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Generator, Iterable, Mapping, Set
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
-from .marked import MarkedBytes
+from .marked import MarkedBytes, PlainTexts
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -21,25 +22,26 @@ _SPACES: Final = re.compile(rb"\s*")
 
 
 class Report:
-    """Receives text once it is certain: by place, or as bytes (`add`)."""
+    """Receives text once it is certain: by place, as bytes (`add`), or decoded (`put`)."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._pending = b""  # the beginning of a character
+        self.pending = b""
+        """The beginning of a character."""
 
     def __call__(self, start: int, stop: int) -> None:
-        self.add(self._reader.marked.visible(self._reader.data[start:stop]), stop)
+        self.add(self._reader.marked.visible(self._reader.data[start:stop]), start, stop)
 
-    def add(self, piece: bytes, stop: int, final: bool = False) -> None:
-        """More bytes, control tokens by their names, up to byte `stop`."""
-        raise NotImplementedError
-
-    def decode(self, piece: bytes, final: bool) -> str:
-        """The text of more bytes, but for a character that has not arrived in full."""
-        piece = self._pending + piece if self._pending else piece
+    def add(self, piece: bytes, start: int, stop: int, final: bool = False) -> None:
+        """More bytes, control tokens by their names; they come from these bytes of the reader."""
+        piece = self.pending + piece if self.pending else piece
         text, used = codecs.utf_8_decode(piece, "replace", final)
-        self._pending = piece[used:] if used < len(piece) else b""
-        return text
+        self.pending = piece[used:] if used < len(piece) else b""
+        self.put(text, start, stop)
+
+    def put(self, text: str, start: int, stop: int) -> None:
+        """More text."""
+        raise NotImplementedError
 
 
 class Match(NamedTuple):
@@ -51,13 +53,14 @@ class Match(NamedTuple):
     stop: int
 
 
-class Plain(NamedTuple):
-    """While a parser waits here, a piece without any byte of `special` is text.
+@dataclass(slots=True)
+class Plain:
+    """While a parser waits here, a token with one of `texts` is text.
 
-    So is `pending`, unless with that piece it begins like one of `starts`.
+    So is `pending`, unless with that token it begins like one of `starts`.
     """
 
-    special: re.Pattern[bytes]
+    texts: PlainTexts
     report: Report
     starts: Set[bytes] = frozenset()
     pending: bytes = b""
@@ -181,6 +184,7 @@ class Reader:
         """Go to the next delimiter, or to the end (None), and report the text before."""
         data, start = self.data, self.at
         self.reported = scan = start
+        plain = Plain(self.marked.plain_texts(delimiters.special), report, delimiters.starts) if report else None
         while True:
             match = delimiters.pattern.search(data, scan)
             if match is None and self.ended:
@@ -200,8 +204,9 @@ class Reader:
                 return Match(kind, text, match.start(), match.end())
             if match is None:  # else it may still become a longer delimiter
                 self._report(report, pending)
-                if report is not None and _CONTROL not in data[pending:]:
-                    self.plain = Plain(delimiters.special, report, delimiters.starts, bytes(data[pending:]))
+                if plain is not None:
+                    plain.pending = bytes(data[pending:])
+                    self.plain = plain if _CONTROL not in plain.pending else None
             scan = pending
             yield
             scan = max(scan, self.reported)
@@ -230,7 +235,8 @@ class Reader:
                 if self.ended:
                     return False
                 if report is not None and at == len(data):
-                    self.plain = Plain(notation.in_string if quote else notation.outside, report)
+                    special = notation.in_string if quote else notation.outside
+                    self.plain = Plain(self.marked.plain_texts(special), report)
                 yield
                 at = max(at, self.reported)
                 continue

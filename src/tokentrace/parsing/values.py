@@ -77,14 +77,13 @@ def read_json(text: str, members: Callable[[list[tuple[str, Any]]], Any] | None 
 _STRICT: Final[dict[str, Any]] = {"parse_constant": no_constant, "parse_float": finite}
 _DECODER: Final = json.JSONDecoder(**_STRICT)
 _LITERAL_TEXT: Final = re.compile(
-    r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+""",
+    r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+"""
 )
 """What literals of JSON's kind consist of. Anything else never reaches Python's parser."""
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
 def _read_literal(text: str) -> dict[str, Any] | list[Any]:
-    """An object or array as Python writes it. Raises ValueError."""
     if len(text) > _LONGEST_LITERAL or not _LITERAL_TEXT.fullmatch(text):
         raise ValueError("no literal")
     try:
@@ -145,7 +144,6 @@ class Schema:
         return self._combined(stated)
 
     def _combined(self, nodes: Iterable[Any]) -> Schema | None:
-        """One schema out of what several branches say."""
         distinct = list({id(node): node for node in nodes if node is not None}.values())
         if not distinct:
             return None
@@ -186,7 +184,6 @@ def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
 
 
 def _joined(node: Mapping[Any, Any], root: Any) -> list[Any]:
-    """The schemas that hold besides this one."""
     return [*([_target(root, node["$ref"])] if "$ref" in node else []), *_entries(node, "allOf")]
 
 

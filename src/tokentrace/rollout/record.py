@@ -15,8 +15,8 @@ from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, brief
 from ..settings import as_float, choose, limit, whole
 from ..store.store import is_storable
-from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import mapping_json
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
 from .tools import BaseTool, as_tools, step_settings

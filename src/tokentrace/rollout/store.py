@@ -20,9 +20,8 @@ from typing import Any, Final, TypeVar
 
 from ..errors import InputError, brief
 from ..files import lock, owned, write_whole
-from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
-from ..samples.trajectories import owned_turns, trajectory_samples
+from ..samples.trajectories import Relative, owned_turns, relative_to_group, trajectory_samples
 from ..settings import flat
 from ..store.opening import open_store
 from ..store.store import Label, SessionInfo, State, Store, TurnRecord
@@ -213,13 +212,13 @@ class RolloutStore:
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
         """Write the training rows to ``rows.parquet``; its metadata names the groups."""
-        from ..data.tables import sample_columns, sample_writer, samples_table
+        from ..data.tables import CHANNELS, ROLLOUT, sample_columns, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
             groups[_group(row)].append(row["name"])
-        optional = ["labels", "logprobs", "rollout", "channels"] + (["advantages"] if advantages else [])
-        columns = sample_columns(*optional)
+        values = ["logprobs", "advantages"] if advantages else ["logprobs"]
+        columns = sample_columns("labels", *values, *ROLLOUT, *CHANNELS)
         about = {**(metadata or {}), "advantages": advantages, "groups": groups}
         with sample_writer(self.folder / ROWS, columns, about, private=True) as write:
             samples, numbers = self.samples(advantages=advantages), itertools.count(1)

@@ -1,11 +1,5 @@
 """The public names of samples and where each is defined."""
 
-from .advantages import Advantages as Advantages
-from .advantages import Baseline as Baseline
-from .advantages import Relative as Relative
-from .advantages import relative_to_group as relative_to_group
-from .advantages import returns_to_go as returns_to_go
-from .advantages import trajectory_advantages as trajectory_advantages
 from .batches import Pack as Pack
 from .batches import collate as collate
 from .batches import flatten as flatten
@@ -17,12 +11,18 @@ from .batches import token_versions as token_versions
 from .batches import unpack as unpack
 from .pasts import HistoryWarning as HistoryWarning
 from .pasts import TurnStartWarning as TurnStartWarning
+from .sample import Overlong as Overlong
 from .sample import Sample as Sample
+from .sample import Truncated as Truncated
+from .sample import truncate as truncate
 from .supervised import SampleSettings as SampleSettings
 from .supervised import build_prompt_response_sample as build_prompt_response_sample
 from .supervised import build_supervised_sample as build_supervised_sample
 from .supervised import build_supervised_samples as build_supervised_samples
+from .trajectories import Advantages as Advantages
+from .trajectories import Baseline as Baseline
+from .trajectories import Relative as Relative
+from .trajectories import relative_to_group as relative_to_group
+from .trajectories import returns_to_go as returns_to_go
+from .trajectories import trajectory_advantages as trajectory_advantages
 from .trajectories import trajectory_samples as trajectory_samples
-from .truncation import Overlong as Overlong
-from .truncation import Truncated as Truncated
-from .truncation import truncate as truncate

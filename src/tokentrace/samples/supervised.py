@@ -1,8 +1,4 @@
-"""Supervised samples: conversations to rows with an exact loss mask, in one render.
-
-A template that drops past reasoning writes every turn but the last without it, so a row of several turns can train what
-inference never shows. `past` is the choice; `HistoryWarning` reports where it matters.
-"""
+"""Supervised samples: conversations to rows with an exact loss mask, in one render."""
 
 from __future__ import annotations
 
@@ -17,14 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import ROLES, Messages
-from ..errors import SampleError, brief, kind_of
+from ..errors import SampleError, TokentraceError, brief, kind_of
+from ..parsing.response import PartKind
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
+from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import Origin
+from ..tokens.ids import runs
 from ..tokens.kinds import Kind, Part
 from ..tokens.table import Deferred, TokenTable, join
-from .parts import part_columns
 from .pasts import PastTurns, Remark, listed, turn_starts
 from .sample import Sample
 
@@ -49,10 +48,7 @@ class Turns(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSettings:
-    """What carries loss in a sample, and how past turns are shown. See `build_supervised_sample`, which takes the same.
-
-    Raises RendererError or SampleError for a name that does not exist.
-    """
+    """What carries loss in a sample, and how past turns are shown: the settings of `build_supervised_sample`."""
 
     turns: str = Turns.ALL
     parts: Collection[Part | str] = TRAINED_PARTS
@@ -156,7 +152,7 @@ def _built(renderer: Renderer, settings: dict[str, Any], messages: Any, tools: A
         return SampleBuilder(renderer, SampleSettings(**settings))
 
     try:
-        builder = renderer.once(("rows", *settings.items()), make)  # it learns about the template
+        builder = renderer.once(("rows", *settings.items()), make)
     except TypeError:  # lists, which are no keys
         chosen = SampleSettings(**settings)
         builder = renderer.once(chosen, lambda: SampleBuilder(renderer, chosen))
@@ -234,11 +230,8 @@ class SampleBuilder:
         """The messages that carry loss, and notes."""
         if since > len(messages):
             raise SampleError(f"since is {since}, and the conversation has {len(messages)} messages")
-        unknown = sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages})
-        if unknown:
-            raise SampleError(
-                f"roles names {unknown[0]!r}, which is neither a role of this conversation nor a known one"
-            )
+        if unknown := sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages}):
+            raise SampleError(f"roles names {unknown[0]!r}, which is no role of this conversation and no usual one")
         chosen = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         off = [at for at in chosen if _flag(at, messages[at]) is False]
@@ -321,16 +314,14 @@ class SampleBuilder:
         is_all = parts == frozenset(TRAINED_PARTS) and self.settings.roles == frozenset(TRAINED_ROLES)
         if is_all and len(chosen) == roles.count("assistant"):
             return rendered.mask.copy()  # all that is sampled
-        by_message = np.zeros(len(messages) + 1, np.bool_)  # the last is for tokens of no message, -1
-        by_message[list(chosen)] = True
-        picked = by_message[rendered.messages]
+        picked = np.isin(rendered.messages, chosen)
         mask: npt.NDArray[np.bool_] = rendered.mask & picked
         if parts != frozenset(TRAINED_PARTS):
             names = {*parts, *([Part.OTHER] if Part.CONTENT in parts else [])}
             mask &= np.isin(columns()["parts"], [*names])
         if any(roles[at] != "assistant" for at in chosen):
-            not_assistant = np.asarray([role != "assistant" for role in roles] + [False], np.bool_)[rendered.messages]
-            mask |= picked & not_assistant & (columns()["parts"] == Part.CONTENT) & ~rendered.mask
+            texts = np.isin(rendered.messages, [at for at in chosen if roles[at] != "assistant"])
+            mask |= texts & (columns()["parts"] == Part.CONTENT) & ~rendered.mask
         return mask
 
     def _left_open(self, messages: Messages, at: int, tools: Any) -> tuple[int | None, bool]:
@@ -348,13 +339,11 @@ class SampleBuilder:
 
     def _stop_of(self, messages: Messages, tools: Any) -> int | None:
         """The token that ends the last turn when another message follows."""
-        calls = messages[-1].get("tool_calls")
         following: dict[str, Any] = {"role": "user", "content": "and then?"}
-        if calls:
-            name = (calls[0].get("function") or calls[0]).get("name", "")
+        for call in (messages[-1].get("tool_calls") or ())[:1]:
+            name, call_id = (call.get("function") or call).get("name", ""), call.get("id")
             following = {"role": "tool", "name": name, "content": "result"}
-            if calls[0].get("id"):
-                following["tool_call_id"] = calls[0]["id"]
+            following |= {"tool_call_id": call_id} if call_id else {}
         return self._pasts.stop_before(messages, following, tools)
 
 
@@ -373,3 +362,72 @@ def _extends(rendered: RenderedTokens, before: RenderedTokens, turns: Sequence[i
     """Whether a rendering begins with another one, up to the end of the last trained turn of that one."""
     stop = max((turn.stop for turn in before.turns if turn.message == turns[-1]), default=len(before.ids))
     return bool(np.array_equal(rendered.ids[:stop], before.ids[:stop]))
+
+
+# -- parts: what each token of a conversation is, delimiters inside an assistant's turn included
+
+_BY_FIELD: Final = {
+    "role": Part.SCAFFOLD,
+    "content": Part.CONTENT,
+    "tool_calls": Part.TOOL_CALLS,
+    **dict.fromkeys(REASONING_FIELDS, Part.REASONING),
+}
+_BY_KIND: Final = {
+    PartKind.REASONING: Part.REASONING,
+    PartKind.CONTENT: Part.CONTENT,
+    PartKind.TOOL_CALL: Part.TOOL_CALLS,
+    PartKind.STOP: Part.STOP,
+}
+_IS_FIELD: Final = np.asarray([part in (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS) for part in Part], np.bool_)
+_KIND_OF_PART: Final = np.asarray([Kind.SCAFFOLD if part is Part.SCAFFOLD else Kind.CONTEXT for part in Part], np.uint8)
+"""The kind of a token that nobody samples."""
+
+
+def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """The message, `Part` and `Kind` of each token. The parser tells the parts of scaffold inside sampled turns."""
+    codes = [_field_part(origin) for origin in rendered.rendering.origins]
+    parts = rendered.encoded.per_token(np.asarray(codes, np.uint8))
+    kinds = _KIND_OF_PART.take(parts)
+    kinds[rendered.mask] = Kind.SAMPLED
+    for turn in rendered.turns:
+        prompt, completion = rendered.ids[: turn.start], rendered.ids[turn.start : turn.stop]
+        try:
+            parsed = renderer.parse_response(completion, tools=[] if tools else None, prompt_ids=prompt)
+        except TokentraceError:  # a template that refuses every turn has no grammar
+            continue
+        turn_parts = parts[turn.start : turn.stop]
+        traced = turn_parts.copy()
+        for kind, span in parsed.regions:
+            turn_parts[slice(*span)] = _BY_KIND[kind]
+        _restore_fields(turn_parts, traced)
+        if turn.stop_token is not None and len(turn_parts):
+            turn_parts[turn_parts == Part.STOP] = Part.CONTENT
+            turn_parts[-1] = Part.STOP
+    return {"messages": rendered.messages, "parts": parts, "kinds": kinds}
+
+
+def _restore_fields(parsed: npt.NDArray[np.uint8], traced: npt.NDArray[np.uint8]) -> None:
+    """Give tokens of a field its part where the parser read another one, and scaffold beside them that of a neighbour.
+
+    Text may spell a delimiter: ``<tool_call>`` in content opens no call, ``</think>`` in reasoning does not end it.
+    """
+    is_field = _IS_FIELD.take(traced)
+    if not (traced == Part.REASONING).any():  # else content has none
+        is_field &= (traced != Part.CONTENT) | (parsed != Part.REASONING)
+    misread = is_field & (parsed != traced)
+    if not misread.any():
+        return
+    parsed[is_field] = traced[is_field]
+    for start, stop in runs(~is_field):
+        before, after = slice(max(0, start - 1), start), slice(stop, stop + 1)
+        if misread[before].any() or misread[after].any():
+            closed = [part for part in traced[before] if part != Part.CONTENT]
+            parsed[start:stop] = [*closed, *traced[after], Part.CONTENT][0]
+
+
+def _field_part(origin: Origin | None) -> Part:
+    if origin is None:
+        return Part.SCAFFOLD
+    if origin.field is not None:
+        return _BY_FIELD.get(origin.field, Part.OTHER)
+    return Part.TOOLS if origin.source == "tools" else Part.OTHER

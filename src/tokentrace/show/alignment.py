@@ -72,7 +72,6 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
 
 
 def _trimmed(one: Ids, other: Ids, hunk: Hunk) -> Hunk:
-    """A hunk without what both sides begin and end with."""
     here, there = hunk.sides(one, other)
     head = common_prefix(here, there)
     tail = common_suffix(here[head:], there[head:])
@@ -94,7 +93,6 @@ def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
 
 
 def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
-    """The hashes of runs of `length` ids that occur once, and where."""
     values, index, counts = np.unique(run_hashes(ids, length), return_index=True, return_counts=True)
     return values[counts == 1], index[counts == 1]
 

@@ -158,14 +158,13 @@ class Track:
 
     def pieces(self, limit: int | None = None) -> Iterator[Piece]:
         """Yield the first `limit` tokens in pieces of equal hue, message, field and mask."""
-        count = len(self.ids) if limit is None else min(limit, len(self.ids))
-        names = [""] * count if self.fields is None else list(self.fields[:count])
-        messages = _column(self.messages, len(self.ids)).tolist()
+        count = len(self.ids[:limit])
+        names = [""] * count if self.fields is None else self.fields
         marks = [False] * count if self.mask is None else self.mask.tolist()
-        keys = zip(self.hues.tolist(), messages, names, marks, strict=False)
+        keys = zip(self.hues.tolist(), _column(self.messages, len(self.ids)).tolist(), names, marks, strict=False)
         start = 0
         for key, group in itertools.groupby(itertools.islice(keys, count)):
-            stop = start + sum(1 for _ in group)
+            stop = start + len(list(group))
             yield Piece(start, stop, *key)
             start = stop
 

@@ -60,7 +60,6 @@ class Page:
         return f"Page({self.document.title!r}, {counted(self.document.tokens)})"
 
     def _repr_html_(self) -> str:
-        """Return a sandboxed frame with the page."""
         document = self.document
         rows = sum(len(table.rows) for table in document.tables)
         notes = len(document.notes) + sum(len(track.notes) for track in document.tracks[:1])

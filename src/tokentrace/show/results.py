@@ -34,23 +34,14 @@ _LEAD: Final = 240
 """Longer metadata is shown as a table."""
 _PART_HUES: Final = {PartKind.REASONING: "reasoning", PartKind.CONTENT: "assistant", PartKind.TOOL_CALL: "calls"}
 _ROLE_HUES: Final = {
-    "system": "system",
-    "developer": "system",
     "assistant": "assistant",
-    "tool": "result",
-    "function": "result",
-    "ipython": "result",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "ipython"), "result"),
 }
 _FIELD_HUES: Final = {
-    "generation_prompt": "generation",
-    "scaffold": "scaffold",
-    "synthetic_close": "scaffold",
-    "role": "scaffold",
-    "tool_calls": "calls",
-    "tools": "tools",
-    "kwargs": "variables",
-    "unknown": "unknown",
-    "": "unknown",
+    **{"generation_prompt": "generation", "tool_calls": "calls", "tools": "tools", "kwargs": "variables"},
+    **dict.fromkeys(("scaffold", "synthetic_close", "role"), "scaffold"),
+    **dict.fromkeys(("unknown", ""), "unknown"),
     **dict.fromkeys(REASONING_FIELDS, "reasoning"),
 }
 
@@ -167,7 +158,6 @@ def rendering_track(rendered: RenderedTokens) -> Track:
 
 
 def _stop_cards(rendered: RenderedTokens) -> list[Card]:
-    """List each stop token with the messages that it ends."""
     ended: dict[str, list[int]] = {}
     for turn in rendered.turns:
         text = "nothing" if turn.stop_token is None else visible(rendered.decode(slice(turn.stop - 1, turn.stop)))
@@ -247,7 +237,6 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
 
 
 def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) -> Any:
-    """Return the number of each token's turn, or -1."""
     turns = np.full(length, -1, np.int32)
     for number, span in enumerate(spans):
         turns[span.start : span.stop] = number
@@ -278,9 +267,7 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
             }
             for turn in rendered.turns
         ],
-        "changes": [dataclasses.asdict(one) for one in rendered.changes],
-        "lost": [dataclasses.asdict(one) for one in rendered.lost],
-        "dropped": [dataclasses.asdict(one) for one in rendered.dropped],
+        **{name: list(map(dataclasses.asdict, getattr(rendered, name))) for name in ("changes", "lost", "dropped")},
         "notes": list(rendered.notes),
     }
 
@@ -322,7 +309,6 @@ def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
 
 
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:
-    """Return the tokens that a branch does not share with its parent."""
     branch = trajectory.branches[at]
     start = branch.start
     kinds = trajectory.kinds(at)[start:]

@@ -22,16 +22,14 @@ COLOURS: Final[dict[str, tuple[str, str]]] = {
     "system": ("#a78bfa", "#8b6cf0"),
     "user": ("#60a5fa", "#3b82f6"),
     "reasoning": ("#fbbf24", "#d99a0b"),
-    "assistant": ("#34d399", "#12b07c"),
+    **dict.fromkeys(("assistant", "sampled"), ("#34d399", "#12b07c")),
     "calls": ("#f472b6", "#e04c99"),
-    "result": ("#22d3ee", "#0ba5be"),
+    **dict.fromkeys(("result", "context"), ("#22d3ee", "#0ba5be")),
     "tools": ("#94a3b8", "#7688a1"),
     "variables": ("#d6a56b", "#b98848"),
     "scaffold": ("#8a8a8a", "#737373"),
     "generation": ("#c4b5fd", "#a592f5"),
     "unknown": ("#f87171", "#ef4444"),
-    "sampled": ("#34d399", "#12b07c"),
-    "context": ("#22d3ee", "#0ba5be"),
 }
 """Two shades of each hue. Neighbouring tokens alternate, which makes boundaries visible."""
 _OTHER_COLOURS: Final = ("#94a3b8", "#7688a1")
@@ -85,7 +83,6 @@ def flat(text: str) -> str:
 
 
 def _grid(table: Table) -> Grid:
-    """Return a table for a terminal, without small print and links."""
     out = Grid(box=None, padding=(0, 0, 0, 2), header_style="bold")
     title = f"{table.title[:1].lower()}{table.title[1:]}"
     for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
@@ -255,8 +252,6 @@ def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
 
 
 def _join_schemas(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Join the pieces of one tool's schema."""
-
     def key(piece: Piece) -> tuple[Any, ...]:
         field = ".".join(piece.field.split(".")[:2]) if piece.hue == HUES["tools"] else piece.field
         return piece.hue, piece.message, field, piece.marked

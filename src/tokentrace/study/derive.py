@@ -105,7 +105,6 @@ class _Deriver:
         return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
 
     def _reasoned(self) -> WrittenTurn:
-        """A turn that shows reasoning, with content if that can be, or with calls."""
         calls = {"tool_calls": [call()]}
         text_calls = {"tool_calls": [call(as_text=True)]}
         beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
@@ -118,7 +117,6 @@ class _Deriver:
     # -- reasoning
 
     def _frames(self, turn: WrittenTurn, head: str) -> tuple[Frame | None, str]:
-        """What surrounds reasoning, and what opens content after it."""
         reasoning = turn.first("reasoning")
         stop = reasoning.stop if reasoning is not None else 0
         following = next((hole for hole in turn.holes if hole.start >= stop), None)
@@ -262,7 +260,6 @@ class _Deriver:
         return dataclasses.replace(channels, call="".join(words[:1]), content_type=" ".join(words[1:]), **changes)
 
     def _bodies(self, channels: Channels) -> CallGrammar | None:
-        """How calls are written as messages; None if that is one JSON, or unclear."""
         reader = self.reader
         reader.body = channels.message
         body = reader.called({"key": "value"})

@@ -52,7 +52,6 @@ class CallDeriver:
     # -- one JSON object
 
     def _object(self, turn: WrittenTurn, number: int) -> tuple[int, int, dict[str, Any]] | None:
-        """The JSON object that holds the name and the arguments of a call, if there is one."""
         name = turn.first("name", number)
         arguments = turn.arguments(number)
         if name is None or not arguments:
@@ -110,13 +109,11 @@ class CallDeriver:
         return CallGrammar(Style.JSON_ARGUMENTS, ascii=self._ascii(), **around)
 
     def _fields(self, turn: WrittenTurn, number: int = 0) -> list[Hole]:
-        """The fields of a call before its arguments."""
         arguments = turn.arguments(number)
         floor = arguments[0].start if arguments else len(turn.text)
         return [hole for hole in turn.holes if hole.call == number and hole.field != "arguments" and hole.stop <= floor]
 
     def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
-        """The fields of a call with what introduces each, and the arguments."""
         fields, arguments = self._fields(turn, number), turn.arguments(number)
         leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))][: len(fields)]
         begin = turn.between(fields[-1], arguments[0]) if fields and arguments else ""
@@ -187,7 +184,6 @@ class CallDeriver:
         return [], begin
 
     def _tree(self, several: WrittenTurn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
-        """Elements that are named after the arguments, at both ends."""
         reader, text = self.reader, several.text
         value_open = several.between(keys[0], values[0])
         to_key = several.between(self._fields(several)[-1], keys[0])
@@ -201,7 +197,6 @@ class CallDeriver:
         return CallGrammar(Style.TREE, **tags, **self._values(), **around)
 
     def _values(self) -> dict[str, Any]:
-        """How strings and other values are written."""
         text = self._value_text(AWKWARD)
         strings = Value.BARE
         if text in (json.dumps(AWKWARD), json.dumps(AWKWARD, ensure_ascii=False)):
@@ -247,7 +242,6 @@ class CallDeriver:
         return extent
 
     def _parts(self, extent: Extent, head: list[tuple[str, str]]) -> dict[str, Any]:
-        """What is around calls, with their delimiters split into outer and inner."""
         around = self._around(extent)
         closed, groups = around["close"], self.reader.groups(around["close"])
         cut = groups[-1][0] if groups else 0
@@ -308,7 +302,6 @@ class CallDeriver:
 
 
 def _value_opening(turn: WrittenTurn) -> str:
-    """What is between the key and the value of a turn's first argument."""
     holes = turn.arguments(0)
     return turn.between(holes[0], holes[1]) if len(holes) > 1 else ""
 

@@ -119,7 +119,6 @@ def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None
 
 
 def _control_tokens(encoded: Encoded, start: int, end: int) -> list[int]:
-    """The control tokens that touch a stretch of text."""
     first, stop = encoded.tokens_touching(start, end)
     return [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
 
@@ -198,6 +197,5 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
 
 
 def _spelled(vocabulary: Vocabulary, text: str) -> set[int]:
-    """The control tokens in a text."""
     pattern = vocabulary.control_pattern
     return {vocabulary.control[match[0]].id for match in pattern.finditer(text)} if pattern is not None else set()

@@ -112,7 +112,6 @@ class ReadContent:
         )
 
     def _cases(self) -> Iterator[tuple[Probe, int, bool]]:
-        """Conversations with a message of the role, its index, and whether there are tools."""
         for (probe, at), tools in itertools.product(self._places(), _TOOLS):
             yield probe, at, tools
 
@@ -141,7 +140,6 @@ class ReadContent:
         return self._reads(_replaced(probe, at, _PARTS), at, tools, expected)
 
     def _reads(self, probe: Probe, at: int, tools: bool, expected: Mapping[Any, str]) -> bool:
-        """True if exactly the expected texts of a message's content are written."""
         spans = _spans(self._study, probe, at, tools) or ()
         actual = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
         return {path for path, _ in actual} == set(expected) and all(expected[path] == text for path, text in actual)
@@ -252,7 +250,6 @@ def _spans(study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, 
 
 
 def _is_json(spans: Spans | None, path: FieldPath) -> bool:
-    """True if the spans of a field are JSON of the probe's mapping."""
     text = "".join(text for inner, text in spans or () if inner[: len(path)] == path and inner != (*path, KEY))
     try:
         return bool(json.loads(text) == TWO_ARGUMENTS)

@@ -66,7 +66,6 @@ class TemplateOutline:
 
     @computed
     def _called(self) -> Rendering | None:
-        """A call and its result, in the first form that the template takes."""
         replies: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
         ways = ({**reply, "tool_calls": [call(as_text=as_text)]} for reply in replies for as_text in (False, True))
         renderings = (self._study.probe([USER, way, RESULT]) for way in ways)
@@ -74,7 +73,6 @@ class TemplateOutline:
 
 
 def _turn(rendering: Rendering | None, message: int) -> str:
-    """The turn of a message with holes; empty if the template refused it."""
     spans = rendering.spans() if rendering is not None else ()
     return "".join(_hole(origin, text) for text, turn, origin in spans if turn == message)
 

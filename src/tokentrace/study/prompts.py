@@ -92,7 +92,6 @@ class GenerationPrompts:
 
 
 def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
-    """Where the generation prompt ends in the scaffold at the head of a turn."""
     cuts = cut_points(tail, tokenizer)
     head = tail[: cuts[0]]
     best, end, at = 0, 0, 0

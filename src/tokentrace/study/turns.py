@@ -52,7 +52,6 @@ def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list
 
 
 def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before: int) -> TurnSpan:
-    """The turn that is written in the spans `first` to `stop`."""
     ends = rendering.ends
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
     fields = [
@@ -104,7 +103,6 @@ def _assistants(messages: Messages) -> set[int]:
 
 
 def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:
-    """Where the generation prompt after `messages` ends in the rendering."""
     before = _shared_length(rendering, messages, render)
     if not messages or before is None:
         return before

@@ -47,8 +47,6 @@ class Template:
     """The variables it reads beside messages and tools: switches, special tokens."""
     reads: frozenset[str]
     """All names that it looks up: its variables, ``documents``, functions that a caller may replace."""
-    tags_generation = False
-    """True if it has ``{% generation %}`` tags."""
     asks_alike = False
     """True if its generation prompt is known to be the same in every conversation: see `asking`."""
     reads_boxed = False
@@ -149,7 +147,6 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
 
 
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
-    """The template line an exception came from."""
     line, frame = None, error.__traceback__
     while frame is not None and template is not None:
         if frame.tb_frame.f_code.co_filename == "<template>" and frame.tb_lineno is not None:  # some code has none
@@ -208,7 +205,6 @@ def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
-    """A compiled template, and what is known of it without running it."""
     environment = _environment()
     tree = parse_template(source)
     with _compile_errors():
@@ -218,9 +214,6 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
             "searched": searched_words(tree, _TEXT_FIELDS),
             "variables": frozenset(names - _ARGUMENTS),
             "reads": frozenset(names | (names_in(tree) & environment.globals.keys())),
-            "tags_generation": any(
-                "tt_generation" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)
-            ),
             "asks_alike": asks_alike(tree, environment.globals),
         }
     return compile_template(tree), facts

@@ -33,9 +33,9 @@ from .syntax import items_of, plain_targets, summands, with_children
 _IMPORTS: Final = """\
 from tokentrace.template.pairs import PLAIN as tt_plain, PRINTED as tt_printed, SIZED as tt_sized, TEXT as tt_text
 from tokentrace.template.pairs import bounds as tt_bounds, box as tt_box, inside as tt_inside, paid as tt_paid
-from tokentrace.template.pairs import of_get as tt_of_get, of_item as tt_of_item, of_neighbour as tt_of_neighbour
-from tokentrace.template.pairs import of_pieces as tt_of_pieces, of_slice as tt_of_slice, split as tt_split
-from tokentrace.template.pairs import item_rows as tt_item_rows, neighbour as tt_neighbour, rows as tt_rows
+from tokentrace.template.pairs import of_get as tt_of_get, of_item as tt_of_item, of_pieces as tt_of_pieces
+from tokentrace.template.pairs import of_slice as tt_of_slice, split as tt_split
+from tokentrace.template.pairs import item_rows as tt_item_rows, rows as tt_rows
 from tokentrace.template.trace import GENERATION as tt_generation
 from tokentrace.template.traced import TracedNone as tt_none
 """
@@ -199,7 +199,6 @@ class TracingGenerator(Expressions):
         self._loop_variable = before
 
     def _boxed_loop(self, node: nodes.For, frame: Frame) -> None:
-        """A loop as Jinja has it, over boxed items."""
         is_name = isinstance(node.target, nodes.Name)
         item = f"l_{frame.inner().symbols.level}_{node.target.name}" if is_name else "None"  # type: ignore[attr-defined]
         node.body = [code_line(f"trace.round({item}, None, OUT)"), *node.body]
@@ -241,7 +240,6 @@ class TracingGenerator(Expressions):
             self._assign_stack[-1].difference_update(inner.symbols.stores)
 
     def _write_rows(self, node: nodes.For, loop: LoopNames, frame: Frame) -> None:
-        """Set the names of what the loop runs over."""
         mapping = items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
         if mapping is None:
             code = self.code(node.iter, frame)

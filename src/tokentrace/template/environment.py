@@ -8,6 +8,7 @@ operator makes out of traced values is of unknown origin, unless it is one of th
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -101,16 +102,8 @@ class TracingContext(Context):
     trace: Trace
 
 
-class Proven:
+class Proven(functools.partial[Any]):
     """A function that keeps the trace of its arguments, or gives it up, by itself."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):

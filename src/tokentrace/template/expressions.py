@@ -68,7 +68,8 @@ class LoopNames:
         """``loop.attribute``."""
         if attribute in ("previtem", "nextitem"):
             at = f"{self.index} {'-' if attribute == 'previtem' else '+'} 1"
-            return Code(f"tt_neighbour({self.items}, {at}, undefined)", f"tt_of_neighbour({self.origins}, {at})")
+            test, missing = f"0 <= {at} < len({self.items})", "undefined('there is no such item in the loop')"
+            return Code(f"({self.items}[{at}] if {test} else {missing})", f"({self.origins}[{at}] if {test} else None)")
         values = {
             "index0": self.index,
             "index": f"({self.index} + 1)",
@@ -159,7 +160,6 @@ class Expressions(CodeGenerator):
         return self._charged(node, f"{{{', '.join(map('{}: {}'.format, keys, values))}}}")
 
     def _charged(self, node: nodes.List | nodes.Tuple | nodes.Dict, source: str) -> Code:
-        """A container that the template makes anew each time."""
         return Code(f"environment.charged({64 + 64 * len(node.items)}, {source})")
 
     # -- looking into values
@@ -254,7 +254,6 @@ class Expressions(CodeGenerator):
         return None
 
     def _get(self, base: Code, args: list[nodes.Expr], frame: Frame) -> Code:
-        """``value.get("key", default)``."""
         default = self.code(args[1], frame) if len(args) > 1 else Code("None")
         key = self.code(args[0], frame).value
         value, item = self.temporary_identifier(), self.temporary_identifier()
@@ -287,7 +286,6 @@ class Expressions(CodeGenerator):
         return self._text_method(base, _METHODS[node.name], "", value, boxed)
 
     def _json(self, node: nodes.Filter, value: nodes.Expr, frame: Frame) -> Code | None:
-        """``value|tojson(…)``."""
         options = json_options(node, frame.eval_ctx)
         if options is None:
             return None
@@ -412,8 +410,6 @@ def origin_name(name: str) -> str:
 
 
 def _visitor(kind: str) -> Callable[..., None]:
-    """A visitor that writes an expression of this kind as one value."""
-
     def visit(self: Expressions, node: Any, frame: Frame, **options: Any) -> None:
         if options.get("forward_caller"):
             self.write_call(node, frame, {"caller": "caller"})

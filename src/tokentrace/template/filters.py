@@ -180,8 +180,6 @@ def traced_tests(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Calla
 
 
 def _weighing(test: Callable[..., bool]) -> Callable[..., bool]:
-    """A test that may compare, hash or print all of what it gets."""
-
     @functools.wraps(test)
     def weighing(*args: Any, **kwargs: Any) -> bool:
         step()

@@ -151,12 +151,3 @@ def item_rows(value: Any, origin: Beside, items: Callable[[Any], Any]) -> list[t
         if {str}.issuperset(map(type, value)) and keeps_items(list(value.values())):
             return [(key, inside(inside(origin, key), KEY), item, inside(origin, key)) for key, item in value.items()]
     return [(key, None, item, None) for key, item in listed(items(box(value, origin)))]
-
-
-def neighbour(items: Any, index: int, undefined: Any) -> Any:
-    """``loop.previtem`` or ``loop.nextitem``."""
-    return items[index] if 0 <= index < len(items) else undefined("there is no such item in the loop")
-
-
-def of_neighbour(origins: Origins, index: int) -> Origin | None:
-    return origins[index] if 0 <= index < len(origins) else None

@@ -197,7 +197,6 @@ def with_runs(text: str, runs: Runs) -> TracedStr:
 
 
 def _pay(text: TracedStr) -> None:
-    """Charge for a text that was made, and for its runs."""
     charge((len(text) if text.isascii() else 4 * len(text)) + 128 * len(text.runs))
 
 

@@ -156,7 +156,6 @@ def as_markup(text: str) -> TracedMarkup:
 
 
 def _escaped(text: str) -> str:
-    """The text with HTML's characters escaped, unless it is markup or has none."""
     if isinstance(text, TracedMarkup):
         return text
     result = str(escape(plain_text(text)))

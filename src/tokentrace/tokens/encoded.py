@@ -62,7 +62,6 @@ class Encoded:
 
     @computed
     def _tokens_in_spans(self) -> npt.NDArray[np.intp]:
-        """How many tokens begin in each span."""
         ends = self.rendering.ends
         bounds = np.zeros(len(ends) + 1, np.intp)
         bounds[1:] = self._begins.searchsorted(np.asarray(ends, self._begins.dtype), "left")

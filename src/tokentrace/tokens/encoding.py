@@ -130,7 +130,6 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
 
 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
-    """Whether a control token touches a span that may not contain it."""
     control, begin, first = encoded.control_tokens, 0, 0
     for end, origin in zip(encoded.rendering.ends, encoded.rendering.origins, strict=True):
         if origin is not None:

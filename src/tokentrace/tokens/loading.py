@@ -116,7 +116,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like, and the model's extra tokens."""
     extra = config.get("extra_special_tokens")
     rows = {**config, **(extra if isinstance(extra, dict) else {})}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in rows.items()}
