@@ -65,10 +65,12 @@ class Source:
 
 
 @contextlib.contextmanager
-def _reading(name: str, errors: type[Exception] = OSError) -> Iterator[None]:
+def _reading(name: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except (OSError, errors) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, *errors)):
+            raise
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -93,7 +95,7 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
-    with _reading(brief(name), ValueError):
+    with _reading(brief(name), RuntimeError, ValueError):
         path = Path(name).expanduser()
         if name == "-" or path.is_file():
             return [(name, path)]

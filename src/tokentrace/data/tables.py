@@ -132,11 +132,11 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
         for name, channel in channels.items()
     }
     typed = {name: _typed(name, values.get(name)) for name in ("top_logprobs", "routed_experts")}
-    others = {name: entries for name, entries in values.items() if typed.get(name) is None}
+    untyped = {name: entries for name, entries in values.items() if typed.get(name) is None}
     try:
-        text = json.dumps(others, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if others else None
+        text = json.dumps(untyped, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if untyped else None
     except ValueError as error:
-        raise SampleError(f"channels {sorted(others)} cannot be written as JSON: {error}") from error
+        raise SampleError(f"channels {sorted(untyped)} cannot be written as JSON: {error}") from error
     return {**typed, "channels": text}
 
 
