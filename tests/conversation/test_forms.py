@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,45 +20,19 @@ from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt
 
 STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
 """Templates that empty a list of parts, print it as Python does, or fail on it."""
-
-
 MINIMAX = ("minimax-m2", "tool")
 """A template that reads parts, and writes a newline after each."""
 
 
-@dataclass(frozen=True)
-class ContentForm:
-    text: bool = True
-    parts: bool = False
-    mapping: bool = False
-
-
-@dataclass(frozen=True)
-class CallForm:
-    mapping: bool = True
-    text: bool = True
-    silence: tuple[Silence, ...] = tuple(Silence)
-
-
-class Reads:
+def reads(content: Any = (), calls: Any = (), alone: tuple[Silence, ...] = tuple(Silence)) -> Any:
     """A template as `adapt` sees one."""
-
-    def __init__(
-        self,
-        content: ContentForm = ContentForm(),  # noqa: B008
-        calls: CallForm = CallForm(),  # noqa: B008
-        alone: tuple[Silence, ...] = tuple(Silence),
-    ) -> None:
-        self._content = content
-        self.calls = calls
-        self.alone = alone
-
-    def content(self, role: str) -> ContentForm:
-        return self._content
+    form = SimpleNamespace(**{"text": True, "parts": False, "mapping": False} | dict(content))
+    of_calls = SimpleNamespace(**{"mapping": True, "text": True, "silence": tuple(Silence)} | dict(calls))
+    return SimpleNamespace(content=lambda role: form, calls=of_calls, alone=alone)
 
 
-STRINGS, PARTS = Reads(), Reads(ContentForm(text=False, parts=True))
-MAPPINGS, JSON_TEXT = Reads(calls=CallForm(text=False)), Reads(calls=CallForm(mapping=False))
+STRINGS, PARTS = reads(), reads({"text": False, "parts": True})
+MAPPINGS, JSON_TEXT = reads(calls={"text": False}), reads(calls={"mapping": False})
 
 
 # -- the stage, without a template
@@ -121,14 +95,10 @@ def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, 
 @pytest.mark.parametrize("content", [{"content": ""}, {"content": None}, {}], ids=["empty", "null", "absent"])
 @pytest.mark.parametrize("way", list(Silence))
 def test_no_content_is_written_as_the_template_reads_it(content: dict[str, Any], way: Silence) -> None:
-    expected: dict[Silence, dict[str, Any]] = {
-        Silence.EMPTY: {"content": ""},
-        Silence.NULL: {"content": None},
-        Silence.ABSENT: {},
-    }
+    expected: Any = {Silence.EMPTY: {"content": ""}, Silence.NULL: {"content": None}, Silence.ABSENT: {}}
     for extra, forms in (
-        ({"tool_calls": [call("now", {})]}, Reads(calls=CallForm(silence=(way,)))),
-        ({}, Reads(alone=(way,))),
+        ({"tool_calls": [call("now", {})]}, reads(calls={"silence": (way,)})),
+        ({}, reads(alone=(way,))),
     ):
         adapted = adapt([{"role": "assistant", **content, **extra}], forms)
         assert adapted.messages == [{"role": "assistant", **expected[way], **extra}]
@@ -136,11 +106,6 @@ def test_no_content_is_written_as_the_template_reads_it(content: dict[str, Any],
 
 
 # -- with templates
-
-
-def plain_form(content: Any) -> Any:
-    """Parts as the string that stands for them."""
-    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def ids(renderer: Renderer, messages: Any, tools: Any = None) -> Any:
@@ -171,7 +136,7 @@ def test_one_text_part_gives_the_ids_of_the_text(any_family: str) -> None:
 def test_several_text_parts_give_the_ids_of_the_joined_text(family: str) -> None:
     renderer = make_renderer(family)
     parts = [system(text("Be", "brief.")), user(text("One.", "Two.")), assistant(text("Three.", "Four."))]
-    plain = [row | {"content": plain_form(row["content"])} for row in parts]
+    plain = [row | {"content": "\n".join(part["text"] for part in row["content"])} for row in parts]
     rendered = renderer.render(parts)
     assert rendered.token_ids == renderer.render_ids(plain)
     assert [change.field for change in rendered.changes] == ["content"] * 3

@@ -88,15 +88,10 @@ class Desk:
 
 @pytest.mark.parametrize("function", [multiply, order, mixed, now, Desk().file, Desk.file])
 def test_schemas_are_those_of_transformers(function: Callable[..., Any]) -> None:
-    assert function_schema(function) == transformers_utils.get_json_schema(function)
-    assert check_tools([function]) == [transformers_utils.get_json_schema(function)]
-
-
-def test_a_function_renders_as_its_schema() -> None:
+    schema = transformers_utils.get_json_schema(function)
+    assert (function_schema(function), check_tools([function])) == (schema, [schema])
     renderer = create_renderer(POCKET)
-    assert renderer.render_ids([HI], tools=[multiply]) == renderer.render_ids(
-        [HI], tools=[transformers_utils.get_json_schema(multiply)]
-    )
+    assert renderer.render_ids([HI], tools=[function]) == renderer.render_ids([HI], tools=[schema])
 
 
 def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:
@@ -115,10 +110,7 @@ def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:
 
     for function, said in ((loose, "values cannot be"), (unreadable, "type hints"), (chosen, "not a JSON list")):
         with pytest.raises(InputError, match=said) as caught:
-            check_tools([HI_TOOL, function])
+            check_tools([{"name": "hi"}, function])
         assert caught.value.field == "tools.1"
     with pytest.raises(InputError, match="or a function"):
         check_tools([int])
-
-
-HI_TOOL = {"name": "hi"}

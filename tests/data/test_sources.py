@@ -94,6 +94,8 @@ def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: 
     pq.write_table(pa.Table.from_pylist(ROWS[4:]), data / "sub" / "test.parquet")
     with pytest.raises(InputError, match="no file with rows of split 'dev'"):
         find_sources([str(data)], tmp_path, split="dev")
+    with pytest.raises(InputError, match="cannot be read"):
+        find_sources(["~nobody-of-this-name/x"], tmp_path)
     assert values(rows_of(data, spool=tmp_path, split="train")) == ROWS[:4]
     assert values(rows_of(data, spool=tmp_path, split="test")) == ROWS[4:]
     (data / "sub" / "test.parquet").unlink()

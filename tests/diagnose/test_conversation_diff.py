@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.diagnose.rewritten import CASES, RECORDED, TASK, C, Message, call, reply, result, system, user
 from tokentrace.diagnose.conversation_diff import changed_tools, find_cause
-from tokentrace.diagnose.finding import Cause, Finding
+from tokentrace.diagnose.finding import Finding
 from tokentrace.diagnose.message_keys import chain, root_key
 from tokentrace.diagnose.wording import changed_words
 
@@ -57,14 +57,8 @@ def tool(name: str, description: str = "") -> Message:
     ],
 )
 def test_changed_tools_are_named(sent: Any, recorded: Any, words: str) -> None:
-    found = changed_tools(sent, recorded)
-    assert found.cause is Cause.CHANGED_TOOLS
-    assert words in found.words
-
-
-def test_changed_variables_are_named() -> None:
-    found = changed_tools(None, None, {"enable_thinking": False}, {})
-    assert found.words == "the same conversation: template variables: enable_thinking"
+    assert words in changed_tools(sent, recorded).words
+    assert "template variables: enable" in changed_tools(None, None, {"enable": False}, {}).words
 
 
 # -- laws

@@ -87,11 +87,6 @@ def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
     assert report.settings["settings"]["max_length"] == 700
 
 
-def test_without_a_mask_the_ids_alone_are_checked() -> None:
-    found = checked(row_of(IDS))
-    assert (found.outcome, found.trained) == (Outcome.SAME, None)
-
-
 @pytest.mark.parametrize("left", [0, 3])
 @pytest.mark.parametrize("right", [0, 5])
 @pytest.mark.parametrize("attended", [True, False])
@@ -165,6 +160,8 @@ def test_what_differs_is_placed_in_message_and_field() -> None:
 
 
 def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -> None:
+    without_mask = checked(row_of(IDS))
+    assert (without_mask.outcome, without_mask.trained) == (Outcome.SAME, None)
     assert checked(alone(IDS, MASK)).outcome is Outcome.UNCHECKED
     found = checked(alone([*IDS[:7], 4096, *IDS[8:]], MASK))
     assert (found.outcome, "token 7 is 4096" in (found.reason or "")) == (Outcome.BAD, True)
@@ -180,8 +177,6 @@ def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -
         ({"messages": MESSAGES}, "holds no ids"),
         (row_of([]), "holds no ids"),
         ({**CONVERSATION, "input_ids": ["a"]}, ""),
-        ({**CONVERSATION, "input_ids": [[1, 2]]}, ""),
-        ({**CONVERSATION, "input_ids": [1.5]}, ""),
         ({**CONVERSATION, "input_ids": [2**40]}, ""),
         (row_of(IDS, MASK[:-1]), "loss_mask: "),
         (row_of(IDS, labels=[-100]), "labels: 1 labels"),
@@ -288,34 +283,25 @@ def test_a_cut_says_how_much_is_gone_and_where() -> None:
 
 
 GREETED = {"messages": [user("Hi"), assistant("Hello, how are you today?")]}
+THOUGHT = {"messages": [user("1?"), assistant("a", reasoning="first"), user("2?"), assistant("b", reasoning="then")]}
 
 
 def test_the_default_system_prompt_of_a_template_is_missing() -> None:
-    talk = GREETED
-    whole = sample_of(talk, "qwen2.5")
+    whole = sample_of(GREETED, "qwen2.5")
     first = int(np.flatnonzero(whole.messages == 0)[0])
-    missing = checked(row_of(whole.ids[first:], whole.mask[first:], talk), "qwen2.5")
-    assert (missing.outcome, missing.causes) == (Outcome.IDS, [Cause.SYSTEM_MISSING])
-    late = checked(row_of([*whole.ids[first:], whole.ids[-2]], None, talk), "qwen2.5")
-    assert late.causes == [Cause.SYSTEM_MISSING, Cause.END_ADDED]
+    for ids, more in ((whole.ids[first:], []), ([*whole.ids[first:], whole.ids[-2]], [Cause.END_ADDED])):
+        assert checked(row_of(ids, None, GREETED), "qwen2.5").causes == [Cause.SYSTEM_MISSING, *more]
 
 
-def test_a_system_prompt_that_is_not_the_templates_is_added() -> None:
-    talk = GREETED
-    bare = sample_of(talk, "qwen3")
+def test_what_a_template_would_not_write_is_added() -> None:
+    bare, plain = sample_of(GREETED, "qwen3"), sample_of(THOUGHT, "qwen3")
     prompt = load_family("qwen3").encode("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n")
-    added = checked(row_of([*prompt, *bare.ids], [*[0] * len(prompt), *bare.mask], talk), "qwen3")
+    added = checked(row_of([*prompt, *bare.ids], [*[0] * len(prompt), *bare.mask], GREETED), "qwen3")
     assert (added.outcome, added.causes) == (Outcome.IDS, [Cause.SYSTEM_ADDED])
-
-
-def test_reasoning_kept_where_the_template_leaves_it_out() -> None:
-    talk = {"messages": [user("1?"), assistant("a", reasoning="first"), user("2?"), assistant("b", reasoning="then")]}
-    kept = sample_of(talk, "qwen3", samples=SampleSettings(past="preserve"))
-    found = checked(row_of(kept.ids, None, talk), "qwen3")
-    assert found.causes == [Cause.REASONING_ADDED]
-    plain = sample_of(talk, "qwen3")
-    found = checked(row_of(plain.ids, None, talk), "qwen3", samples=SampleSettings(past="preserve"))
-    assert found.causes == [Cause.STRIPPED_REASONING]
+    preserve = {"samples": SampleSettings(past="preserve")}
+    kept = sample_of(THOUGHT, "qwen3", **preserve)
+    assert checked(row_of(kept.ids, None, THOUGHT), "qwen3").causes == [Cause.REASONING_ADDED]
+    assert checked(row_of(plain.ids, None, THOUGHT), "qwen3", **preserve).causes == [Cause.STRIPPED_REASONING]
 
 
 def test_a_tag_in_the_place_of_another_token_is_not_reasoning() -> None:

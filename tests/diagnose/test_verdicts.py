@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.diagnose.brute import audit_of, audited, rendered, source_of
+from tests.diagnose.brute import audit_of, audited, over_bytes, rendered, source_of
 from tokentrace.diagnose import AuditReport, Grade, audit_template
 from tokentrace.diagnose.appends import AppendOutcome
 from tokentrace.diagnose.cases import TOOLS, Append, Style
 from tokentrace.errors import TemplateLimitError
 from tokentrace.pocket import POCKET
 from tokentrace.show.terminal import plain_view
+from tokentrace.template.chat_template import ChatTemplate
 
 HEAD = "{%- if tools %}{{ '<|turn|>system\n' ~ tools | tojson ~ '<|end|>' }}{% endif -%}"
 TURN = """
@@ -221,6 +224,14 @@ def test_the_line_that_alters_a_text_is_named(content: str, other: str, argument
         (reason,) = [one for one in report.verdict(use).against if words in one]
         line = next(number for number, line in enumerate(text.split("\n"), 1) if flaw in line)
         assert f"line {line}: `" in reason
+
+
+def test_conversations_with_tools_are_those_of_the_template_for_tools() -> None:
+    plain, tools = source(), source(skipped="if not loop.last or m.role != 'tool'")
+    both = {"default": ChatTemplate(plain), "tool_use": ChatTemplate(tools)}
+    report = audit_template(replace(over_bytes(plain), templates=both))
+    assert report.verdict("rl-append-only").grade is Grade.FAILS
+    assert audited(plain).verdict("rl-append-only").grade is Grade.HOLDS
 
 
 # -- the conclusion

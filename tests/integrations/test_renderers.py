@@ -51,18 +51,15 @@ def custom(**fields: Any) -> Any:
 
 
 def test_the_door_gives_our_class_with_our_settings(pocket: Any) -> None:
-    made = renderers.create_renderer(
-        pocket, custom(preserve_all_thinking=True), chat_template_kwargs={"enable_thinking": False}
-    )
-    assert type(made) is TokentraceRenderer
-    assert isinstance(made, renderers.Renderer)
-    assert not renderers.base.is_multimodal(made)
-    assert made.renderer.past == "preserve"
-    assert made.renderer.template_kwargs == {"enable_thinking": False}
-    ours = create_renderer(POCKET, preserve_all_thinking=True, enable_thinking=False)
-    for prompt in (False, True):
-        given = {"tools": TOOLS, "add_generation_prompt": prompt}
-        assert made.render_ids(CONVERSATION, **given) == ours.render_ids(CONVERSATION, **given)
+    variables = {"enable_thinking": False}
+    door = renderers.create_renderer(pocket, custom(preserve_all_thinking=True), chat_template_kwargs=variables)
+    assert type(door) is TokentraceRenderer
+    assert isinstance(door, renderers.Renderer)
+    assert not renderers.base.is_multimodal(door)
+    assert (door.renderer.past, door.renderer.template_kwargs) == ("preserve", variables)
+    ours = create_renderer(POCKET, preserve_all_thinking=True, **variables)
+    for options in ({"tools": TOOLS}, {"tools": TOOLS, "add_generation_prompt": True}):
+        assert door.render_ids(CONVERSATION, **options) == ours.render_ids(CONVERSATION, **options)
 
 
 def test_wrong_settings_are_refused(pocket: Any) -> None:
@@ -75,40 +72,31 @@ def test_wrong_settings_are_refused(pocket: Any) -> None:
 
 
 def test_rendered_tokens_say_what_ours_say() -> None:
-    made = TokentraceRenderer(POCKET)
-    ours = create_renderer(POCKET)
-    rendered, own = made.render(CONVERSATION, tools=TOOLS), ours.render(CONVERSATION, tools=TOOLS)
-    assert rendered.token_ids == own.token_ids
-    assert rendered.sampled_mask == own.mask.tolist()
-    assert rendered.message_indices == own.message_indices
+    door, ours = TokentraceRenderer(POCKET), create_renderer(POCKET)
+    rendered, expected = door.render(CONVERSATION, tools=TOOLS), ours.render(CONVERSATION, tools=TOOLS)
+    assert rendered.token_ids == expected.token_ids
+    assert rendered.sampled_mask == expected.mask.tolist()
+    assert rendered.message_indices == expected.message_indices
     assert rendered.message_roles == ["system", "user", "assistant", "tool", "assistant"]
     assert rendered.message_tool_names == [None, None, None, "compute", None]
     assert rendered.multi_modal_data is None
-    text = {role: [] for role in set(rendered.message_roles)}
-    for role, spans in rendered.content_token_spans_by_role().items():
-        text[role] += [ours.tokenizer.decode(rendered.token_ids[start:stop]) for start, stop in spans]
-    assert text["user"] == ["What is 6 * 7?"]
-    assert text["tool"] == ["42"]
-    assert text["system"] == ["Use the tool."]
+    text = {
+        role: [ours.tokenizer.decode(rendered.token_ids[start:stop]) for start, stop in spans]
+        for role, spans in rendered.content_token_spans_by_role().items()
+    }
+    assert (text["system"], text["user"], text["tool"]) == (["Use the tool."], ["What is 6 * 7?"], ["42"])
     assert text["assistant"][1] == "It is 42.<|end|>"
     assert text["assistant"][0].startswith("<think>\nA product.\n</think>")
     spans = rendered.message_token_spans()
     assert spans == sorted(spans)
     assert spans[0][0] <= 1  # the first token is the template's own
     assert spans[-1][1] == len(rendered.token_ids)
-    assert rendered.tokens_by_role(sampled_only=True)["assistant"] == int(own.mask.sum())
-
-
-def test_training_sample_of_renderers_is_ours() -> None:
-    made = TokentraceRenderer(POCKET)
-    sample = renderers.build_training_sample(made, CONVERSATION, tools=TOOLS)
-    own = made.renderer.render(CONVERSATION, tools=TOOLS)
-    assert (sample.token_ids, sample.loss_mask) == (own.token_ids, own.mask.tolist())
-    with_tools = renderers.build_training_sample(made, CONVERSATION, tools=TOOLS, content_sft_roles={"tool"})
-    more = [
-        id for id, one, other in zip(own.token_ids, with_tools.loss_mask, sample.loss_mask, strict=True) if one > other
-    ]
-    assert made.renderer.tokenizer.decode(more) == "42"
+    assert rendered.tokens_by_role(sampled_only=True)["assistant"] == int(expected.mask.sum())
+    sample = renderers.build_training_sample(door, CONVERSATION, tools=TOOLS)
+    assert (sample.token_ids, sample.loss_mask) == (expected.token_ids, expected.mask.tolist())
+    more = renderers.build_training_sample(door, CONVERSATION, tools=TOOLS, content_sft_roles={"tool"}).loss_mask
+    ids = [id for id, one, other in zip(expected.token_ids, more, sample.loss_mask, strict=True) if one > other]
+    assert ours.tokenizer.decode(ids) == "42"
 
 
 def test_bridge_keeps_the_stream_and_indexes_what_is_new() -> None:
@@ -125,11 +113,9 @@ def test_bridge_keeps_the_stream_and_indexes_what_is_new() -> None:
     assert bridged.message_indices[before:] == own.messages.tolist()
     assert not any(bridged.sampled_mask)
     assert len(bridged.sampled_mask) == len(bridged.is_content) == len(bridged.token_ids)
-    decode = made.renderer.tokenizer.decode
-    said = [
-        decode(bridged.token_ids[a:b]) for spans in bridged.content_token_spans_by_role().values() for a, b in spans
-    ]
-    assert said == ["42", "And 6 * 8?"]
+    spans = [span for spans in bridged.content_token_spans_by_role().values() for span in spans]
+    texts = [made.renderer.tokenizer.decode(bridged.token_ids[start:stop]) for start, stop in spans]
+    assert texts == ["42", "And 6 * 8?"]
     assert Kind.CONTEXT in own.kinds
     assert made.bridge_to_next_turn(prompt, completion, [CONVERSATION[4]], tools=TOOLS) is None
     assert made.bridge_to_next_turn([], completion, new, tools=TOOLS) is None
@@ -217,29 +203,14 @@ def test_renderers_client_generates_with_it() -> None:
     made = TokentraceRenderer(POCKET)
 
     async def talk(url: str) -> list[dict[str, Any]]:
-        turns: list[dict[str, Any]] = []
-        async with lazy("openai").AsyncOpenAI(
-            base_url=f"{url}/sessions/one/v1", api_key="none", max_retries=0
-        ) as client:
-            messages, prompt = CONVERSATION[:2], None
-            for new in ([CONVERSATION[3]], []):
-                turns.append(
-                    await renderers.client.generate(
-                        client=client,
-                        renderer=made,
-                        model="pocket",
-                        messages=messages,
-                        tools=TOOLS,
-                        prompt_ids=prompt,
-                        sampling_params={"max_tokens": 64, "temperature": 0},
-                    )
-                )
-                if new:
-                    bridge = made.bridge_to_next_turn(
-                        turns[0]["prompt_ids"], turns[0]["completion_ids"], new, tools=TOOLS
-                    )
-                    prompt = bridge.token_ids
-        return turns
+        address = f"{url}/sessions/one/v1"
+        async with lazy("openai").AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            options: dict[str, Any] = {"client": client, "renderer": made, "model": "pocket", "tools": TOOLS}
+            options |= {"messages": CONVERSATION[:2], "sampling_params": {"max_tokens": 64, "temperature": 0}}
+            first = await renderers.client.generate(**options, prompt_ids=None)
+            stream = (first["prompt_ids"], first["completion_ids"])
+            bridge = made.bridge_to_next_turn(*stream, [CONVERSATION[3]], tools=TOOLS)
+            return [first, await renderers.client.generate(**options, prompt_ids=bridge.token_ids)]
 
     with gateway_server() as served:
         first, second = asyncio.run(talk(served.url))

@@ -18,12 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 
-from tests.engines.test_embedded import reference
+from tests.engines.test_embedded import RENDERER, reference
+from tests.trajectory.model import check_trajectory
+from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.llamacpp import COMPLETION
-from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines.protocol import Engine, SamplingParams
 from tokentrace.engines.vllm import COMPLETIONS, GENERATE
 from tokentrace.pocket.model import load_pocket
+from tokentrace.rollout.batch import Summary, run_rollouts
+from tokentrace.rollout.loop import Agent, Budget, Rollout
+from tokentrace.samples.trajectories import trajectory_samples
 
 ROOT = Path(__file__).parents[2]
 SLOTS = 4
@@ -102,6 +108,40 @@ def expected_logprobs(prompt: Sequence[int], ids: Any, sampling: SamplingParams)
         math.log(reference(logits[at - 1], row[:start], row[start:at], sampling)[row[at]])
         for at in range(start, len(row))
     ]
+
+
+def gap(left: Any, right: Any) -> float:
+    return float(np.abs(np.asarray(left, np.float64) - np.asarray(right, np.float64)).max())
+
+
+async def roll_out(engine: Engine, count: int, temperature: float, **options: Any) -> tuple[list[Rollout], Summary]:
+    """Rollouts of pocket's questions."""
+    rollouts: list[Rollout] = []
+    sampling = SamplingParams(160, temperature=temperature)
+    budget = Budget(turns=12, turn_tokens=160)
+    agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), reward=question_reward, budget=budget)
+    tasks = map(question_task, pick_questions(count))
+    summary = await run_rollouts(agent, tasks, concurrency=4, done=rollouts.append, seed=3)
+    assert (summary.rollouts, summary.breaks, summary.samples) == (count, 0, count), [one.notes for one in rollouts]
+    return rollouts, summary
+
+
+def check_rollouts(rollouts: list[Rollout], seen: list[tuple[list[int], list[int]]], most: float) -> None:
+    """The engine saw exactly the prompts and completions of the rows, and each logprob is that of a re-score."""
+    turns, gaps = [], []
+    for rollout in rollouts:
+        check_trajectory(rollout.trajectory)
+        stream = rollout.trajectory.stream().tolist()
+        assert len(rollout.trajectory.turns()) == rollout.turns
+        turns += [(stream[: turn.start], stream[turn.start : turn.stop]) for turn in rollout.trajectory.turns()]
+        (row,) = trajectory_samples(rollout.trajectory, reward=rollout.reward)
+        assert row.trained == rollout.trajectory.num_sampled > 0
+        assert row.logprobs is not None
+        at = np.flatnonzero(row.mask)
+        gaps.append(gap(row.logprobs[at], load_pocket().score(row.ids)[at - 1]))
+    assert sorted(seen) == sorted(turns)
+    print(f"largest difference of logprobs: {max(gaps):.1e}")
+    assert max(gaps) < most
 
 
 def serve(model: str) -> None:

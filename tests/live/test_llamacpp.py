@@ -7,31 +7,25 @@ float32, in which the many small probabilities get lost. The bounds here leave r
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.live.live import CONTEXT, ROOT, Recorder, expected_logprobs, llama_server, no_wheel
-from tests.trajectory.model import check_trajectory
-from tokentrace import create_renderer
-from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
+from tests.engines.test_embedded import RENDERER
+from tests.live.live import CONTEXT, ROOT, Recorder, check_rollouts, expected_logprobs, llama_server, no_wheel, roll_out
+from tests.loop import in_loop
+from tokentrace.demo.questions import pick_questions, question_task
 from tokentrace.engines.errors import EngineAnswerError
 from tokentrace.engines.http import Connection
 from tokentrace.engines.llamacpp import LlamaCppEngine
 from tokentrace.engines.protocol import FinishReason, LogprobKind, SamplingParams
-from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
-from tokentrace.rollout.batch import run_rollouts
-from tokentrace.rollout.loop import Agent, Rollout
-from tokentrace.samples.trajectories import trajectory_samples
 
-RENDERER = create_renderer(POCKET)
 MODEL = load_pocket()
 (END,) = RENDERER.get_stop_token_ids()
 NEWLINE = 198
@@ -43,12 +37,6 @@ TIE = 1e-3
 
 if reason := no_wheel():
     pytest.skip(reason, allow_module_level=True)
-
-
-@dataclass(frozen=True)
-class Rolled:
-    rollouts: list[Rollout]
-    recorder: Recorder
 
 
 @pytest.fixture(scope="module")
@@ -69,49 +57,13 @@ def server(model_file: Path) -> Iterator[str]:
         yield address
 
 
-def use(server: str, work: Callable[[LlamaCppEngine], Awaitable[Any]], **settings: Any) -> tuple[Any, Recorder]:
-    """What `work` makes of an engine that is connected for it, and what was sent and answered."""
-    recorder = Recorder()
-
-    async def run() -> Any:
-        connection = Connection(server, transport=recorder)
-        engine = await LlamaCppEngine.connect(connection, vocab_size=MODEL.vocabulary_size, **settings)
-        try:
-            return await work(engine)
-        finally:
-            await engine.close()
-
-    return asyncio.run(run()), recorder
-
-
-def roll_out(server: str, temperature: float) -> Rolled:
-    rollouts: list[Rollout] = []
-
-    async def work(engine: LlamaCppEngine) -> None:
-        sampling = SamplingParams(160, temperature=temperature)
-        agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), reward=question_reward)
-        await run_rollouts(
-            agent, map(question_task, pick_questions(QUESTIONS)), concurrency=4, done=rollouts.append, seed=3
-        )
-
-    _, recorder = use(server, work)
-    return Rolled(rollouts, recorder)
-
-
-@pytest.fixture(scope="module")
-def greedy(server: str) -> Rolled:
-    return roll_out(server, 0.0)
-
-
-@pytest.fixture(scope="module")
-def sampled(server: str) -> Rolled:
-    return roll_out(server, 1.0)
-
-
-@pytest.fixture(params=["greedy", "sampled"])
-def rolled(request: pytest.FixtureRequest) -> Rolled:
-    found: Rolled = request.getfixturevalue(request.param)
-    return found
+@asynccontextmanager
+async def connected(server: str, recorder: Recorder | None = None) -> AsyncIterator[LlamaCppEngine]:
+    engine = await LlamaCppEngine.connect(Connection(server, transport=recorder or Recorder()))
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
 
 def first_prompts(count: int) -> list[Any]:
@@ -132,70 +84,39 @@ def logits_of(prompt: Any, ids: Any) -> Any:
 # -- what it can do
 
 
-def test_connect_finds_out_what_it_can_do(server: str, model_file: Path) -> None:
-    async def look() -> Any:
-        engine = await LlamaCppEngine.connect(server)
-        await engine.close()
-        return engine.capabilities
-
-    found = asyncio.run(look())
-    assert (found.engine, found.max_length, found.vocab_size) == ("llama.cpp", CONTEXT, MODEL.vocabulary_size)
-    assert found.logprobs is LogprobKind.PROCESSED
-    assert found.model == str(model_file)
-    assert not any((found.streams, found.aborts, found.pauses, found.versions))
+@in_loop
+async def test_connect_finds_out_what_it_can_do(server: str, model_file: Path) -> None:
+    async with connected(server) as engine:
+        able = engine.capabilities
+    assert (able.engine, able.max_length, able.vocab_size) == ("llama.cpp", CONTEXT, MODEL.vocabulary_size)
+    assert able.logprobs is LogprobKind.PROCESSED
+    assert able.model == str(model_file)
+    assert not any((able.streams, able.aborts, able.pauses, able.versions))
 
 
-def test_greedy_ids_are_those_of_the_numpy_model(server: str) -> None:
-    prompts = first_prompts(6)
-
-    async def work(engine: LlamaCppEngine) -> list[Any]:
-        return [await engine.generate(one, SamplingParams(80, temperature=0, stop_token_ids=(END,))) for one in prompts]
-
-    completions, _ = use(server, work)
-    for prompt, completion in zip(prompts, completions, strict=True):
-        logits = logits_of(prompt, completion.ids)
-        best = logits.argmax(-1)
-        clear = logits.max(-1) - np.sort(logits, -1)[:, -2] > TIE
-        assert clear.any()
-        assert np.array_equal(completion.ids[clear], best[clear])
-        assert (logits.max(-1) - logits[np.arange(len(logits)), completion.ids] <= TIE).all()
+@in_loop
+async def test_greedy_ids_are_those_of_the_numpy_model(server: str) -> None:
+    async with connected(server) as engine:
+        for prompt in first_prompts(6):
+            ids = (await engine.generate(prompt, SamplingParams(80, temperature=0, stop_token_ids=(END,)))).ids
+            row = np.concatenate((prompt, ids))
+            logits = MODEL.extend([MODEL.new_cache()], [row], every=True)[0][len(prompt) - 1 : -1]
+            clear = logits.max(-1) - np.sort(logits, -1)[:, -2] > TIE
+            assert clear.any()
+            assert np.array_equal(ids[clear], logits.argmax(-1)[clear])
+            assert (logits.max(-1) - logits[np.arange(len(logits)), ids] <= TIE).all()
 
 
-# -- whole rollouts
-
-
-def test_the_engine_sees_the_prompts_of_the_trajectory(rolled: Rolled) -> None:
-    ours = []
-    for rollout in rolled.rollouts:
-        trajectory = rollout.trajectory
-        check_trajectory(trajectory)
-        turns = trajectory.turns()
-        assert len(turns) == rollout.turns
-        stream = trajectory.stream()
-        ours += [(stream[: turn.start].tolist(), trajectory.completion(turn).tolist()) for turn in turns]
-    theirs = []
-    for _, body, answer in rolled.recorder.seen:
-        theirs.append((body["prompt"], answer["tokens"]))
+@pytest.mark.parametrize(("temperature", "gap"), [(0.0, RAW_GAP), (1.0, PROCESSED_GAP)])
+@in_loop
+async def test_the_engine_saw_the_rows_that_are_trained(server: str, temperature: float, gap: float) -> None:
+    recorder = Recorder()
+    async with connected(server, recorder) as engine:
+        rollouts, _ = await roll_out(engine, QUESTIONS, temperature)
+    for _, body, answer in recorder.seen:
         assert answer["tokens_evaluated"] == len(body["prompt"])
         assert answer["prompt"] == RENDERER.tokenizer.decode(body["prompt"]), "the server's own words for its ids"
-    assert sorted(theirs) == sorted(ours)
-
-
-def test_a_rollout_is_one_row(rolled: Rolled) -> None:
-    for rollout in rolled.rollouts:
-        (row,) = trajectory_samples(rollout.trajectory, reward=rollout.reward)
-        assert row.trained == rollout.trajectory.num_sampled > 0
-        assert rollout.trajectory.num_branches == 1
-
-
-@pytest.mark.parametrize(("name", "gap"), [("greedy", RAW_GAP), ("sampled", PROCESSED_GAP)])
-def test_logprobs_are_those_of_a_re_score(name: str, gap: float, request: pytest.FixtureRequest) -> None:
-    rolled: Rolled = request.getfixturevalue(name)
-    for rollout in rolled.rollouts:
-        trajectory = rollout.trajectory
-        mask = trajectory.loss_mask()
-        again = np.concatenate(([0.0], MODEL.score(trajectory.stream())))
-        np.testing.assert_allclose(trajectory.logprobs()[mask], again[mask], rtol=0, atol=gap)
+    check_rollouts(rollouts, [(body["prompt"], answer["tokens"]) for _, body, answer in recorder.seen], gap)
 
 
 @pytest.mark.parametrize(
@@ -209,34 +130,24 @@ def test_logprobs_are_those_of_a_re_score(name: str, gap: float, request: pytest
     ],
     ids=lambda settings: ",".join(f"{name}={value}" for name, value in settings.items()),
 )
-def test_logprobs_are_of_the_distribution_sampled_from(server: str, settings: dict[str, Any]) -> None:
+@in_loop
+async def test_logprobs_are_of_the_distribution_sampled_from(server: str, settings: dict[str, Any]) -> None:
     prompt = first_prompts(3)[2]
-    sampling = [SamplingParams(40, seed=seed, stop_token_ids=(END,), **settings) for seed in range(3)]
-
-    async def work(engine: LlamaCppEngine) -> list[Any]:
-        return [await engine.generate(prompt, one) for one in sampling]
-
-    completions, _ = use(server, work)
-    for completion, one in zip(completions, sampling, strict=True):
-        expected = expected_logprobs(prompt, completion.ids, one)
-        np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=PROCESSED_GAP)
+    async with connected(server) as engine:
+        for seed in range(3):
+            sampling = SamplingParams(40, seed=seed, stop_token_ids=(END,), **settings)
+            done = await engine.generate(prompt, sampling)
+            expected = expected_logprobs(prompt, done.ids, sampling)
+            np.testing.assert_allclose(done.logprobs, expected, rtol=0, atol=PROCESSED_GAP)
 
 
-# -- limits
-
-
-def test_max_tokens_and_stop_ids_are_respected(server: str) -> None:
+@in_loop
+async def test_max_tokens_and_stop_ids_are_respected(server: str) -> None:
     prompt = first_prompts(1)[0]
-
-    async def work(engine: LlamaCppEngine) -> list[Any]:
-        return [
-            await engine.generate(prompt, SamplingParams(5, temperature=0, stop_token_ids=(END,))),
-            await engine.generate(prompt, SamplingParams(80, temperature=0, stop_token_ids=(END,))),
-            await engine.generate(prompt, SamplingParams(80, temperature=0, stop_token_ids=(END, NEWLINE))),
-            await engine.generate(prompt, SamplingParams(1, temperature=0)),
-        ]
-
-    (short, whole, line, one), _ = use(server, work)
+    limits = [(5, (END,)), (80, (END,)), (80, (END, NEWLINE)), (1, ())]
+    async with connected(server) as engine:
+        asked = [SamplingParams(most, temperature=0, stop_token_ids=stops) for most, stops in limits]
+        short, whole, line, one = [await engine.generate(prompt, sampling) for sampling in asked]
     assert (len(short.ids), short.finish_reason) == (5, FinishReason.LENGTH)
     assert (int(whole.ids[-1]), whole.finish_reason) == (END, FinishReason.STOP)
     assert END not in whole.ids[:-1]
@@ -248,19 +159,16 @@ def test_max_tokens_and_stop_ids_are_respected(server: str) -> None:
         assert np.array_equal(part.ids, whole.ids[: len(part.ids)])
 
 
-def test_half_characters_without_logprobs_are_an_error(server: str) -> None:
+@in_loop
+async def test_half_characters_without_logprobs_are_an_error(server: str) -> None:
     """At a temperature that makes all tokens nearly as likely, single bytes are sampled too."""
-
-    async def work(engine: LlamaCppEngine) -> list[str]:
-        problems = []
+    problems, recorder = [], Recorder()
+    async with connected(server, recorder) as engine:
         for seed in range(8):
             try:
                 await engine.generate([NEWLINE], SamplingParams(100, temperature=100.0, seed=seed))
             except EngineAnswerError as error:
                 problems.append(str(error))
-        return problems
-
-    problems, recorder = use(server, work)
     assert problems
     assert all("incomplete UTF-8" in problem for problem in problems)
     short = [a for _, _, a in recorder.seen if len(a["completion_probabilities"]) < len(a["tokens"])]

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_embedded import save
-from tests.live.live import Recorder
-from tests.live.test_vllm import CLOSE, GENERATE, PYTHON, RENDERER, STOPS, gap, prompts, using
+from tests.engines.test_embedded import RENDERER, STOPS, save
+from tests.live.live import Recorder, gap
+from tests.live.test_vllm import CLOSE, PYTHON, both_paths, connected, prompts
 from tests.live.vllm_server import vllm_server
-from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, joined
-from tokentrace.engines.vllm import VLLMEngine
+from tests.loop import in_loop
+from tokentrace.engines.protocol import FinishReason, SamplingParams, joined
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import PocketModel, load_pocket, read_safetensors
 
@@ -32,18 +32,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
-def test_a_stop_text_keeps_all_ids_and_is_told(url: str, closed: Any) -> None:
+@both_paths
+@in_loop
+async def test_a_stop_text_keeps_all_ids_and_is_told(url: str, closed: Any) -> None:
     prompt, greedy = prompts()[0], {"max_tokens": 60, "temperature": 0, "stop_token_ids": STOPS}
-
-    async def use(engine: VLLMEngine) -> tuple[Completion, Completion, Completion]:
+    async with connected(url, Recorder(closed)) as engine:
         whole = await engine.generate(prompt, SamplingParams(**greedy))
         stop = b"".join(map(SPELLED, whole.ids.tolist())).decode()[5:12]
         asked = SamplingParams(**greedy, stop=["never", stop, "</think>"])
         streamed = joined([piece async for piece in engine.stream(prompt, asked)])
-        return whole, await engine.generate(prompt, asked), streamed
-
-    whole, cut, streamed = using(url, use, Recorder(closed))
+        cut = await engine.generate(prompt, asked)
     assert cut.finish_reason is FinishReason.STOP
     assert cut.stopped_by is not None
     assert cut.ids.tolist() == streamed.ids.tolist() == whole.ids[: len(cut.ids)].tolist()
@@ -52,7 +50,8 @@ def test_a_stop_text_keeps_all_ids_and_is_told(url: str, closed: Any) -> None:
     assert [cut.stopped_by in text for text in texts] == [False, True]
 
 
-def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(url: str, tmp_path: Path) -> None:
+@in_loop
+async def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(url: str, tmp_path: Path) -> None:
     """Pocket's embedding is left as it is: vLLM 0.32 on CPUs does not reload a head that is tied to it."""
     rng = np.random.default_rng(1)
     weights = {
@@ -66,20 +65,19 @@ def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(ur
     old, new = load_pocket(), PocketModel(config, weights)
     prompt, sampling = [4065, *rng.integers(10, 4000, 60).tolist()], SamplingParams(300, seed=3)  # it knows no answer
 
-    async def use(engine: VLLMEngine) -> tuple[Completion, Completion]:
+    pieces = []
+    async with connected(url) as engine:
         try:
             await engine.set_version("old")
-            pieces = []
             async for piece in engine.stream(prompt, sampling):
                 pieces.append(piece)
                 if len(pieces) == 4:
                     await engine.update_weights(folder, version=7)
                     assert (engine.version, await engine.is_paused()) == ("7", False)
-            return joined(pieces), await engine.generate(prompt, SamplingParams(20, seed=4))
+            after = await engine.generate(prompt, SamplingParams(20, seed=4))
         finally:
             await engine.update_weights(POCKET, version="old")
-
-    across, after = using(url, use)
+    across = joined(pieces)
     first, second = across.versions
     assert (first.version, second.version, first.stop) == ("old", "7", second.start)
     told = [model.score([*prompt, *across.ids.tolist()])[len(prompt) - 1 :] for model in (old, new)]
@@ -92,13 +90,11 @@ def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(ur
     assert [span.version for span in after.versions] == ["7"]
 
 
-def test_the_prompt_of_requests_that_come_together_is_read_once(url: str) -> None:
+@in_loop
+async def test_the_prompt_of_requests_that_come_together_is_read_once(url: str) -> None:
     prompt = np.random.default_rng(5).integers(10, 4000, 300).tolist()
-
-    async def use(engine: VLLMEngine) -> list[Completion]:
+    async with connected(url) as engine:
         asked = (engine.generate(prompt, SamplingParams(2, seed=at), group="g") for at in range(8))
-        return list(await asyncio.gather(*asked))
-
-    cached = sorted(done.cached_tokens or 0 for done in using(url, use))
+        cached = sorted(done.cached_tokens or 0 for done in await asyncio.gather(*asked))
     print(f"cached of 300: {cached}")
     assert cached == [0, *[288] * 7], "whole blocks of 32, for all but the first"

@@ -30,7 +30,7 @@ from tests.conversations import (
     text,
     user,
 )
-from tests.support import examples, make_renderer, rendered, some
+from tests.support import examples, make_renderer, rendered, rotating, some
 from tokentrace import InputError, RenderedTokens, create_renderer
 from tokentrace.errors import LostTextError, LostTextWarning
 from tokentrace.pocket import POCKET
@@ -80,27 +80,23 @@ def letters(text: str) -> Counter[str]:
 
 def unaccounted(tokens: RenderedTokens, conversation: Conversation) -> list[str]:
     """Texts that are neither in the rendering nor in what was said to be missing."""
-    said = "\0".join(one.text for one in (*tokens.lost, *tokens.dropped))
-    forms = (tokens.text, json.dumps(tokens.text, ensure_ascii=False), said, json.dumps(said, ensure_ascii=False))
-    out = []
-    for message in conversation.messages:
-        for given_text in texts_given(message):
-            words = given_text.split()
-            escaped = [json.dumps(word, ensure_ascii=False)[1:-1] for word in words]
-            ascii_only = [json.dumps(word)[1:-1] for word in words]
-            out += [
-                word
-                for word, *others in zip(words, escaped, ascii_only, strict=True)
-                if not any(one in form for one in (word, *others) for form in forms)
-                and letters(word) - letters(tokens.text + said)
-            ]
-    return out
+    reported = "\0".join(one.text for one in (*tokens.lost, *tokens.dropped))
+    forms = [form for text in (tokens.text, reported) for form in (text, json.dumps(text, ensure_ascii=False))]
+
+    def is_accounted(word: str) -> bool:
+        spelled = (word, json.dumps(word, ensure_ascii=False)[1:-1], json.dumps(word)[1:-1])
+        if any(one in form for one in spelled for form in forms):
+            return True
+        return not letters(word) - letters(tokens.text + reported)
+
+    words = (word for message in conversation.messages for text in texts_given(message) for word in text.split())
+    return [word for word in words if not is_accounted(word)]
 
 
 def test_nothing_of_the_matrix_is_lost_unsaid(any_family: str) -> None:
     renderer = make_renderer(any_family)
     failures = []
-    for name, conversation in CONVERSATIONS.items():
+    for name, conversation in rotating(CONVERSATIONS.items(), f"lost {any_family}", 4):
         tokens = rendered(renderer, conversation)
         if isinstance(tokens, RenderedTokens):
             failures += [(name, word) for word in unaccounted(tokens, conversation)]
@@ -140,7 +136,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
 def test_nothing_is_lost_unsaid_whatever_the_form(any_family: str) -> None:
     renderer = make_renderer(any_family)
 
-    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
     @given(conversations())
     def law(conversation: Conversation) -> None:
         tokens = rendered(renderer, conversation)
@@ -267,14 +263,10 @@ def test_altered_arguments_are_noted_and_formatted_ones_are_not(written: str) ->
 # -- what is said of it
 
 
-def test_a_warning_says_so_and_points_at_the_caller() -> None:
-    renderer = make_renderer("llama-3.1", lost="warn")
-    with pytest.warns(LostTextWarning, match="message 1, reasoning_content: .*They greet me") as caught:
-        renderer.render([HI, THOUGHT])
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_an_error_names_message_and_field() -> None:
+def test_a_warning_points_at_the_caller_and_an_error_names_message_and_field() -> None:
+    with pytest.warns(LostTextWarning, match="message 1, reasoning_content: .*They greet me") as warned:
+        make_renderer("llama-3.1", lost="warn").render([HI, THOUGHT])
+    assert [warning.filename for warning in warned] == [__file__]
     renderer = make_renderer("llama-3.1", lost="error")
     with pytest.raises(LostTextError, match="They greet me") as caught:
         renderer.render([HI, THOUGHT])
@@ -286,27 +278,20 @@ def test_an_error_names_message_and_field() -> None:
 # -- the bridge
 
 
-def test_the_bridge_reports_what_new_messages_lose() -> None:
+def test_new_messages_of_a_bridge_take_the_form_that_the_template_reads_and_what_they_lose_is_reported() -> None:
     renderer = make_renderer("qwen3", lost="warn")
     prompt = renderer.render_ids([HI], add_generation_prompt=True)
     answer = [*renderer.tokenizer.encode("Hello!"), renderer.get_stop_token_ids()[0]]
+
+    def bridged(*new: Any) -> Any:
+        return renderer.bridge_to_next_turn(prompt, answer, new)
+
     with pytest.warns(LostTextWarning, match="Answer in French"):
-        bridged = renderer.bridge_to_next_turn(prompt, answer, [developer("Answer in French."), user("Bye")])
-    assert bridged is not None
-    assert [(one.message, one.field) for one in bridged.lost] == [(0, "content")]
-    assert bridged.notes == [f"new {bridged.lost[0]}"]
-
-
-def test_new_messages_of_a_bridge_take_the_form_that_the_template_reads() -> None:
-    renderer = make_renderer("qwen3", lost="error")
-    prompt = renderer.render_ids([HI], add_generation_prompt=True)
-    answer = [*renderer.tokenizer.encode("Hello!"), renderer.get_stop_token_ids()[0]]
-    plain, parts = (
-        renderer.bridge_to_next_turn(prompt, answer, [user(content)]) for content in ("Bye\nnow", text("Bye", "now"))
-    )
-    assert plain is not None
-    assert parts is not None
+        lossy = bridged(developer("Answer in French."), user("Bye"))
+    assert [(one.message, one.field) for one in lossy.lost] == [(0, "content")]
+    assert lossy.notes == [f"new {lossy.lost[0]}"]
+    plain, parts = bridged(user("Bye\nnow")), bridged(user(text("Bye", "now")))
     assert plain.token_ids == parts.token_ids
     assert (plain.changes, [change.field for change in parts.changes]) == ([], ["content"])
     with pytest.raises(InputError, match=r"message 0, content\.0: is a part of type 'image'"):
-        renderer.bridge_to_next_turn(prompt, answer, [user([{"type": "image"}])])
+        bridged(user([{"type": "image"}]))

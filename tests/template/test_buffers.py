@@ -11,7 +11,7 @@ import pytest
 
 from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, assistant, user
-from tests.support import JINJA_FAMILIES, SPECIAL, byte_tokenizer_json
+from tests.support import JINJA_FAMILIES, SPECIAL, byte_tokenizer_json, rotating
 from tokentrace import TemplateError, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.template import ChatTemplate, wrap_tools
@@ -46,7 +46,7 @@ def test_a_buffer_changes_no_span(family: str) -> None:
     source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
     direct = ChatTemplate(source)
     first = JINJA_FAMILIES.index(family)
-    for number, (name, conversation) in list(enumerate(CONVERSATIONS.items(), first))[first % 3 :: 3]:
+    for number, (name, conversation) in rotating(enumerate(CONVERSATIONS.items(), first), f"buffers {family}", 5):
         buffer = list(BUFFERS)[number % len(BUFFERS)]
         through = ChatTemplate(buffered(source, buffer))
         for prompt in (False, True):

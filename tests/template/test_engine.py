@@ -32,16 +32,7 @@ SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 WORDS = [
     *("Looking.", "", " \n x\n", "<think>\nhm\n</think>\n\nok", "</think>", "née ∑ 漢字 🏳️‍🌈", "a</think>b</think>c"),
     *("<tool_response>\nx\n</tool_response>", "/no_think go", "\n\nline\n\n", "<|im_end|>", "plain text", '{"a": 1}'),
-    *(
-        "<|eot_id|>",
-        "x" * 5000,
-        "İﬁ ß",
-        "  ",
-        "{{ messages }}",
-        "%s {0}",
-        "\u2028\x85",
-        "<|channel|>analysis<|message|>",
-    ),
+    *("<|eot_id|>", "x" * 5000, "İﬁ ß", "  ", "{{ messages }}", "%s {0}", "\u2028\x85", "<|channel|>a<|message|>"),
 ]
 VALUES: list[Any] = ["x", True, None, 3, 1.5, {"A": "1", "b": [True, 1.5]}, ["x", "é"], "", -1, {}, []]
 TOOL: dict[str, Any] = {
@@ -210,14 +201,8 @@ SETUP = (
     "{%- set tool = tools[0] -%}"
 )
 ARGUMENTS = {
-    **{
-        "text": "a <b> & é \n",
-        "int": 42,
-        "float": 1.5,
-        "yes": True,
-        "nothing": None,
-        "list": [3, "b", [1], {"k": "v"}],
-    },
+    **{"text": "a <b> & é \n", "int": 42, "float": 1.5, "yes": True, "nothing": None},
+    "list": [3, "b", [1], {"k": "v"}],
     **{"empty": {}, "nested": {"b": {"z": 1, "a": [True, None]}, "a": "x"}, "items": "shadows a method"},
 }
 CALL = {"type": "function", "function": {"name": "get_it", "arguments": ARGUMENTS}}
@@ -247,25 +232,20 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reasoning under the names that transformers offers it by."""
     named = []
     for message in messages:
-        reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
-        added = (
-            {}
-            if reasoning is None
-            else {"thinking": message.get("thinking", reasoning), "reasoning_content": reasoning}
-        )
-        named.append({**message, **added})
+        named.append(message)
+        for reasoning in [message[name] for name in REASONING_FIELDS if message.get(name) is not None][:1]:
+            aliases = {"thinking": message.get("thinking", reasoning), "reasoning_content": reasoning}
+            named[-1] = {**message, **aliases}
     return named
 
 
 values = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-9, 9),
-        st.floats(allow_nan=False),
-        st.text(max_size=8),
-        st.sampled_from(WORDS),
-    ),
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | st.sampled_from(WORDS),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
     max_leaves=5,
 )

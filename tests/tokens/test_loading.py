@@ -208,14 +208,7 @@ def test_bytes_and_text_of_tokens() -> None:
 def test_a_tokenizer_that_pads_and_truncates_does_neither() -> None:
     spec = json.loads(byte_tokenizer_json(CONTROLS))
     spec["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
-    spec["padding"] = {
-        "strategy": {"Fixed": 9},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "x",
-    }
+    spec["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
     loaded = Tokenizer(json.dumps(spec))
     assert loaded.encode("abcdef").tolist() == [*b"abcdef"]
     assert loaded.encode_plain("abcdef").tolist() == [*b"abcdef"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
@@ -43,20 +44,7 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @json_option("Write the metrics to stdout as JSON.")
 @quiet_option
 @click.pass_context
-def rollout(
-    ctx: click.Context,
-    /,
-    *,
-    config: Path,
-    fresh: bool,
-    retry: bool,
-    continue_aborted: bool,
-    ray: str | None,
-    workers: int | None,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     """Run agents on an engine, and keep training rows of exactly the tokens that were sampled.
 
     CONFIG.yaml names the engine, tools, data, sampling and output; see docs/rollout.md. Options override it.
@@ -82,14 +70,16 @@ def rollout(
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, compared, discard_run
 
-    if workers is not None and ray is None:
+    names = ("fresh", "retry", "continue_aborted", "ray", "workers", "as_json", "quiet")
+    job = SimpleNamespace(**{name: options.pop(name) for name in names})
+    if job.workers is not None and job.ray is None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
-    if continue_aborted and ray is not None:
+    if job.continue_aborted and job.ray is not None:
         raise click.UsageError("--continue-aborted goes on with rollouts in this process: leave --ray out")
     options["sources"] = dict(SOURCES)
     with working("loading"):
         run = read_run(config, **options)
-    if fresh:
+    if job.fresh:
         discard_run(run.output)
     store = RolloutStore(run.output)  # it locks the folder: from here on no other process changes what is there
     try:
@@ -97,18 +87,18 @@ def rollout(
             check_run(run.output, run.settings)
         except InputError as error:
             raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
-        again = store.run_again(_FAILED if retry else [End.ABORT] if continue_aborted else [])
+        again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
-        if not quiet:
+        if not job.quiet:
             _announce(run, store, before["unfinished_before"])
         try:
             cluster = None
-            if ray is not None:
+            if job.ray is not None:
                 from ..rollout.cluster import ConfiguredCrew
 
                 crew = ConfiguredCrew(config.absolute(), options | {"output": run.output}, run.settings)
-                cluster = {"make": crew, "workers": workers, "address": ray or None}
-            summary, circuits, waited = asyncio.run(_run(run, store, quiet, continue_aborted, cluster))
+                cluster = {"make": crew, "workers": job.workers, "address": job.ray or None}
+            summary, circuits, waited = asyncio.run(_run(run, store, job, cluster))
         except (KeyboardInterrupt, EngineDown) as error:
             down = isinstance(error, EngineDown)
             click.secho(f"stopped: {' '.join(str(error).split())}" if down else "\ninterrupted", fg="red", err=True)
@@ -121,17 +111,17 @@ def rollout(
         problem = _write(run, store, metrics)
     finally:
         store.close()
-    if as_json:
+    if job.as_json:
         click.echo(json.dumps(metrics, indent=2))
-    if not quiet:
-        _summarize(summary, metrics, circuits, as_json)
+    if not job.quiet:
+        _summarize(summary, metrics, circuits, job.as_json)
     if problem is not None:
         raise InputError(f"{problem}; the trajectories are kept, and the same command then writes the rows")
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
 async def _run(
-    run: Run, store: RolloutStore, quiet: bool, continue_aborted: bool, cluster: dict[str, Any] | None
+    run: Run, store: RolloutStore, job: SimpleNamespace, cluster: dict[str, Any] | None
 ) -> tuple[Summary, list[Circuit], float]:
     """Return the summary, the states of the endpoints, and how many seconds the run waited for an engine.
 
@@ -146,15 +136,15 @@ async def _run(
         return Summary.of(store), [], 0.0
     options: dict[str, Any] = {"concurrency": min(run.concurrency, len(run.tasks)), "store": store, "seed": run.seed}
     if cluster is not None:
-        with _Display(len(run.tasks), store, quiet) as display:
+        with _Display(len(run.tasks), store, job.quiet) as display:
             options |= {"done": display.update, "patience": run.file.patience, "notice": display.outage, **cluster}
             return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
     try:
-        with _Display(len(run.tasks), store, quiet, engine) as display:
+        with _Display(len(run.tasks), store, job.quiet, engine) as display:
             patience = Patience(run.file.patience, notice=display.outage)
-            options |= {"done": display.update, "patience": patience, "continue_aborted": continue_aborted}
+            options |= {"done": display.update, "patience": patience, "continue_aborted": job.continue_aborted}
             summary = await run_rollouts(run.agent(engine), run.tasks, **options)
             return summary, circuits_of(engine), patience.waited
     finally:

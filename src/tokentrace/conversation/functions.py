@@ -73,15 +73,7 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
     return {"type": "function", "function": schema}
 
 
-_cached_schema = functools.lru_cache(maxsize=256)(function_schema)
-
-
-def cached_schema(function: Callable[..., Any], field: str) -> dict[str, Any]:
-    """`function_schema`, computed once for each function; its InputError names the field."""
-    try:
-        return _cached_schema(function)
-    except InputError as error:
-        raise InputError(error.problem, field=field) from None
+cached_schema = functools.lru_cache(maxsize=256)(function_schema)
 
 
 def _with_description(schema: dict[str, Any], text: str | None, title: str) -> dict[str, Any]:

@@ -187,7 +187,10 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     if inspect.isfunction(tool) or inspect.ismethod(tool):
-        tool = cached_schema(tool, str(place.field))
+        try:
+            tool = cached_schema(tool)
+        except InputError as error:
+            raise place.error(error.problem) from None
     elif not isinstance(tool, Mapping) and not callable(getattr(tool, "model_dump", None)):
         raise place.error(f"must be a tool schema (a mapping) or a function, not {kind_of(tool)}")
     tool = place.mapping(tool)

@@ -90,7 +90,7 @@ def tokenize_on_ray(
 
 
 def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
-    """Tokenize batches as tasks of the cluster that this process is connected to, up to `workers` at once."""
+    """Tokenize batches as tasks of the connected cluster."""
     ray = import_ray()
     settings = ray.put(_portable(tokenizer.settings))
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_in_worker)

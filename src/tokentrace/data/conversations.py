@@ -1,4 +1,4 @@
-"""A row of a dataset as a conversation. A row that was not read from JSON text goes through `table_row` first."""
+"""A row of a dataset as a conversation."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ NULLS_REMOVED: Final = (
     "arguments and tools as JSON text keep them"
 )
 _MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
-"""Keys of values in which a null says something to the model: arguments of calls, and schemas."""
+"""Keys of values in which a null says something."""
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
@@ -168,7 +168,7 @@ def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """`value` without the keys of mappings that are None, at any depth; lists keep their elements."""
+    """`value` without keys that are None, at any depth."""
     try:
         if isinstance(value, Mapping):
             return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
@@ -178,7 +178,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _may_be_struct(value: Any) -> bool:
-    """False if the items of some list differ in their keys, which those of an Arrow list cannot."""
+    """False if items of a list differ in keys: no Arrow list."""
     if isinstance(value, Mapping):
         return all(map(_may_be_struct, value.values()))
     if not isinstance(value, (list, tuple)):
@@ -198,7 +198,7 @@ def _has_null(value: Any, is_meaningful: bool) -> bool:
 
 
 def plain_values(value: Any) -> Any:
-    """`value` with NumPy's arrays as lists and its numbers as Python's, at any depth: for rows from pandas."""
+    """`value` with NumPy's values as Python's, at any depth."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):

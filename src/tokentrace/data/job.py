@@ -40,7 +40,7 @@ from .trainers import find_trainer
 QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
 
 Progress = Callable[[Counts, int, int], None]
-"""Called with the counts so far, and how much of the sources is done of how much, in the units of `Source.size`."""
+"""Called with the counts, and how much is done of how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def tokenize_files(
 
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
-    """A source, for the metadata. Its path is relative to the folder of the output: both may move together."""
+    """A source, with a path that is relative to the output."""
     path = os.path.abspath(source.origin) if source.origin else None
     if path is not None:
         with contextlib.suppress(ValueError):  # on another drive
@@ -166,7 +166,7 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
 def each_result(
     inputs: Sequence[str], settings: TokenizeSettings, split: str | None = None
 ) -> Iterator[tuple[str, RowResult]]:
-    """Tokenize rows one by one and write nothing. Yields the name of the source with each result."""
+    """Tokenize rows one by one. Yields the source with each result."""
     tokenizer = RowTokenizer(settings)
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         for source in find_sources(inputs, Path(spool), split=split):
@@ -218,7 +218,7 @@ def tokenize_in_worker(batch: Batch, settings: TokenizeSettings | None, version:
 
 
 def in_order(futures: Iterator[tuple[Batch, Future[Any]]], ahead: int, died: type[Exception]) -> Results:
-    """Yield results in the order of their batches, of which at most `ahead` are started. Raises SampleError."""
+    """Yield results in the order of batches. Raises SampleError."""
     pending = deque(itertools.islice(futures, ahead))
     while pending:
         batch, future = pending.popleft()
@@ -256,7 +256,7 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
 
 
 def _start_worker(settings: TokenizeSettings) -> None:
-    """Prepare a worker process. It ends when the process that started it ends, however that happens."""
+    """Prepare a worker, which ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -1,4 +1,4 @@
-"""Sources: the files that inputs name, their rows in order, and batches of rows for workers."""
+"""The files that inputs name, and their rows in batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROW_BYTES: Final = 8 << 20
 
 
 class Format(StrEnum):
-    """The format of a source. JSON is one value: a list of rows, or one row (an object, or a list of messages)."""
+    """The format of a source. JSON is one value: rows, or one row."""
 
     LINES = "lines"
     JSON = "json"
@@ -65,10 +65,12 @@ class Source:
 
 
 @contextlib.contextmanager
-def _reading(name: str, errors: type[Exception] = OSError) -> Iterator[None]:
+def _reading(name: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except (OSError, errors) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, *errors)):
+            raise
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -93,7 +95,7 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
-    with _reading(brief(name), ValueError):
+    with _reading(brief(name), RuntimeError, ValueError):
         path = Path(name).expanduser()
         if name == "-" or path.is_file():
             return [(name, path)]
@@ -103,7 +105,7 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 
 
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
-    """The files with rows in a folder, in order. Raises InputError if they belong to several splits."""
+    """The files with rows. Raises InputError for several splits."""
     files = {
         path: _words(path.relative_to(folder).as_posix())
         for path in sorted(folder.rglob("*"))
@@ -250,7 +252,7 @@ def _lines(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
 
 
 def _values(source: Source, _: int) -> Iterator[tuple[Row, int]]:
-    """The rows of one JSON value: the elements of a list, unless that is the messages of one conversation."""
+    """The elements of a list, unless they are messages."""
     whole = Row(1, None, text=Path(source.path).read_bytes(), end=source.size).parsed()
     value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
     is_message = isinstance(first, dict) and (isinstance(first.get("role"), str) or {"from", "value"} <= set(first))
@@ -274,7 +276,7 @@ def _table_rows(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one source for a worker. `done` is how much of all sources is read, in the units of `Source.size`."""
+    """Rows of one source. `done` is how much of all is read."""
 
     source: str
     format: Format

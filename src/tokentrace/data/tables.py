@@ -1,4 +1,4 @@
-"""Samples as tables of columns, and metadata that says how they were made. docs/rows.md is the specification."""
+"""Samples as tables, as docs/rows.md specifies them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GROUP_BYTES: Final = 1 << 24
 # -- columns
 
 Columns = Mapping[str, Any]
-"""The types of columns by name: that of an Arrow type, a list of a type, or a struct of types by name."""
+"""Types by column: an Arrow type, a list of one, a struct."""
 _PER_TOKEN: Final = {
     "input_ids": ("ids", "int32"),
     "loss_mask": ("mask", "bool_"),
@@ -44,7 +44,7 @@ _PER_TOKEN: Final = {
     "logprobs": ("logprobs", "float32"),
     "advantages": ("advantages", "float32"),
 }
-"""Columns with an entry for each token: the attribute of a `Sample`, and its type in the file."""
+"""Columns with an entry a token: a `Sample`'s attribute, a type."""
 ROLLOUT: Final[Columns] = {
     "branch": "int32",
     "reward": "float64",
@@ -60,7 +60,7 @@ CHANNELS: Final[Columns] = {
     "routed_experts": [[["int32"]]],
     "channels": "string",
 }
-"""Values per token that engines return beside logprobs. Channels of other names or shapes are JSON in ``channels``."""
+"""Further values per token; ``channels`` is JSON."""
 _COLUMNS: Final[Columns] = {
     **{name: [kind] for name, (_, kind) in _PER_TOKEN.items()},
     **dict.fromkeys(("num_tokens", "num_trained", "num_messages"), "int32"),
@@ -73,7 +73,7 @@ _OPTIONAL: Final = {"labels", "parts", "logprobs", "advantages", *ROLLOUT, *CHAN
 
 
 def sample_columns(*optional: str) -> Columns:
-    """The columns of a file: those that all files have, and optional ones (``"labels"``, those of `ROLLOUT`, …)."""
+    """The columns that all files have, and optional ones."""
     return {name: kind for name, kind in _COLUMNS.items() if name not in _OPTIONAL or name in optional}
 
 
@@ -102,7 +102,7 @@ def _arrow_type(kind: Any) -> Any:
 def samples_table(
     samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Samples as an Arrow table. `places` are values that samples do not have; without them they are rows 1, 2, 3…"""
+    """Samples as an Arrow table, with values such as their row."""
     columns = columns or _columns_of(samples)
     places = places or ({"row": at} for at in range(1, len(samples) + 1))
     rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
@@ -132,16 +132,16 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
         for name, channel in channels.items()
     }
     typed = {name: _typed(name, values.get(name)) for name in ("top_logprobs", "routed_experts")}
-    others = {name: entries for name, entries in values.items() if typed.get(name) is None}
+    untyped = {name: entries for name, entries in values.items() if typed.get(name) is None}
     try:
-        text = json.dumps(others, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if others else None
+        text = json.dumps(untyped, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if untyped else None
     except ValueError as error:
-        raise SampleError(f"channels {sorted(others)} cannot be written as JSON: {error}") from error
+        raise SampleError(f"channels {sorted(untyped)} cannot be written as JSON: {error}") from error
     return {**typed, "channels": text}
 
 
 def _typed(name: str, entries: Sequence[Any] | None) -> Any:
-    """The values of a channel in the form of its column; None if there are none, or if they do not have its type."""
+    """The values as its column has them, or None."""
     if entries is None:
         return None
     try:
@@ -262,7 +262,7 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
 
 
 def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
-    """Raise InputError if rows may not be written here: wrong suffix, no folder, an existing file."""
+    """Raise InputError if rows may not be written here."""
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
         raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
@@ -352,7 +352,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """How the rows of a file were made: tokenizer, template, settings. Empty if the file has no metadata."""
+    """How the rows of a file were made; empty if nobody says."""
     file = named_path(path)
     try:
         if file.name.endswith(".parquet"):

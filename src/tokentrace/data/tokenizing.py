@@ -53,7 +53,7 @@ class TokenizeSettings:
     control_tokens: str = "literal"
     messages: str = "adapt"
     lost: str = "error"
-    """Rows with text that reaches no token: ``"error"`` (bad rows), ``"warn"`` (a note) or ``"ignore"``."""
+    """Text that reaches no token: ``"error"``, ``"warn"`` (a note) or ``"ignore"``."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     samples: SampleSettings = field(default_factory=SampleSettings)
@@ -61,7 +61,7 @@ class TokenizeSettings:
     tools: tuple[Mapping[str, Any], ...] | None = None
     """The tools of rows that have none."""
     parse_arguments: bool = False
-    """Parse arguments that are JSON strings before the template sees them, as inference servers do."""
+    """Parse arguments that are JSON, as servers do."""
     max_length: int | None = None
     overlong: Overlong = Overlong.DROP
     row_bytes: int = ROW_BYTES
@@ -97,7 +97,7 @@ class TokenizeSettings:
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
-        """The settings that `described` returned, with the source of a template. Raises SampleError."""
+        """Read what `described` returned. Raises SampleError."""
         names = SampleSettings.__dataclass_fields__
         if unknown := sorted(set(described) - set(cls.__dataclass_fields__) - set(names)):
             raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
@@ -250,7 +250,7 @@ class RowTokenizer:
 
 
 def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[RowResult]:
-    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Removes the nulls that tables fill in."""
+    """Tokenize rows in memory: dicts, or a ``datasets.Dataset``."""
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")

@@ -1,4 +1,4 @@
-"""What trainers read: which columns (a file for one has no others), and what to write into their configuration."""
+"""The columns that trainers read, and their configuration."""
 
 from __future__ import annotations
 

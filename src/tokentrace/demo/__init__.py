@@ -1,1 +1,1 @@
-"""The world of the demo: its questions, its tools, three client paths on them, and what is shown of it."""
+"""The demo: questions, tools, three client paths."""

@@ -1,4 +1,4 @@
-"""An exact calculator for + - * / and parentheses on whole numbers. It evaluates nothing else."""
+"""An exact calculator for + - * / and parentheses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 LONGEST: Final = 120
-"""How many characters an expression may have: enough for any question, too few to nest or to grow without end."""
+"""Too few characters to nest or to grow without end."""
 _OPERATORS: Final = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": operator.truediv})
 
 

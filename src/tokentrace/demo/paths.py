@@ -1,4 +1,4 @@
-"""Run the same questions with the same seeds by three client paths, measure what each costs, and report it."""
+"""The same questions by three client paths, and what each costs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BUDGET: Final = Budget(turns=16, turn_tokens=256)
 
 
 class ClientPath(StrEnum):
-    """How a client makes the next prompt: `TOKENTRACE`, `Agent`'s loop, keeps the sampled ids and bridges."""
+    """How a client makes the next prompt."""
 
     RERENDER = "re-render"
     FIXED_BASE = "fixed base"
@@ -50,7 +50,7 @@ class ClientPath(StrEnum):
 
 
 def client_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: bool) -> Row:
-    """Return what a client that keeps messages makes of them: one render, or message by message after a fixed base."""
+    """Return what a client that keeps messages makes of them."""
     messages, tools = with_parsed_arguments(rollout.messages), rollout.schemas
     if path is ClientPath.RERENDER:
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
@@ -64,7 +64,7 @@ def client_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt
 
 
 class PathAgent(Agent):
-    """An agent that makes prompts by a path. `breaks` explains each prompt that breaks, by the name of the task."""
+    """An agent that makes prompts by a path, and explains breaks."""
 
     def __init__(self, engine: Engine, renderer: Renderer, path: ClientPath, **settings: Any) -> None:
         super().__init__(engine, renderer, **settings)
@@ -72,7 +72,7 @@ class PathAgent(Agent):
         self.breaks: dict[str, list[Break]] = {}
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Make the next prompt: bridge to it, or make it from the messages and extend or branch the trajectory."""
+        """Bridge to the next prompt, or make it from the messages."""
         if self._path is ClientPath.TOKENTRACE:
             return super().go_on(rollout, prompt, completion, new)
         trajectory = rollout.trajectory
@@ -90,7 +90,7 @@ class PathAgent(Agent):
 
 
 class CachedEngine(EmbeddedEngine):
-    """The embedded engine with a cache: the paths share many requests, which are seeded or greedy."""
+    """The embedded engine with a cache: paths share requests."""
 
     def __init__(self, model: PocketModel) -> None:
         super().__init__(model)
@@ -108,7 +108,7 @@ class CachedEngine(EmbeddedEngine):
 
 
 class Scored(NamedTuple):
-    """A trainer's row of a rollout: sampled tokens that it lacks, trained ones that nobody sampled, logprob gaps."""
+    """A trainer's row, compared with what was sampled."""
 
     sampled: int
     mismatched: int
@@ -124,7 +124,7 @@ def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
 
 
 def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
-    """Align the n-th sampled turn with the n-th run of tokens that carry loss, and score the row."""
+    """Align sampled turns with runs that carry loss; score the row."""
     (ids, mask), trajectory = row, rollout.trajectory
     turns = owned_turns(trajectory)
     positions: list[int] = []
@@ -146,7 +146,7 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathReport:
-    """The measurements of one path: breaks by the name of the rollout, and what was scored of each, if anything."""
+    """The measurements of one path."""
 
     path: ClientPath
     rollouts: list[Rollout]
@@ -201,11 +201,11 @@ TRIALS: Final = (
     Trial("greedy, pocket's template", "always the likeliest token, which the noise hardly ever is", 0.0, False),
     Trial("greedy, past reasoning dropped", "no reasoning before the last user message, as by Qwen3", 0.0, True),
 )
-"""What the demo runs. At temperature 1 an engine's logprobs are the model's own, so that rows can be scored."""
+"""What the demo runs. Rows can be scored at temperature 1."""
 
 
 class Demo(NamedTuple):
-    """The measurements of the demo. `paths` are those of the first trial, whose rows are scored."""
+    """The measurements; `paths` are those of the first trial."""
 
     seed: int
     trials: Sequence[Trial]
@@ -282,7 +282,7 @@ async def run_path(
 # -- the report
 
 PRETRAINED: Final = {"model": "SmolLM2-135M", "rollouts": 384, "broken_rollouts": 6, "cause": str(Cause.BPE_REMERGE)}
-"""A model without noise in its training, on the same tasks. Measured once, not in a run of the demo."""
+"""A model without noise in its training, measured once."""
 ROUNDING: Final = 1e-4
 """A smaller gap between two logprobs is rounding."""
 
@@ -299,7 +299,7 @@ CAUSES: Final[Mapping[str, str]] = {
 
 
 class Measure(NamedTuple):
-    """A row of the table: a number of `PathReport`, its label and meaning, and the largest good value."""
+    """A row of the table, and its largest good value."""
 
     name: str
     label: str

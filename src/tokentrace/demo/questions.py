@@ -31,7 +31,7 @@ KINDS: Final = (
 
 
 class Function(NamedTuple):
-    """A tool of a question. Its purpose is ``"calculate"``, ``"look_up"`` or ``"check"``; names differ."""
+    """A tool: ``"calculate"``, ``"look_up"`` or ``"check"``."""
 
     purpose: str
     name: str
@@ -79,7 +79,7 @@ def all_questions() -> tuple[Question, ...]:
 
 
 def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Question]:
-    """Pick `count` questions; `seed` picks others. After the last the first comes again, under another id."""
+    """Pick questions. After the last the first comes again."""
     choices = [question for question in all_questions() if question.kind in kinds]
     picked = [choices[(seed * count + at) % len(choices)] for at in range(count)]
     rounds = [f".{at // len(choices)}" if at >= len(choices) else "" for at in range(count)]

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from ..conversation.forms import MessageForm
 from ..conversation.messages import Messages
 from ..errors import TemplateError, TokentraceError
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
@@ -116,9 +116,11 @@ class AppendCell:
 class AppendMatrix:
     """Runs the cases of one template with one set of variables. Naming lines is slow."""
 
-    def __init__(self, renderer: Renderer, study: TemplateStudy, *, names_lines: bool) -> None:
-        self._renderer = replace(renderer.silent(), past=Past.TEMPLATE, control_tokens=ControlPolicy.HF_COMPAT)
-        self._study, self._names_lines = study, names_lines
+    def __init__(self, renderer: Renderer, *, names_lines: bool) -> None:
+        policy, form = ControlPolicy.HF_COMPAT, MessageForm.ADAPT
+        self._renderer = replace(renderer.silent(), past=Past.TEMPLATE, control_tokens=policy, messages=form)
+        self._names_lines = names_lines
+        study = renderer.study(TOOLS)
         self._ids, self._tags = call_ids(study), reasoning_tags(study)
         self._cache: dict[str, RenderedTokens] = {}
 
@@ -172,7 +174,7 @@ class AppendMatrix:
         lost_after = tuple(f"{field} of the {messages[index]['role']} message that follows" for field, index in gone)
         stream, end = turn.encoded, next((one for one in reversed(turn.turns) if one.message == at), None)
         if end is not None and end.stop < len(stream.ids):
-            stream = self._study.encode(stream.rendering.until(stream.position(end.stop)))
+            stream = self._renderer.study().encode(stream.rendering.until(stream.position(end.stop)))
         breaks = tuple(self._breaks(requests, (prompt.encoded, stream, after.encoded), names_lines))
         outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
@@ -203,7 +205,8 @@ class AppendMatrix:
             request = second._replace(prompt=prompt)
             other = self._render(request).text
             if common_prefix(text, other) == at:
-                return find_blame(self._study, first, request, at, (text, other), rewrites=where is Where.PAST)
+                study = self._renderer.study(TOOLS if first.tools else None)
+                return find_blame(study, first, request, at, (text, other), rewrites=where is Where.PAST)
         return None
 
 

@@ -152,7 +152,6 @@ class Case:
 
 
 def no_token(case: Case) -> Match | None:
-    """An id outside the vocabulary."""
     wrong = [side[side >= case.vocabulary.size] for side in case.sides]
     first, second = (f"id {ids[0]}" if len(ids) else "" for ids in wrong)
     return Match(Cause.NO_TOKEN, (first, second)) if first or second else None
@@ -173,7 +172,6 @@ def first_token(case: Case) -> Match | None:
 
 
 def remerge(case: Case) -> Match | None:
-    """Other tokens that spell the same bytes."""
     hunk = spelled_alike(case.vocabulary, case.stream, case.prompt, case.hunk)
     return None if hunk is None else Match(Cause.BPE_REMERGE, hunk=hunk)
 
@@ -243,7 +241,6 @@ def lost_completion(case: Case) -> Match | None:
 
 
 def stop_token(case: Case) -> Match | None:
-    """Another control token where a completion ends."""
     at, other = case.hunk.start, case.hunk.other_start
     end = len(case.stream) if case.region is None else case.completion[1] if case.completion else -1
     if at != end - 1 or other == len(case.prompt):
@@ -276,7 +273,6 @@ def compaction(case: Case) -> Match | None:
 
 
 def cut_short(case: Case) -> Match | None:
-    """A prompt that is much shorter from here on."""
     whole = Hunk(case.hunk.start, len(case.stream), case.hunk.other_start, len(case.prompt))
     return Match(Cause.COMPACTION, hunk=whole) if _has_fewer_turns(case, whole, 2) else None
 
@@ -305,7 +301,6 @@ def changed_tools(case: Case) -> Match | None:
 
 
 def changed_system(case: Case) -> Match | None:
-    """A difference in text of the system or the developer."""
     if case.completion or _INSTRUCTIONS.isdisjoint(case.roles):
         return None
     return Match(Cause.CHANGED_SYSTEM)
@@ -409,7 +404,6 @@ def _spelled(key: str, value: Any) -> str:
 
 
 def whitespace(case: Case) -> Match | None:
-    """White space alone, as far as the next few characters tell."""
     one, other = case.ours[case.at :], case.theirs[case.at :]
     ours, theirs = one.lstrip(), other.lstrip()
     if len(ours) == len(one) and len(theirs) == len(other):
@@ -429,7 +423,6 @@ CHECKS: Final[tuple[Callable[[Case], Match | None], ...]] = (
 
 
 def explain(case: Case) -> Match:
-    """The cause of one difference."""
     for check in CHECKS:
         with contextlib.suppress(RecursionError):  # JSON may be nested as deeply as anybody likes
             if (match := check(case)) is not None:

@@ -52,11 +52,9 @@ class Break(ShowsItself):
 
     @property
     def advice(self) -> str:
-        """What to do."""
         return self.cause.advice
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
         names = ("cause", "words", "position", "region", "advice", "stream_range", "prompt_range", "later")
         return {"extends": False} | {name: getattr(self, name) for name in names}
 
@@ -67,7 +65,6 @@ class Break(ShowsItself):
 
     @property
     def headline(self) -> str:
-        """Where it is, and its cause."""
         region = f" ({self.region})" if self.region else ""
         return f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}"
 
@@ -80,7 +77,6 @@ class Break(ShowsItself):
         return contrasts.add_parts(name, self.parts(), ("stream", "next prompt"), about, first, self.tokenizer)
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
-        """The document of the break."""
         contrasts = Contrasts()
         self.add_to(contrasts, "stream → next prompt")
         later = ", ".join(dict.fromkeys(map(str, self.later)))

@@ -44,14 +44,14 @@ def audit_template(
     """
     renderer = tokenizer if isinstance(tokenizer, Renderer) else create_renderer(tokenizer, **settings)
     renderer, progress = renderer.silent(), progress or (lambda *_: None)
-    study = _study(renderer)
+    study = renderer.study(TOOLS)
     _check_size(study)
-    forms, cells, matrix = list(turns()), [], AppendMatrix(renderer, study, names_lines=True)
+    forms, cells, matrix = list(turns()), [], AppendMatrix(renderer, names_lines=True)
     for done, form in enumerate(forms):
         progress("appends", done, len(forms))
         cells.append(matrix.cell(form))
     progress("facts", 0, 1)
-    facts = find_facts(renderer, study)
+    facts = find_facts(renderer)
     counted = judged(cells, facts)
     broken = [one for one in counted if one.outcome is AppendOutcome.BREAKS and one.append is not Append.ASSISTANT]
     refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
@@ -71,14 +71,6 @@ def audit_template(
         bridging=Bridging(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common())),
         notes=tuple(_notes(study, cells, refused)),
     )
-
-
-def _study(renderer: Renderer) -> TemplateStudy:
-    """Return the study of the template for tools, where a model has one."""
-    try:
-        return renderer.study()
-    except TokentraceError:
-        return renderer.study([])
 
 
 def _check_size(study: TemplateStudy) -> None:
@@ -143,17 +135,16 @@ def _run_switches(
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
     changed = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
     for setting, other in changed:
-        if any(_study(other).readable((SYSTEM, USER), tools, True) is None for tools in writes):
+        if any(other.study(TOOLS).readable((SYSTEM, USER), tools, True) is None for tools in writes):
             refused += setting
     changed = [(setting, other) for setting, other in changed if setting.keys().isdisjoint(refused)]
     for done, (setting, other) in enumerate(changed):
         progress("settings", done, len(changed))
-        learned = _study(other)
-        if _probe_texts(learned) == plain:
+        if _probe_texts(other.study(TOOLS)) == plain:
             without_effect.append(SettingAudit(setting).name)
             continue
-        facts = find_facts(other, learned)
-        cells = tuple(map(AppendMatrix(other, learned, names_lines=False).cell, forms))
+        facts = find_facts(other)
+        cells = tuple(map(AppendMatrix(other, names_lines=False).cell, forms))
         verdicts = tuple(judge(use, judged(cells, facts), facts) for use in Use)
         audits.append(SettingAudit(setting, cells, verdicts))
     return audits, without_effect, refused
@@ -168,7 +159,7 @@ def _settings(renderer: Renderer, study: TemplateStudy) -> list[dict[str, Any]]:
 
     A variable that the template prints is no switch.
     """
-    template = renderer.study().template
+    template = study.template
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     assigned = {name.name for name in loops}

@@ -15,7 +15,7 @@ from ..conversation.messages import RESULT_ROLES, Messages
 from ..show.visible import counted
 from .finding import Cause, Finding
 from .message_keys import NOISE, Key, Message, message_key
-from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, retells, tells_of_call
+from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, tells_of_call
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
 """Roles of the operator."""
@@ -75,7 +75,6 @@ def changed_tools(
 
 
 def text_of(message: Message) -> str:
-    """The text of a message's content."""
     content = message.get("content")
     if isinstance(content, str) or not content:
         return content or ""
@@ -179,7 +178,6 @@ class _Divergence:
         return Cause.CHANGED_SYSTEM if not both or same_start or similar else Cause.SUB_AGENT
 
     def replaced(self) -> Cause:
-        """A message replaced by another."""
         if self.role != self.old_role:
             return self._other_role()
         if self.is_summary and not self.continues_alike:
@@ -190,7 +188,7 @@ class _Divergence:
                 return Cause.CALLS_AS_TEXT if self._tells_of_calls() else Cause.EDIT
             if new != old:
                 return Cause.REWRITTEN_CALL
-            return Cause.COMPACTION if self._retells and not self.continues_alike else Cause.EDIT
+            return Cause.EDIT
         if self.role in RESULT_ROLES and is_cut(self.text, self.old_text):
             return Cause.TRIMMED_RESULTS
         short_question = self.role == "user" and len(self.sent) == 1 and len(self.text.split()) < _FEW_WORDS
@@ -198,7 +196,7 @@ class _Divergence:
             return Cause.NONCE
         if self.role in INSTRUCTIONS:
             return Cause.CHANGED_SYSTEM
-        replaces = self.role not in RESULT_ROLES and (self._keeps_later or self._retells)
+        replaces = self.role not in RESULT_ROLES and self._keeps_later
         return Cause.COMPACTION if replaces and not self.continues_alike else Cause.EDIT
 
     def _other_role(self) -> Cause:
@@ -211,7 +209,7 @@ class _Divergence:
             return Cause.EDIT if self.theirs[0] in self.ours else Cause.RETRY
         asks_again = by_model and self.role == "user" and len(self.theirs) > 3
         asks_again = asks_again and bool(self.before) and self.before[-1].get("role") == "user"
-        if self._keeps_later or self._retells or asks_again:
+        if self._keeps_later or asks_again:
             return Cause.COMPACTION
         if by_model and len(self.sent) == 1:
             return Cause.RETRY
@@ -222,8 +220,8 @@ class _Divergence:
     @cached_property
     def is_task(self) -> bool:
         """True if the first question is the argument of a recorded call."""
-        asked = self.first is not None and self.first.get("role") == "user"
-        task = text_of(self.first or {}).strip() if asked else ""
+        first = self.first or {}
+        task = text_of(first).strip() if first.get("role") == "user" else ""
         if len(task) < _DISTINCT:
             return False
         calls = (call for messages in self.recent for message in messages for call in _calls(message))
@@ -245,11 +243,6 @@ class _Divergence:
             if at
         )
 
-    @cached_property
-    def _retells(self) -> bool:
-        dropped = self.recorded[1:]
-        return len(dropped) > 2 and retells(self.text, "\n".join(map(text_of, dropped)))
-
     def _tells_of_calls(self) -> bool:
         """True if the next two messages put a call of the old one into words."""
         return any(
@@ -267,7 +260,6 @@ def _keys(messages: Iterable[Message]) -> list[Key]:
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
-    """The conversation closest to the request, and how many messages both start with."""
     ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
     candidates = [(recorded, shared, _keys(recorded))]

@@ -114,8 +114,9 @@ class TemplateFacts:
     altered: tuple[Altered, ...]
 
 
-def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
-    """Return what a renderer's template does."""
+def find_facts(renderer: Renderer) -> TemplateFacts:
+    """Return what a renderer's template does: that for tools, where a model has one."""
+    study = renderer.study(TOOLS)
     grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
     roles = {role: _role(study, role) for role in _ROLES}
     read = [role for role, outcome in roles.items() if outcome in ("written", "rewritten")]

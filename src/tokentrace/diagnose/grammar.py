@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any, Final, Self
 
@@ -21,13 +20,15 @@ _OPENING: Final = ("section_open", "separator", "open", "begin", "key_open", "st
 
 @dataclass(frozen=True, slots=True)
 class Delimiter:
-    """A text that the parser looks for, its field, and the ids of its control tokens."""
+    """A text that the parser looks for, its field, and the ids of its control tokens.
+
+    `control`: it consists of control tokens only.
+    """
 
     field: str
     text: str
     ids: tuple[int, ...]
     control: bool
-    """True if it consists of control tokens only."""
 
     @property
     def kind(self) -> str:
@@ -48,8 +49,11 @@ class GrammarReport:
     @classmethod
     def of(cls, renderer: Renderer, tools: Any = None) -> Self:
         """Return the grammar of a renderer's turns."""
-        grammar = renderer.grammar(tools)
-        return cls(grammar, renderer.tokenizer, renderer.get_stop_token_ids(), renderer.family)
+        return cls(renderer.grammar(tools), renderer.tokenizer, renderer.get_stop_token_ids(), renderer.family)
+
+    @property
+    def dialect(self) -> str | None:
+        return dialect_of(self.grammar.calls, self.grammar.channels)
 
     @property
     def closes_reasoning(self) -> bool:
@@ -58,41 +62,46 @@ class GrammarReport:
         prefill = grammar.prompt[len(grammar.head) :] if grammar.prompt.startswith(grammar.head) else ""
         return grammar.reasoning is not None and grammar.reasoning.close in prefill and not grammar.opens_reasoning
 
-    def delimiters(self) -> list[Delimiter]:
-        """Return every text that the parser looks for."""
-        pattern, delimiters = self.tokenizer.vocabulary.control_pattern, []
+    def delimiters(self) -> Iterator[Delimiter]:
+        """Yield every text that the parser looks for."""
+        pattern = self.tokenizer.vocabulary.control_pattern
         for field, text in _delimiters(self.grammar):
             if text.strip():
                 tokens = [] if pattern is None else pattern.findall(text)
                 ids = [index for token in tokens if (index := self.tokenizer.token_id(token)) is not None]
                 plain = text if pattern is None else pattern.sub("", text)
-                delimiters.append(Delimiter(field, text, tuple(ids), not plain.strip()))
-        return delimiters
+                yield Delimiter(field, text, tuple(ids), not plain.strip())
 
     def to_json(self) -> dict[str, Any]:
         """Return the grammar as plain data without empty fields."""
         return {
             "family": self.family,
-            "dialect": dialect_of(self.grammar.calls, self.grammar.channels),
-            "grammar": _filled(dataclasses.asdict(self.grammar)),
+            "dialect": self.dialect,
+            "grammar": _filled(asdict(self.grammar)),
             "opens_reasoning": self.grammar.opens_reasoning,
             "closes_reasoning": self.closes_reasoning,
-            "delimiters": [dataclasses.asdict(one) for one in self.delimiters()],
+            "delimiters": [asdict(one) for one in self.delimiters()],
             "stop_token_ids": list(self.stops),
             "stop_tokens": [self.tokenizer.decode([index]) for index in self.stops],
         }
 
     def document(self, _: Any = None) -> Document:
         """Return the grammar as a document."""
-        dialect = dialect_of(self.grammar.calls, self.grammar.channels)
         stops = " or ".join(f"{self.tokenizer.decode([index])} {index}" for index in self.stops)
         turn = [[label, text.translate(_GLYPHS)] for label, text in (*self._turn(), ("stop", stops)) if text]
         rows = [[one.text.strip("\n").translate(_GLYPHS), one.field, one.kind] for one in self.delimiters()]
+        notes, grammar = list(self.grammar.notes), self.grammar
+        if grammar.calls is None and grammar.channels is None:
+            names = ", ".join(DIALECTS)
+            notes.append(f"if the model calls tools anyway, pass --tool-parser (tool_parser=): {names}")
+        elif any("reasoning" in note for note in notes):
+            names = ", ".join(REASONING)
+            notes.append(f"if reasoning has other tags, pass --reasoning-parser (reasoning_parser=): {names}")
         return Document(
             f"Grammar of {PurePath(self.tokenizer.name).name or 'a tokenizer'}",
             "tokentrace audit --grammar",
-            lead=f"family {self.family} · dialect {dialect}",
-            notes=[*self.grammar.notes, *_advice(self.grammar)],
+            lead=f"family {self.family} · dialect {self.dialect}",
+            notes=notes,
             tables=[
                 Table("The turn", ["", " "], turn, "⟨…⟩ is what the model fills in, ⏎ a newline", words=2),
                 Table("Delimiters", ["", "field", "kind"], rows, words=3),
@@ -119,24 +128,15 @@ class GrammarReport:
             yield from zip(labels, (calls.before, calls.outline, calls.separator, calls.after), strict=True)
 
 
-def _advice(grammar: TurnGrammar) -> Iterator[str]:
-    """Say how to name what the template does not show."""
-    if grammar.calls is None and grammar.channels is None:
-        yield f"if the model calls tools anyway, pass --tool-parser (tool_parser=): {', '.join(DIALECTS)}"
-    elif any("reasoning" in note for note in grammar.notes):
-        yield f"if reasoning has other tags, pass --reasoning-parser (reasoning_parser=): {', '.join(REASONING)}"
-
-
 def _delimiters(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
     """Yield the field and the text of each delimiter."""
     if grammar.channels is not None:
         yield from ((f"channels.{name}", getattr(grammar.channels, name)) for name in _CHANNELS)
         return
-    frames, calls = {"reasoning": grammar.reasoning, "content": grammar.content}, grammar.calls
-    for field, frame in frames.items():
+    for field, frame in (("reasoning", grammar.reasoning), ("content", grammar.content)):
         if frame is not None:
             yield from ((f"{field}.open", frame.open), (f"{field}.close", frame.close))
-    if calls is not None:
+    if calls := grammar.calls:
         yield from ((f"calls.{name}", getattr(calls, name)) for name in _OPENING)
         yield from ((f"calls.head[{at}]", lead) for at, (lead, _) in enumerate(calls.head))
         yield from ((f"calls.typed_opens.{kind}", text) for kind, text in calls.typed_opens)

@@ -179,28 +179,29 @@ class _Pieces:
         unit = self.messages[start:stop]
         sampled = bool(unit) and unit[0]["role"] == "assistant"
         tried: list[_Added] = []
-        refusals: list[TemplateError] = []
+        refusal: TemplateError | None = None
         for context in self._contexts(start, unit):
             try:
                 tried.append(self._added(context, unit, sampled))
             except TemplateLimitError:
                 raise
             except TemplateError as error:
-                refusals.append(error)
-                continue
-            if not tried[-1].flaws:
-                break
-        if not tried:
+                refusal = refusal or error
+            else:
+                if not tried[-1].flaws:
+                    break
+        if refusal is not None and not tried:
             what = f"the {unit[0]['role']} message" if unit else "to ask for a reply"
             where = "every fixed base" if self.has_base else "the messages before it"
             advice = "use another mode, or Renderer.render on the whole conversation"
-            problem = f"the template refuses {what} after {where} ({refusals[0].problem}); {advice}"
-            raise TemplateError(problem, message=start if unit else start - 1, line=refusals[0].line)
+            problem = f"the template refuses {what} after {where} ({refusal.problem}); {advice}"
+            raise TemplateError(problem, message=start if unit else start - 1, line=refusal.line)
         best = min(tried, key=lambda one: len(one.flaws))
-        roles = ", ".join(message["role"] for message in best.context)
-        unusual = [] if best is tried[0] and not refusals else [f"rendered after {roles} instead of the usual base"]
-        notes = [f"message {start}: {note}" for note in (*best.flaws, *unusual)]
-        return _Piece(self._encode(best, start), start, sampled, notes)
+        notes = [*best.flaws]
+        if best is not tried[0] or refusal is not None:
+            roles = ", ".join(message["role"] for message in best.context)
+            notes.append(f"rendered after {roles} instead of the usual base")
+        return _Piece(self._encode(best, start), start, sampled, [f"message {start}: {note}" for note in notes])
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> _Added:
         render = self.renderer.render_text

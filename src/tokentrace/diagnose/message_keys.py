@@ -118,12 +118,11 @@ def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> l
     Raises InputError with the message's number if it is nested too deeply.
     """
     keys = [root]
-    trusted = means is meaning or means is strict_meaning
     answered: dict[str, int] = {}
     results = 0
     for at, message in enumerate(messages):
         try:
-            value = means(message) if trusted else canonical(means(message))
+            value = canonical(means(message))
             role = message.get("role")
             if role == "assistant":
                 ids = call_ids(message)
@@ -139,7 +138,6 @@ def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> l
 
 
 def call_ids(message: Message) -> tuple[str, ...]:
-    """The ids of a message's calls, those that have one."""
     return tuple(str(call["id"]) for call in message.get("tool_calls") or () if call.get("id"))
 
 
@@ -154,14 +152,7 @@ def reasoning(message: Message) -> str:
 
 def identical(one: Any, other: Any) -> bool:
     """True if two JSON values are equal, also in type and in the order of keys."""
-    kind = type(one)
-    if kind is not type(other):
-        return False
-    if kind is dict:
-        return list(one) == list(other) and all(map(identical, one.values(), other.values()))
-    if kind is list:
-        return len(one) == len(other) and all(map(identical, one, other))
-    return bool(one == other)
+    return one is other or _raw(one) == _raw(other)
 
 
 # -- calls and content
@@ -197,7 +188,6 @@ def _decoded(arguments: Any) -> Any:
 
 
 def _content(content: Any, strict: bool = False) -> Any:
-    """Content in one form: a text, or parts."""
     if not content or isinstance(content, str):
         return str(content or "")
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
@@ -234,7 +224,6 @@ def _name(item: tuple[Any, Any]) -> str:
 
 
 def _has_value(value: Any) -> bool:
-    """False for None and empty values."""
     return value is not None and (not isinstance(value, (str, list, tuple, Mapping)) or len(value) > 0)
 
 

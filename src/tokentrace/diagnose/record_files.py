@@ -94,7 +94,6 @@ def holds_rollouts(name: str) -> bool:
 
 
 def highest_id(inputs: Sequence[str]) -> int:
-    """The highest id of the first readable rollout, or -1."""
     rollout = next((one for one in read_rollouts(inputs) if isinstance(one, Rollout)), None)
     if rollout is None:
         return -1
@@ -109,16 +108,17 @@ def _starts_with(path: Path, magic: bytes) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(magic)) == magic
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return False
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def is_trajectory(path: Path) -> bool:
-    return path.is_file() and _starts_with(path, MAGIC)
+    return _starts_with(path, MAGIC)
 
 
 def _trajectories(path: Path) -> list[Path]:
-    """A trajectory file, or those in a folder."""
     if not path.is_dir():
         return [path] if is_trajectory(path) else []
     return sorted(file for file in path.rglob("*.tt") if file.is_file())
@@ -159,7 +159,7 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
 
 def _is_store(name: str, path: Path) -> bool:
     file = path / _RUN_STORE if path.is_dir() else path
-    return "://" in name or (file.is_file() and _starts_with(file, _SQLITE))
+    return "://" in name or _starts_with(file, _SQLITE)
 
 
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
@@ -187,7 +187,6 @@ async def _listed(items: AsyncIterable[Any]) -> list[Any]:
 
 
 def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
-    """A session with the conversation of each turn."""
     trajectory = Trajectory(name=name)
     conversations: list[list[Any]] = []
     tools: dict[str, Any] = {}
@@ -213,7 +212,9 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
 
 def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
     note(f"{source.name}: {_recognise(source)}")
-    for rows in _line_groups(source) if source.format is Format.LINES else _neighbours(source):
+    neighbours = itertools.groupby(read_rows(source, row_bytes=ROW_BYTES), key=_key)
+    groups = _line_groups(source) if source.format is Format.LINES else (list(rows) for _, rows in neighbours)
+    for rows in groups:
         lines = []
         for row in rows:
             if row.problem is not None or not isinstance(row.value, Mapping):
@@ -236,12 +237,6 @@ def _recognise(source: Source) -> str:
         except UnknownShapeError as error:
             problem = problem or f"{_place(source, row)}: {error}"
     raise InputError(problem or f"{source.name} holds no rows")
-
-
-def _neighbours(source: Source) -> Iterator[list[FileRow]]:
-    """The rows of each rollout in a table, where they follow one another."""
-    rows = read_rows(source, row_bytes=ROW_BYTES)
-    yield from (list(group) for _, group in itertools.groupby(rows, key=_key))
 
 
 def _key(row: FileRow) -> str:

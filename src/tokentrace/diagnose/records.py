@@ -116,14 +116,11 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A line, file or session that cannot be read, and why."""
-
     where: str
     problem: str
 
 
 def first_of(value: Line, names: Sequence[str]) -> str | None:
-    """The first of these fields that has a value."""
     return next((name for name in names if value.get(name) is not None), None)
 
 
@@ -143,7 +140,6 @@ class Fields:
         return f"{self.path}.{name}" if self.path and name else self.path or name
 
     def where(self, name: str = "") -> str:
-        """The place of the object, or of one of its fields."""
         return ", ".join(filter(None, (self.line, self.field(name))))
 
     def report(self, cause: Cause, words: str, tokens: int, name: str = "", position: int | None = None) -> None:
@@ -223,7 +219,6 @@ class Fields:
         return mask
 
     def request(self, reply: Any = None) -> Request | None:
-        """The conversation beside a call or a row, if there is one."""
         messages, tools = self.value.get("messages"), self.value.get("tools")
         reply = reply if isinstance(reply, Mapping) else None
         tools = tools if isinstance(tools, list) else None
@@ -387,7 +382,6 @@ def is_row(line: Line) -> bool:
 
 
 def _parts(line: Fields, tools: Any) -> Iterator[Call | tuple[Row, list[Call]]]:
-    """All calls and rows in an object."""
     value = line.value
     nodes, tokens = value.get("nodes"), value.get("tokens")
     if isinstance(nodes, list) and nodes and isinstance(nodes[0], Mapping) and "message" in nodes[0]:
@@ -412,7 +406,6 @@ def _parts(line: Fields, tools: Any) -> Iterator[Call | tuple[Row, list[Call]]]:
 
 
 def _call(line: Fields, tokens: Fields, tools: Any) -> Call:
-    """A call with its conversation, reply and temperature beside it."""
     value = line.value
     choices = (value.get("response") or {}).get("choices") or [{}]
     replies = (value.get("reply"), value.get("completion"), choices[0].get("message"))

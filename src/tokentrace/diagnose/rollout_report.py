@@ -40,7 +40,6 @@ class Tally:
 
 
 def _count(tallies: dict[Cause, Tally], items: Sequence[Any]) -> None:
-    """Add the findings or breaks of one rollout."""
     for item in items:
         tally = tallies.setdefault(item.cause, Tally())
         tally.places += 1
@@ -61,7 +60,6 @@ class Scores:
     """Completions sampled at another temperature: an engine scores at 1."""
 
     async def add(self, tips: Sequence[Tip], engine: Any) -> None:
-        """Score each stream once."""
         for tip in tips:
             usable = [one for one in tip.logprobs if one[2] in (None, 1.0) and np.isfinite(one[1]).all()]
             self.skipped += len(tip.logprobs) - len(usable)
@@ -119,7 +117,6 @@ class RolloutReport(ShowsItself):
     scores: Scores | None = None
 
     def add(self, one: CheckedRollout | Unreadable) -> None:
-        """Count a rollout, or what could not be read."""
         if isinstance(one, Unreadable):
             self.unreadable += 1
             self.unread += [one] if len(self.unread) < _UNREADABLE else []
@@ -156,7 +153,6 @@ class RolloutReport(ShowsItself):
 
     @property
     def verdict(self) -> str:
-        """The result in a sentence."""
         rollouts = counted(self.rollouts, "rollout")
         if not self.rollouts:
             return "there are no rollouts"
@@ -177,7 +173,6 @@ class RolloutReport(ShowsItself):
         return sorted(self.causes.items(), key=lambda item: (-item[1].places, item[0]))
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
         causes = [
             {"cause": cause if self.explained else None, "places": tally.places, "rollouts": tally.rollouts}
             | {"examples": list(map(_plain, tally.examples))}
@@ -194,7 +189,6 @@ class RolloutReport(ShowsItself):
     # -- as a document
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
-        """The document of the report."""
         contrasts = Contrasts()
         breaks = [_break_row(one, contrasts) for _, tally in self.ranked_causes() for one in tally.examples]
         causes: list[list[str | Cell]] = [
@@ -254,14 +248,10 @@ class RolloutReport(ShowsItself):
                 unknown = self.unproven and not tally.places
                 yield str(cause), f"not known in {self.unproven:,} rollouts" if unknown else f"{tally.tokens:,}"
         if self.scores is not None:
-            scores = self.scores.to_json()
-            skipped = f", {scores['skipped']:,} sampled at another temperature" if scores["skipped"] else ""
-            sizes = f"{counted(scores['tokens'])} of {counted(scores['completions'], 'completion')}"
-            yield "logprobs beside an engine's", f"{sizes} compared{skipped}"
-            if scores["tokens"]:
-                names = ("mean", "median", "p95", "p99", "most")
-                yield "absolute difference", ", ".join(f"{name} {scores[name]:.4g}" for name in names)
-                yield "engine less record", f"{scores['mean_difference']:+.4g}, ratio {scores['mean_ratio']:.4f}"
+            items = self.scores.to_json().items()
+            figures = ", ".join(f"{name} {value:,.5g}" for name, value in items if name != "tokens")
+            yield "scored tokens", f"{len(self.scores.differences):,}"
+            yield "logprobs, engine less record", figures
 
 
 def _listed(counts: Counter[Any]) -> str:

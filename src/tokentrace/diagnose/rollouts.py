@@ -33,8 +33,6 @@ _TRACE: Final = 8
 
 
 class Relation(StrEnum):
-    """How a call continues the calls before it."""
-
     FIRST = "first"
     EXTENDS = "extends"
     REPEATS = "repeats"

@@ -60,7 +60,6 @@ class CheckReport(ShowsItself):
     stopped: bool = False
 
     def add(self, row: CheckedRow) -> None:
-        """Count a row."""
         self.rows += 1
         self.outcomes[row.outcome] += 1
         self.causes.update(row.causes)
@@ -88,7 +87,6 @@ class CheckReport(ShowsItself):
 
     @property
     def verdict(self) -> str:
-        """The result in a sentence."""
         unchecked, same = self.outcomes[Outcome.UNCHECKED], self.outcomes[Outcome.SAME]
         what = "ids and mask" if self.masks == self.rows else "ids" if self.masks else "ids (there is no mask)"
         if not self.rows:
@@ -102,7 +100,6 @@ class CheckReport(ShowsItself):
         return f"{self.differing:,} of {self.rows:,} rows are not what the template gives{more}"
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         return plain | {
             "verdict": self.verdict,
@@ -113,7 +110,6 @@ class CheckReport(ShowsItself):
         }
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
-        """The document of the report: counts, and the rows that differ."""
         contrasts = Contrasts()
         different = [one for one in Outcome if one not in (Outcome.SAME, Outcome.UNCHECKED)]
         examples = [_example(row, contrasts) for one in different for row in self.examples.get(one, ())]
@@ -205,7 +201,6 @@ class Origins:
         return read_rows(source, row_bytes=self._tokenizer.settings.row_bytes)
 
     def in_order(self) -> Iterator[RowResult]:
-        """Each sample that the files give."""
         for source in self.sources:
             for row in self._rows(source):
                 result = self._tokenizer.tokenize(row, source.name, source.format)
@@ -243,7 +238,6 @@ class _RowFile:
 
 
 def _row_files(sources: Sequence[Source]) -> Iterator[_RowFile]:
-    """The files that have metadata."""
     for source in sources:
         path = {Format.PARQUET: source.path, Format.LINES: source.origin}.get(source.format)
         if metadata := read_metadata(path) if path else {}:
@@ -320,7 +314,6 @@ def check_dataset(
 
 
 def _conversations(sources: Sequence[str], ours: Sequence[_RowFile], spool: Path) -> tuple[list[Source], list[str]]:
-    """The files of conversations, and sentences about those that are missing."""
     origins = find_sources(sources, spool / "sources") if sources else []
     names = {entry["name"] for one in ours for entry in one.entries}
     if len(origins) == len(names) == 1:  # the only source, whatever its name is now

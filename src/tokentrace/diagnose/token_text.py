@@ -44,7 +44,6 @@ Parts = tuple[tuple[Tokens, Tokens | None], ...]
 
 
 def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
-    """The bytes that tokens stand for."""
     return b"".join(map(vocabulary.token_bytes, ids.tolist()))
 
 
@@ -173,7 +172,6 @@ class TurnHeads:
         return cls(vocabulary, named, np.asarray(heads, np.int32), frozenset(structural | set(heads)))
 
     def count(self, ids: Ids) -> int:
-        """The number of turns that begin among the ids."""
         return int(np.isin(ids, self.heads).sum())
 
     def role(self, ids: Ids, at: int) -> str | None:

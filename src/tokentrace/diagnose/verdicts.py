@@ -6,22 +6,43 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, Self
 
 from ..show.visible import listed
 from .appends import ALTERED, AppendBreak, AppendCell, AppendOutcome, Where
 from .cases import Append, Style, TurnForm
 from .facts import TemplateFacts
 
+FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
+_TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})
+"""Flaws of a turn itself, whatever follows."""
+TOOL_APPENDS: Final = (Append.TOOL, Append.PARALLEL)
+USER_APPENDS: Final = (Append.TOOL_USER, Append.USER)
+_BOTH: Final = TOOL_APPENDS + USER_APPENDS
+
 
 class Use(StrEnum):
-    """What a template is used for. Rollouts render again at each turn; parity is with production."""
+    """What a template is used for; that needs `appends` without `flaws`, and perhaps all `messages` unchanged.
 
-    SFT_ONE_ROW = "sft-one-row"
-    SFT_PER_TURN = "sft-per-turn"
-    RL_APPEND_ONLY = "rl-append-only"
-    RL_USER_TURNS = "rl-user-turns"
-    PRODUCTION_PARITY = "production-parity"
+    Lost white space around content matters only if a use `renders` again, as rollouts do at each turn.
+    """
+
+    label: str
+    appends: Sequence[Append]
+    renders: bool
+    messages: bool
+    flaws: frozenset[str]
+
+    def __new__(cls, value: str, *needs: Any) -> Self:
+        use = str.__new__(cls, value)
+        use._value_, (use.label, use.appends, use.renders, use.messages, use.flaws) = value, needs
+        return use
+
+    SFT_ONE_ROW = "sft-one-row", "SFT, one row a conversation", _BOTH, False, True, FLAWS
+    SFT_PER_TURN = "sft-per-turn", "SFT, one row a turn", (Append.USER, *TOOL_APPENDS), False, True, _TURN_FLAWS
+    RL_APPEND_ONLY = "rl-append-only", "RL, tools only", TOOL_APPENDS, True, False, FLAWS
+    RL_USER_TURNS = "rl-user-turns", "RL, with user turns", _BOTH, True, False, FLAWS
+    PRODUCTION_PARITY = "production-parity", "Production parity", _BOTH, True, True, FLAWS
 
 
 class Grade(StrEnum):
@@ -32,33 +53,6 @@ class Grade(StrEnum):
     FAILS = "fails"
 
 
-FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
-_TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})
-"""Flaws of a turn itself, whatever follows."""
-TOOL_APPENDS: Final = (Append.TOOL, Append.PARALLEL)
-USER_APPENDS: Final = (Append.TOOL_USER, Append.USER)
-
-
-class _Need(NamedTuple):
-    """What a use needs: these appends without `flaws`, and perhaps all `messages` unchanged.
-
-    Lost white space around content matters only if it `renders` again.
-    """
-
-    name: str
-    appends: Sequence[Append]
-    renders: bool
-    messages: bool
-    flaws: frozenset[str] = FLAWS
-
-
-_NEEDS: Final[Mapping[Use, _Need]] = {
-    Use.SFT_ONE_ROW: _Need("SFT, one row a conversation", TOOL_APPENDS + USER_APPENDS, False, True),
-    Use.SFT_PER_TURN: _Need("SFT, one row a turn", (Append.USER, *TOOL_APPENDS), False, True, _TURN_FLAWS),
-    Use.RL_APPEND_ONLY: _Need("RL, tools only", TOOL_APPENDS, True, False),
-    Use.RL_USER_TURNS: _Need("RL, with user turns", TOOL_APPENDS + USER_APPENDS, True, False),
-    Use.PRODUCTION_PARITY: _Need("Production parity", TOOL_APPENDS + USER_APPENDS, True, True),
-}
 _NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 _NO_STOP: Final = "a turn ends without a token that stops generation, whatever follows it"
 _RANDOM: Final = "the template draws at random: the same conversation is not always written the same"
@@ -77,7 +71,7 @@ class Verdict:
     holds_with: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{_NEEDS[self.use].name}: {self.grade}"
+        return f"{self.use.label}: {self.grade}"
 
 
 def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
@@ -96,18 +90,17 @@ def judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdic
 
     A refused append raises an error, so with others the use holds partly.
     """
-    need = _NEEDS[use]
-    cells = [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
-    groups = {append: [cell for cell in cells if cell.append is append] for append in need.appends}
-    against = [finding.why for finding in find_flaws(groups, need.flaws)]
-    good = {append for append, group in groups.items() if _some_fit(group, need.flaws)}
+    cells = [cell for cell in cells if use.renders or cell.turn.style is not Style.SPACED]
+    groups = {append: [cell for cell in cells if cell.append is append] for append in use.appends}
+    against = [finding.why for finding in find_flaws(groups, use.flaws)]
+    good = {append for append, group in groups.items() if _some_fit(group, use.flaws)}
     refused = {append for append, group in groups.items() if all("refused" in cell.flaws for cell in group)}
     fails = bool(against) and (not good or not groups.keys() <= good | refused)
     if facts.date and use is Use.PRODUCTION_PARITY:
         against.append(f"the prompt holds the date of the day it is rendered on ({facts.date})")
     against += [_RANDOM] * facts.random
     # The assistant's text counts everywhere: rendered again, it is not what was sampled.
-    against += [str(one) for one in facts.altered if one.of_turns or need.messages]
+    against += [str(one) for one in facts.altered if one.of_turns or use.messages]
     if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
         against.append(_NO_STOP)
         fails = True

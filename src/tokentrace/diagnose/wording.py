@@ -98,13 +98,6 @@ def is_summary(text: str) -> bool:
     return _SUMMARY.search(_ends(text)) is not None
 
 
-def retells(text: str, dropped: str) -> bool:
-    """True if most long words of a text come from what was dropped."""
-    pair = _ends(text), _ends(dropped, 5 * _LONG)
-    words, source = ({word.lower() for word in re.findall(r"[\w./-]{6,}", part)} for part in pair)
-    return len(words) >= 8 and len(words & source) >= 0.6 * len(words)
-
-
 def is_similar(one: str, other: str) -> bool:
     """True if two texts share at least half of their pairs of words."""
     pairs = []
@@ -164,7 +157,6 @@ def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> boo
 
 
 def leaves(arguments: Any) -> Iterator[Any]:
-    """The values in a call's arguments."""
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments, strict=False)

@@ -1,1 +1,1 @@
-"""Doors into trainers and libraries: one module for each, which needs the package that it is named after."""
+"""Doors into trainers and libraries, a module for each."""

@@ -1,4 +1,4 @@
-"""Does a template leave the past as it is? Asked of conversations in which templates are known to change it."""
+"""Does a template leave the past as it is? Ask where it may not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..study import probes
 
 
 def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
-    """Whether a check (of a conversation, a longer one, their tools) holds for all that the template takes."""
+    """Whether a check holds for all conversations that the template takes."""
     outcomes = []
     for before, after, tools in _conversations():
         try:

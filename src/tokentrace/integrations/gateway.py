@@ -1,4 +1,4 @@
-"""Anyone's agents as something that a trainer runs: each rollout is a session of the recording gateway."""
+"""Anyone's agents as rollouts: each is a session of the gateway."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GatewayAgent:
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 
     async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> FinishedRollout:
-        """Run a task in a session, and read its rows. Raises EngineDown if `patience` with the gateway runs out."""
+        """Run a task in a session. Raises EngineDown if `patience` runs out."""
         async with httpx2.AsyncClient(base_url=self._url, headers=self._headers, timeout=60) as http:
             try:
                 return await self._run(task, _Gateway(http, patience))

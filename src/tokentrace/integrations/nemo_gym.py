@@ -1,4 +1,4 @@
-"""NeMo Gym's token capture in our store: a rollout is a session, a call is a turn. Not for a gateway's store."""
+"""NeMo Gym's token capture in a store of its own: a call is a turn."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TokenStore:
     # -- the source
 
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
-        """Seal the rollout and return its calls. It is incomplete if one was marked or never stored."""
+        """Seal the rollout and return its calls."""
         await self._session(rollout_id)
         await self._store.set_state(rollout_id, State.SEALED)
         entries = tuple([_entry(turn) async for turn in self._store.turns(rollout_id)])

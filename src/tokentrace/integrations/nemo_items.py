@@ -1,4 +1,4 @@
-"""NeMo Gym's items and messages of a trajectory, and a trajectory of what it captured: plain dicts, no NeMo Gym."""
+"""NeMo Gym's items of a trajectory, and back: plain dicts."""
 
 from __future__ import annotations
 

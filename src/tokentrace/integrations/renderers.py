@@ -37,7 +37,7 @@ except ImportError as error:
 
 
 class TokentraceConfig(BaseRendererConfig):
-    """The settings of `create_renderer`, and `refuse_unknown_tools`; others are variables of the template."""
+    """The settings of `create_renderer`, and template variables."""
 
     model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}
     _allow_opaque_template_kwargs: ClassVar[bool] = True
@@ -72,7 +72,7 @@ _CONVERTED: Final[weakref.WeakKeyDictionary[Any, Tokenizer]] = weakref.WeakKeyDi
 
 
 def converted(tokenizer: Any) -> Tokenizer:
-    """Our tokenizer for renderers' one, cached while that lives: verifiers makes a renderer for each rollout."""
+    """Our tokenizer for renderers' one, cached while that lives."""
     loaded = load_tokenizer(tokenizer)
     with contextlib.suppress(TypeError):  # a path, which cannot be referenced weakly
         _CONVERTED[tokenizer] = loaded
@@ -85,7 +85,7 @@ def history_of(config: Any) -> str:
 
 
 class TokentraceRenderer:
-    """renderers' `Renderer` protocol over ours, which is in `renderer`. Text only: raises InputError for media."""
+    """renderers' `Renderer` protocol over ours. Raises InputError for media."""
 
     config_class: ClassVar[type] = TokentraceConfig
     supports_tools: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class TokentraceRenderer:
     def bridge_to_next_turn(
         self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
     ) -> Any:
-        """The stream and the new messages; None if that cannot be proven, or for no message or an assistant's."""
+        """The stream and the new messages; None if it cannot be proven."""
         refuse_media(new_messages)
         if not new_messages or reject_assistant_in_extension(new_messages):
             return None
@@ -156,7 +156,7 @@ class TokentraceRenderer:
 
     @functools.cached_property
     def is_prefix_stable(self) -> bool:
-        """Whether more messages leave the ids of a conversation as they are, in all conversations that were tried."""
+        """Whether more messages left ids as they were, wherever tried."""
         render = self.renderer.silent().render_ids
 
         def extends(before: Messages, after: Messages, tools: Any) -> bool:
@@ -187,7 +187,7 @@ def _rendered(ids: list[int], messages: Any, indices: list[int], sampled: list[b
 
 
 def refuse_media(messages: Any) -> None:
-    """Raise InputError for a part that is an image, a video or audio, and for a message that is not a mapping."""
+    """Raise InputError for images, videos and audio."""
     for at, message in enumerate(messages if isinstance(messages, Sequence) else ()):
         if not isinstance(message, Mapping):
             raise InputError(f"a message is a mapping with a role, not {brief(message)}", message=at)

@@ -1,4 +1,4 @@
-"""The names of the `renderers` package: classes and `create_renderer` are ours, everything else is renderers'."""
+"""The names of the `renderers` package, rendered by tokentrace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARED: Final = frozenset({"name", "thinking_retention"})
 
 
 class ConfiguredRenderer(TokentraceRenderer):
-    """A tokentrace renderer with the configuration of one of renderers' classes: fields are template variables."""
+    """A tokentrace renderer with renderers' configuration."""
 
     def _create(self, tokenizer: Any) -> Renderer:
         config = self.config
@@ -50,7 +50,7 @@ _BY_CONFIG: Final = {kind.config_class: kind for kind in CLASSES.values()}
 def create_renderer(
     tokenizer: Any, config: Any = None, *, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    """As `renderers.create_renderer`. Models that renderers has no class for get a `TokentraceRenderer`."""
+    """As `renderers.create_renderer`, for any model."""
     if isinstance(config, renderers.CustomRendererConfig):
         return create_theirs(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
     if config is None or isinstance(config, renderers.AutoRendererConfig):

@@ -1,4 +1,4 @@
-"""What trainers take of a rollout: its rows, or one row as prompt and response, or a row that trains nothing."""
+"""What trainers take of a rollout: rows, or prompt and response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FinishedRollout:
 
     @property
     def failed(self) -> bool:
-        """True if it failed (`FAILED_ENDS`), or if nothing was sampled: it says nothing about the model."""
+        """True if it failed or sampled nothing."""
         return not self.samples or self.metrics.get("end") in FAILED_ENDS
 
 
@@ -75,7 +75,7 @@ class PromptResponse:
 
 
 def prompt_response(sample: Sample) -> PromptResponse:
-    """A row of a trajectory as prompt and response. Raises SampleError if no token carries loss."""
+    """A row as prompt and response. Raises SampleError without loss."""
     sample = without_tail(sample)
     first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
     logprobs = None if sample.logprobs is None else filled_logprobs(sample)[first:].tolist()
@@ -92,7 +92,7 @@ def without_tail(sample: Sample) -> Sample:
 
 
 def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
-    """The logprobs of a row, 0.0 where nothing was sampled. Raises SampleError if a token with loss has none."""
+    """Logprobs, 0.0 where nothing was sampled. Raises SampleError."""
     if sample.logprobs is None:
         raise SampleError(f"{sample!r} has no logprobs: this trainer needs that of every token that was sampled")
     missing = np.flatnonzero(sample.mask & ~np.isfinite(sample.logprobs))
@@ -105,7 +105,7 @@ _WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
-    """Warn if the engine's logprobs are of another distribution than the trainer's: then their ratios are never 1."""
+    """Warn if logprobs are of another distribution than the trainer's."""
     changed = {
         f"{name} {value:g}"
         for completion in sample.completions
@@ -120,7 +120,7 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
-    """The one row of a trajectory. Raises SampleError if it has none, or several because its history was rewritten."""
+    """The one row of a trajectory. Raises SampleError otherwise."""
     samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
     if len(samples) == 1:
         return samples[0]
@@ -155,7 +155,7 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
 
 
 def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """The ids of a row of a file, and where they carry loss by its ``labels`` or ``loss_mask``. Raises SampleError."""
+    """The ids of a row of a file, and its mask. Raises SampleError."""
     if row.get("input_ids") is None:
         raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
     ids = check_ids(row["input_ids"], "input_ids", error=SampleError)

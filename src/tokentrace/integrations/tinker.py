@@ -34,7 +34,7 @@ def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
 
 
 class TracedRenderer(Renderer):
-    """tinker-cookbook's `Renderer` over ours. Text only: raises InputError for images and audio."""
+    """tinker-cookbook's `Renderer` over ours, for text."""
 
     def __init__(self, tokenizer: Any, renderer: TemplateRenderer) -> None:
         super().__init__(tokenizer)
@@ -46,7 +46,7 @@ class TracedRenderer(Renderer):
 
     @functools.cached_property
     def has_extension_property(self) -> bool:
-        """Whether each prompt begins with the prompt and the completion before it, in all conversations tried."""
+        """Whether prompts extended the turns before, wherever tried."""
         renderer = self.renderer.silent()
 
         def extends(before: Sequence[Message], after: Sequence[Message], tools: Any) -> bool:
@@ -60,7 +60,7 @@ class TracedRenderer(Renderer):
         return holds(extends)
 
     def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
-        """A system message with the schemas under ``"tools"``; an empty `system_prompt` renders only the tools."""
+        """A system message with the schemas under ``"tools"``."""
         return [{"role": "system", "content": system_prompt, _TOOLS: list(tools)}]
 
     def build_generation_prompt(
@@ -141,7 +141,7 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
 
 
 def chat_message(at: int, message: Message) -> dict[str, Any]:
-    """A message in OpenAI's shape; calls that could not be read are text again. Raises InputError."""
+    """A message in OpenAI's shape. Raises InputError."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
         raise InputError(f"a message has a role and a content, text or a list of parts: {brief(message)}", message=at)

@@ -1,4 +1,4 @@
-"""Rollouts on Tinker: our agents on its `SamplingClient`, and trajectories as the data that it trains on."""
+"""Our agents on Tinker's `SamplingClient`, and its training data."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def training_data(
     advantage: float | Callable[[Turn], float] | Sequence[float],
     mask: bool = False,
 ) -> list[tinker.Datum]:
-    """The rows of a trajectory as Tinker trains on them: a datum a branch. `mask` adds what tinker-cookbook reads."""
+    """The rows of a trajectory as Tinker's data, one for each branch."""
     return [_datum(sample, mask) for sample in trajectory_samples(trajectory, advantage=advantage)]
 
 

@@ -1,4 +1,4 @@
-"""torchtune: rows that `tokentrace tokenize --for torchtune` wrote, as a dataset of its recipes."""
+"""torchtune: rows of ids as a dataset of its recipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ except ImportError as error:
 
 
 def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
-    """Rows of ids and labels as torchtune's dataset. A row over `max_seq_len` raises SampleError."""
+    """Rows as torchtune's dataset. Raises SampleError if one is too long."""
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
     rows = SFTDataset(source=source, message_transform=None, model_transform=_Row(longest), **load_dataset)
@@ -29,7 +29,7 @@ def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = Fa
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row as torchtune's tokenizers give it: ``tokens``, and a ``mask`` that is True where nothing is trained."""
+    """A row as torchtune's tokenizers give it."""
 
     longest: int | None
 

@@ -62,7 +62,7 @@ _PARAMETERS: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "st
 def sampling_of(
     params: Any, *, max_tokens: int | None = None, supports: Sequence[str] = (), allow_raw_logprobs: bool = False
 ) -> SamplingParams:
-    """Sampling parameters of vLLM, SGLang or verl as ours. Raises InputError for what cannot be honoured."""
+    """Sampling parameters as ours. Raises InputError for unknown ones."""
     if not isinstance(params, Mapping):
         if not hasattr(params, "temperature"):
             raise InputError(f"sampling parameters are a mapping of names to values, not {brief(params)}")
@@ -95,7 +95,7 @@ def sampling_of(
 
 
 def _row(sample: Sample) -> PromptResponse:
-    """A row as prompt and response. Raises SampleError if a token that carries loss has no logprob."""
+    """A row with all logprobs. Raises SampleError."""
     filled_logprobs(sample)
     return prompt_response(sample)
 
@@ -151,13 +151,13 @@ def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any)
 
 
 def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
-    """For ``--dynamic-sampling-filter-path``: False for a group with a failed rollout; slime then samples another."""
+    """A filter for slime: False for a group with a failed rollout."""
     rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
     return not any(one.remove_sample for one in rows)
 
 
 def slime_task(sample: Any) -> Task:
-    """The task of a slime sample, with its label and metadata for rewards. Raises SampleError for partial rollouts."""
+    """The task of a slime sample. Raises SampleError for partial ones."""
     if sample.response_length:
         raise SampleError("the sample has a response already: partial rollouts of slime are not continued here")
     prompt = sample.prompt
@@ -217,14 +217,14 @@ def skyrl_output(
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
-    """A rollout as the tensors of an episode; None, which AReaL rejects, if it failed or sampled nothing."""
+    """A rollout as an episode; None if it failed or sampled nothing."""
     if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
         return None
     return areal_tensors(rollout.trajectory, reward_of(rollout))
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """The rows of a trajectory as an episode, each up to its last token with loss: AReaL puts the reward on it."""
+    """The rows of a trajectory, each up to its last token with loss."""
     import torch
 
     samples = [without_tail(sample) for sample in trajectory_samples(trajectory)]
@@ -257,7 +257,7 @@ def _areal_versions(sample: Sample) -> Any:
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
-    """AReaL's inference engine with its `GenerationHyperparameters`; the agent's sampling parameters replace them."""
+    """AReaL's inference engine with its settings."""
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
@@ -312,7 +312,7 @@ def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward:
 
 
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
-    """The vLLM engine that OpenRLHF hands to an executor. The agent's sampling parameters replace the trainer's."""
+    """The vLLM engine that OpenRLHF hands to an executor."""
     if getattr(params, "logprobs", None) is None:
         raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
 
@@ -424,7 +424,7 @@ class ServerEngine(CallbackEngine):
         return EngineReply(ids, answer.log_probs, finish, _verl_versions(answer), cached)
 
     def reported(self, name: str) -> list[Any]:
-        """A field of all answers that have it: ``num_preempted``, ``routed_experts`` of every position."""
+        """A field of all answers that have it."""
         return [value for answer in self.answers if (value := getattr(answer, name)) is not None]
 
     def extra_fields(self) -> dict[str, Any]:
@@ -440,7 +440,7 @@ class ServerEngine(CallbackEngine):
 
 
 def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:
-    """The global step of the weights; none if there were several, since verl does not say where they changed."""
+    """The step of the weights; none if there were several."""
     fields, count = answer.extra_fields, len(answer.token_ids)
     first, last = (fields.get(name, fields.get("global_steps")) for name in ("min_global_steps", "max_global_steps"))
     return () if first is None or first != last or not count else (VersionSpan(int(first), 0, count),)

@@ -1,4 +1,4 @@
-"""TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows (docs/guides/trl.md)."""
+"""TRL: agents' rollouts for `GRPOTrainer`, and a collator for rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundLoop:
-    """Runs coroutines in a thread. Connect engines here, too: ``loop.run(VLLMEngine.connect(url))``."""
+    """Runs coroutines in a thread. Connect engines here, too."""
 
     def __init__(self) -> None:
         self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
@@ -73,7 +73,7 @@ class BackgroundLoop:
 
 @dataclass(eq=False)
 class TrainerRollouts:
-    """Rollouts of an agent for a trainer that is not asynchronous; `weights_to` is an engine that it updates."""
+    """Rollouts of an agent for a trainer that is not asynchronous."""
 
     agent: Runs
     _: KW_ONLY
@@ -125,7 +125,7 @@ class RolloutFunction(TrainerRollouts):
     concurrency: int = 64
     _started: int = field(default=0, init=False)
     _sent: tuple[Any, int] | None = field(default=None, init=False)
-    """The state of the trainer whose weights were sent last (new in each `train()`), and its step."""
+    """The trainer's state whose weights were sent last, and its step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """The rows of a batch of prompts, in their order."""
@@ -149,7 +149,7 @@ class RolloutFunction(TrainerRollouts):
         }
 
     def _tasks(self, prompts: Sequence[Any], numbers: Sequence[int]) -> list[Task]:
-        """A task for each prompt, with a number that no other process gives; neighbours with one prompt are a group."""
+        """A task for each prompt; neighbours with one prompt are a group."""
         tasks: list[Task] = []
         for _, group in itertools.groupby(prompts):
             first = numbers[len(tasks)]
@@ -248,7 +248,7 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
 
 @unless_failed
 def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float | None]:
-    """A reward function for TRL: the agent's reward; None for rollouts that failed or sampled nothing."""
+    """The agent's reward as a function for TRL; None for failures."""
     return [one.reward for one in rollout]
 
 
@@ -276,7 +276,7 @@ class Collator:
     multiple_of: int | None = None
 
     def __call__(self, rows: Sequence[Sample | Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch: `input_ids`, `attention_mask`, `position_ids`, `labels`, and what else all rows have."""
+        """A batch of tensors, with what else all rows have."""
         samples = [row if isinstance(row, Sample) else _sample(row) for row in rows]
         batch = collate(samples, pad_id=self.pad_id, multiple_of=self.multiple_of, tensors="torch")
         keys = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)

@@ -1,4 +1,4 @@
-"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains (docs/guides/trl.md)."""
+"""A rollout worker for TRL's `AsyncGRPOTrainer`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RolloutWorker(TrainerRollouts):
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the work, or `TimeoutError` if the trainer has waited so long for samples."""
+        """Raise what ended the work, or TimeoutError without samples."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved

@@ -1,4 +1,4 @@
-"""verl: our agent as one of its agent loops, and calls read by the model's own template (docs/guides/verl.md)."""
+"""verl: our agent as one of its agent loops, and tool parsers."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
-    """A row of a trajectory for verl, up to the last sampled token, on which verl puts the reward."""
+    """A row for verl, up to the last sampled token."""
     row = prompt_response(sample)
     if logprobs and row.response_logprobs is None:
         raise InputError(f"{sample!r} has no logprobs, and verl is set to use them (rollout.calculate_log_probs)")
@@ -212,7 +212,7 @@ def _interactions(path: str) -> Mapping[str, BaseInteraction]:
 
 @ToolParser.register("tokentrace")
 class TokentraceToolParser(ToolParser):
-    """Calls as the model's own template writes them, for verl's ``tool_agent``: ``multi_turn.format=tokentrace``."""
+    """Calls as the template writes them: ``format=tokentrace``."""
 
     calls = "strict"
 
@@ -229,7 +229,7 @@ class TokentraceToolParser(ToolParser):
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: Sequence[Any] | None = None
     ) -> tuple[str, list[FunctionCall]]:
-        """The content, and the calls with a name. Invalid JSON stays as it is: verl reports it to the model."""
+        """The content, and the calls that have a name."""
         schemas = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in tools or ()]
         parsed = self._renderer.parse_response(responses_ids, tools=schemas or None)
         return parsed.content, [
@@ -241,6 +241,6 @@ class TokentraceToolParser(ToolParser):
 
 @ToolParser.register("tokentrace_lenient")
 class LenientToolParser(TokentraceToolParser):
-    """Also counts well-formed calls outside their place, as vLLM and SGLang do: ``format=tokentrace_lenient``."""
+    """Counts calls outside their place: ``format=tokentrace_lenient``."""
 
     calls = "lenient"

@@ -1,4 +1,4 @@
-"""verl: a dataset for its SFT trainer, with the columns and keys of verl's ``MultiTurnSFTDataset``."""
+"""verl: a dataset for its SFT trainer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The next prompt: a stream, the seam after it, and what the template writes then.
 
-A completion may end with its stop token, with another one, in the middle of the separator that follows, or cut off
-anywhere. Nothing of it is changed: what is missing is added. Ids that close a turn which was cut off are synthetic.
+Nothing of a completion is changed, however it ended: what is missing is added. Ids that close a cut-off turn are
+synthetic.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ _CUT_OFF: Final = "the completion was cut off before it ended its turn"
 class BridgedTokens(ShowsItself, Sequence[int]):
     """The next prompt: the stream so far, id for id, and what comes after it.
 
-    As a sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array. These check
-    the ids of the prompt, which the bridge itself does not read.
+    As a sequence it is the whole next prompt. Reading it checks the ids of the prompt, which the bridge does not.
     """
 
     prompt: Sequence[int] | Ids
@@ -202,10 +201,7 @@ class SeamFinder:
         return self.compiled().marked.ids(marked, self.study.tokenizer)
 
     def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
-        """White space that the template writes between a past answer and its stop token, as far as it is missing.
-
-        The last answer, which the grammar is read off, may end without either.
-        """
+        """White space that the template writes before the stop token of past answers, as far as it is missing."""
         space, token, _ = self._marked(self.study.past_close()).partition(mark(stop))
         if not token or space.strip() or parsed.tool_calls:
             return ""

@@ -1,8 +1,8 @@
 """The bridge: from a stream to the next prompt, without rendering the past.
 
-`Bridger.bridge` is the whole path. It renders ``[a small context, a stand-in for the turn, the new messages]``, keeps
-what follows the stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that no
-other context and no other stand-in gives another result; then a bridge costs one small render, whatever the history.
+`Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps what follows the
+stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that no other context and
+no other stand-in gives another result; then a bridge costs one small render, whatever the history.
 """
 
 from __future__ import annotations

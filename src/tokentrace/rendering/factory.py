@@ -132,10 +132,7 @@ def unread_variable(name: str, templates: Collection[Template]) -> str:
 
 
 def template_source(template: Any) -> Any:
-    """The text of a template's file if it names one, else the argument itself.
-
-    Raises RendererError for a file that cannot be read or holds no template.
-    """
+    """The text of a template's file if it names one, else the argument. Raises RendererError for a file without one."""
     if not isinstance(template, (str, PurePath)) or _is_source(str(template)):
         return template
     try:

@@ -1,13 +1,8 @@
-"""Lost text: text of a message that reaches no token.
+"""Lost text: text of a message that is not in the spans of its origin, and so reaches no token.
 
-The trace says what each span of a rendering came from. Text that is not in the spans of its origin is *lost*. What a
-template drops from the past by design (the reasoning of turns that are not the last) is *dropped*, under the name of
-that policy. Not lost:
-
-- white space: templates strip it;
-- delimiters that a template takes out of content and writes itself (``</think>``);
-- `BOOKKEEPING` fields, which are not text for the model;
-- text in other letters or marks (``content|lower``): it is *altered*, and a note reports it.
+What a template drops from the past by design (reasoning) is *dropped*. Text in other letters or marks
+(``content|lower``) is *altered*, and a note reports it. Not lost are white space, delimiters that a template writes
+itself (``</think>``), and `BOOKKEEPING` fields, which are not text for the model.
 """
 
 from __future__ import annotations
@@ -195,8 +190,7 @@ class _LostFinder:
     def _check_value(self, origin: Origin, value: Any, *, keys: bool = False) -> bool:
         """Report texts in a value that are missing; with `keys` also numbers, and keys whose value is there.
 
-        Returns whether anything is. True, false and null a template may write in other words. Stops after a number of
-        values: one that shares its parts may be endless.
+        Returns whether anything is. True, false and null a template may write in other words.
         """
         self._budget -= 1
         if len(origin) > _DEEP or self._budget < 0:
@@ -258,10 +252,7 @@ class _LostFinder:
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
     def _is_present(self, origin: Origin, text: str) -> bool:
-        """Whether a text is in the spans of its field, or of a value around it that was printed whole.
-
-        As it is (but for white space around it), or as JSON or Python writes it.
-        """
+        """Whether a text (stripped, as JSON or as Python) is in the spans of its field, or of a value around it."""
         around = (origin[:length] for length in range(len(origin), 1, -1))
         outputs = ["".join(self.texts[path]) for path in (*around, UNKNOWN) if path in self.texts]
         stripped = text.strip()

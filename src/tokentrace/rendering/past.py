@@ -1,8 +1,7 @@
-"""The past of a conversation, as the settings choose it. `write_conversation` runs the template and puts it in order.
+"""The past of a conversation, as the settings choose it. Nothing here knows a model.
 
-Nothing here knows a model. A turn that the template shortens in the past is rendered again among other messages, where
-the template shows all of it. Its spans replace the old ones, and the trace proves what changed: `keep_reasoning` only
-ever adds text.
+A turn that the template shortens in the past is rendered again among other messages, where the template shows all of
+it. Its spans replace the old ones, and the trace proves what changed: `keep_reasoning` only ever adds text.
 """
 
 from __future__ import annotations
@@ -61,10 +60,7 @@ class WrittenText(NamedTuple):
 def write_conversation(
     run: Run, messages: Messages, prompt: bool, past: Past, *, originals: Messages | None = None
 ) -> WrittenText:
-    """Run the template and put the past in order.
-
-    `originals` are the messages with their tool calls as the caller passed them.
-    """
+    """Run the template and put the past in order. `originals` have the tool calls as the caller passed them."""
     if past is Past.PATCHED:
         return _write_patched(run, messages, prompt, messages if originals is None else originals)
     rendering = _run(run, messages, prompt)
@@ -224,10 +220,7 @@ class _TurnRenderer:
                     yield spans
 
     def with_reasoning_block(self, index: int, old: list[Span]) -> list[Span] | None:
-        """`old` with its reasoning where the template writes that of other turns.
-
-        For templates that show it in some turns only, beside tool calls for one. None if no turn shows how.
-        """
+        """`old` with its reasoning where the template writes that of other turns; None if no turn shows how."""
         match = reasoning_of(self._messages[index])
         if match is None or match[1] == "content":
             return None
@@ -240,10 +233,7 @@ class _TurnRenderer:
 
     @computed
     def _reasoning_blocks(self) -> list[tuple[str, str, str]]:
-        """The text before reasoning in a turn, its opening and its closing.
-
-        Compares a small exchange with reasoning and without: the difference is the reasoning's own.
-        """
+        """The text before reasoning in a turn, its opening and closing: what reasoning adds to a small exchange."""
         blocks = []
         for extra in ({}, {"tool_calls": [call()]}):
             plain = {**ANSWER, **extra}

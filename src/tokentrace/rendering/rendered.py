@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, cast, overload
 
 import numpy as np
@@ -108,9 +109,9 @@ class RenderedTokens(ShowsItself):
         return self._left_out.dropped
 
     def __getstate__(self) -> dict[str, Any]:
-        """All of it but the functions that find notes and lost text: their results take their place."""
-        state = {**vars(self), "notes": self.notes, "_left_out": self._left_out}
-        return {name: value for name, value in state.items() if name not in ("find_notes", "find_lost")}
+        """All of it, with what the functions find in their place."""
+        notes, lost = partial(list[str], self.notes), partial(LeftOut, *self._left_out)
+        return {**vars(self), "find_notes": notes, "find_lost": lost}
 
     @computed
     def messages(self) -> npt.NDArray[np.int32]:
@@ -181,10 +182,7 @@ class RenderedTokens(ShowsItself):
         field: str | None = None,
         sampled: bool | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """A mask of the tokens that fit all arguments. ``message=-1`` is tokens of no message.
-
-        Raises RendererError for a message that does not exist, and for a role or a field that no message can have.
-        """
+        """A mask of the tokens that fit all arguments (``message=-1``: of no message). Raises RendererError."""
         chosen = np.ones(len(self.ids), np.bool_)
         roles = [row["role"] for row in self.conversation]
         if message is not None:
@@ -263,10 +261,9 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
     """The message of each span.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
-    that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
-    there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message that is
-    quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
-    to the message if that is a system message.
+    that another's turn repeats (a function's name above its result) belongs to that other turn. Scaffold before all
+    turns, and template variables in it (a date), belongs to the only message that is quoted in it; what comes before
+    the quote, only if that is a system message.
     """
     ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)

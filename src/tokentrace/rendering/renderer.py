@@ -109,10 +109,7 @@ class Renderer:
         return self._reported(self._render(messages, tools, prompt, continued))
 
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
-        """Render a conversation up to an assistant's turn, with the history that the prompt for that turn shows.
-
-        Harmony's template drops reasoning beside answered calls once the turn is there, Mistral's the system message.
-        """
+        """As `render`, after the history that the prompt for the last turn shows, which some templates then change."""
         return self._reported(self._render(messages, tools, False, as_prompted=True))
 
     def _reported(self, rendered: RenderedTokens) -> RenderedTokens:
@@ -167,10 +164,7 @@ class Renderer:
         return rendering
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
-        """The ids of a text with its spans, control tokens only where this renderer's policy allows them.
-
-        Raises ControlTokenError or InputError, naming message and field.
-        """
+        """The ids of a text with its spans, control tokens only where they may be. Raises ControlTokenError."""
         roles, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
         trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, roles=roles)
         try:
@@ -311,12 +305,9 @@ class Renderer:
         """Read a completion: reasoning, content and tool calls, each with its tokens. See `parsing.response`.
 
         `tools` say what bare values mean, and which names are tools. `prompt_ids` show what the prompt already wrote of
-        the turn, above all an opened ``<think>``; without them the template's own generation prompt is assumed. A
-        malformed call is in the result with its status. Ids just past the vocabulary, which a model with a padded
-        embedding can sample, read as U+FFFD; larger ones raise InputError.
-
-        `calls` is ``"strict"`` (a call counts where the grammar has one; others are in `ParsedResponse.attempts`) or
-        ``"lenient"`` (attempts count too, as in vLLM and SGLang). By default it is the renderer's setting.
+        the turn (``<think>``); without them the template's own generation prompt is assumed. Ids just past the
+        vocabulary (a padded embedding) read as U+FFFD; larger ones raise InputError. `calls` is ``"strict"`` (others
+        are `ParsedResponse.attempts`) or ``"lenient"`` (attempts count too); by default the renderer's.
         """
         ids = check_ids(token_ids, "token_ids")
         size = self.tokenizer.vocabulary.size
@@ -434,10 +425,9 @@ def _credit_content(rendering: Rendering, wrapped: set[int]) -> None:
 
 
 class _ToolCache:
-    """Tools wrapped for templates, and as parsers read them. The same ones come again and again.
+    """Tools wrapped for templates, and as parsers read them; with `as_json`, values that are not JSON become JSON.
 
-    Keys are contents, not identities, since a caller may change a list of tools. Cached values are copies. With
-    `as_json`, values that are not JSON become JSON.
+    Keys are contents, not identities, since a caller may change a list of tools. Cached values are copies.
     """
 
     def __init__(self, *, as_json: bool) -> None:

@@ -350,10 +350,9 @@ def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: in
 
 
 def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
-    """The version that sampled each token; -1 if none did, or it is not recorded.
+    """The version that sampled each token; -1 if none did, or it is not recorded. Text of digits is its number.
 
-    Text of digits is its number: servers report 12 as ``"12"``. Raises SampleError for other text, and for negative
-    versions.
+    Raises SampleError for other text, and for negative versions.
     """
     versions = np.full(len(sample), UNSAMPLED, np.int64)
     for version, start, stop in sample.versions:

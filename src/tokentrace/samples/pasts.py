@@ -1,8 +1,7 @@
 """Past turns: where a template writes a turn differently once it is no longer the last, or than it prompts for it.
 
-The trace of a row shows which reasoning is left out of the past. All else (an empty thinking block that only the last
-turn has, a stop token that history replaces) is learned once for each kind of turn: a small turn is rendered as the
-last message, and again with other messages after it.
+The trace shows which reasoning is left out. All else is learned once for each kind of turn: a small turn is rendered
+as the last message, and again with other messages after it.
 """
 
 from __future__ import annotations

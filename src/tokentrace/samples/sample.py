@@ -53,10 +53,7 @@ Span = TypeVar("Span", VersionSpan, CompletionSpan)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample(ShowsItself, TokenTable):
-    """One row: a table of tokens, and what is known of the row. ``ids, mask = sample`` gives two lists.
-
-    Logprobs are NaN where nothing was sampled; advantages are 0 where there is no loss.
-    """
+    """One row: a table of tokens, and what is known of the row. ``ids, mask = sample`` gives two lists."""
 
     reward: float | None = None
     versions: tuple[VersionSpan, ...] = ()

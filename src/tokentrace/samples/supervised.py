@@ -1,8 +1,4 @@
-"""Supervised samples: conversations to rows with an exact loss mask, in one render.
-
-A template that drops past reasoning writes every turn but the last without it, so a row of several turns can train what
-inference never shows. `past` is the choice; `HistoryWarning` reports where it matters.
-"""
+"""Supervised samples: conversations to rows with an exact loss mask, in one render."""
 
 from __future__ import annotations
 
@@ -52,10 +48,7 @@ class Turns(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSettings:
-    """What carries loss in a sample, and how past turns are shown. See `build_supervised_sample`, which takes the same.
-
-    Raises RendererError or SampleError for a name that does not exist.
-    """
+    """What carries loss in a sample, and how past turns are shown: the settings of `build_supervised_sample`."""
 
     turns: str = Turns.ALL
     parts: Collection[Part | str] = TRAINED_PARTS
@@ -391,11 +384,7 @@ _KIND_OF_PART: Final = np.asarray([Kind.SCAFFOLD if part is Part.SCAFFOLD else K
 
 
 def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
-    """The message, the `Part` and the `Kind` of each token, by the names of a `Sample`'s columns.
-
-    A token of a field has that field's part. The parser tells the parts of scaffold inside sampled turns, and which
-    content is reasoning.
-    """
+    """The message, `Part` and `Kind` of each token. The parser tells the parts of scaffold inside sampled turns."""
     codes = [_field_part(origin) for origin in rendered.rendering.origins]
     parts = rendered.encoded.per_token(np.asarray(codes, np.uint8))
     kinds = _KIND_OF_PART.take(parts)

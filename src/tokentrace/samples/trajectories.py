@@ -103,10 +103,7 @@ def _completion(turn: Turn) -> CompletionSpan:
 
 
 def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
-    """A note where logprobs are not, or may not be, of the distribution that was sampled from.
-
-    What top-k, top-p and min-p leave out is not noted: trainers compare with the whole distribution.
-    """
+    """A note where logprobs are not of what was sampled from. What top-k, top-p and min-p leave out is not noted."""
     odd = [
         f"{turn.logprobs_kind}, sampled with {' and '.join(changed)}"
         for turn in turns

@@ -47,8 +47,6 @@ class Template:
     """The variables it reads beside messages and tools: switches, special tokens."""
     reads: frozenset[str]
     """All names that it looks up: its variables, ``documents``, functions that a caller may replace."""
-    tags_generation = False
-    """True if it has ``{% generation %}`` tags."""
     asks_alike = False
     """True if its generation prompt is known to be the same in every conversation: see `asking`."""
     reads_boxed = False
@@ -216,9 +214,6 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
             "searched": searched_words(tree, _TEXT_FIELDS),
             "variables": frozenset(names - _ARGUMENTS),
             "reads": frozenset(names | (names_in(tree) & environment.globals.keys())),
-            "tags_generation": any(
-                "tt_generation" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)
-            ),
             "asks_alike": asks_alike(tree, environment.globals),
         }
     return compile_template(tree), facts

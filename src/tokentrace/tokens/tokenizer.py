@@ -113,12 +113,7 @@ class Tokenizer:
         token = self.vocabulary.control.get(text)
         return None if token is None else token.id
 
-    # -- copies and pickles carry the ``tokenizer.json``; a process loads it once
-
-    def __copy__(self) -> Tokenizer:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        return other
+    # -- pickles carry the ``tokenizer.json``; a process loads it once
 
     def __deepcopy__(self, memo: Any) -> Tokenizer:
         return self

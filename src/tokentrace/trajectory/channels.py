@@ -1,8 +1,4 @@
-"""Side channels: values that an engine returns for each sampled token beside its logprob, such as routed experts.
-
-A turn has one `Packed` per channel, and its file holds the same bytes. Along a stream they are a `Channel`, which is
-empty where nothing was sampled.
-"""
+"""Side channels: values that an engine returns for each sampled token beside its logprob, such as routed experts."""
 
 from __future__ import annotations
 
@@ -31,11 +27,7 @@ _DTYPES: Final = frozenset(dtype.str for dtype in (*_INTEGERS, *map(np.dtype, ("
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A channel of one completion: an entry for each of `count` tokens.
-
-    With a `dtype` the bytes are an array of that type, whose rows have `shape`. Without, they are a JSON array,
-    compressed by zlib.
-    """
+    """A channel of one completion: `count` entries. Bytes are rows of `dtype` and `shape`, or a JSON array in zlib."""
 
     count: int
     data: bytes
@@ -176,10 +168,7 @@ class Channel:
         return out
 
     def array(self, fill: float) -> npt.NDArray[Any]:
-        """Entries that are numbers of one shape, as one array, with `fill` where there is no entry.
-
-        Raises `TrajectoryError` if they have several shapes or are not numbers, or if the array cannot hold `fill`.
-        """
+        """Entries as one array, with `fill` where there is none. Raises `TrajectoryError` if they fit no array."""
         try:
             arrays = [
                 (start + at, np.asarray(run))

@@ -70,8 +70,7 @@ class _Stream:
 class Record:
     """The reading half of a `Trajectory`. Arrays that it returns are read-only and never change.
 
-    A branch is the list of its writes; the first is the `Context` that opened it. Its stream is the beginning of its
-    parent's stream, then the tokens of its own writes.
+    A branch is the list of its writes. Its stream is the beginning of its parent's, then its own writes.
     """
 
     def __init__(self, name: str, vocab_size: int | None, has_logprobs: bool, metadata_json: str) -> None:
@@ -97,10 +96,7 @@ class Record:
     # -- one stream
 
     def stream(self, branch: int | None = None) -> Ids:
-        """The ids so far: the next prompt of the engine, and what a trainer sees.
-
-        The stream of one branch at a time is cached, and grows with it.
-        """
+        """The ids so far: the next prompt of the engine, and what a trainer sees. Cached for one branch."""
         return self._cached(branch).ids
 
     prompt = stream
@@ -134,11 +130,7 @@ class Record:
         return self.table(branch).messages
 
     def loss_mask(self, branch: int | None = None, *, once: bool = True) -> npt.NDArray[np.bool_]:
-        """True where a token was sampled.
-
-        With `once` only in the branch that owns the token: over all branches each is True exactly once. Without,
-        also where it is part of a shared prefix.
-        """
+        """True where a token was sampled; with `once` only in the branch that owns it: once over all branches."""
         mask = self.table(branch).mask.copy()
         if once:
             mask[: self._by_branch[self._index(branch)][0].start] = False
@@ -151,11 +143,7 @@ class Record:
         return np.full(len(table), np.nan, np.float32) if table.logprobs is None else table.logprobs
 
     def turns(self, branch: int | None = None) -> list[Turn]:
-        """The turns along a stream, in order, inherited ones included.
-
-        A turn is on the branch if it began before the branch left. One that the branch left in the middle of is
-        `cut`: its head is in the stream, sampled, and its owner trains it.
-        """
+        """The turns along a stream, inherited ones included. One that the branch left in the middle of is `cut`."""
         return [write for write in self._along(self._index(branch)) if isinstance(write, Turn)]
 
     def completion(self, turn: Turn) -> Ids:
@@ -170,10 +158,7 @@ class Record:
         return logprobs
 
     def channels(self, branch: int | None = None) -> dict[str, Channel]:
-        """The side channels along a stream, by name; shared prefixes included.
-
-        A channel has an entry for each token of the completions that came with it, and None for other tokens.
-        """
+        """The side channels along a stream, by name; shared prefixes included. None for tokens without an entry."""
         pieces: dict[str, list[tuple[int, Entries]]] = {}
         for turn in self.turns(branch):
             for name, packed in turn.channels:
@@ -289,10 +274,7 @@ class Record:
         return self._by_branch[self._index(branch)][-1]
 
     def _along(self, index: int, since: int = 0) -> Iterator[Write]:
-        """The writes of a stream that start at `since` or later, in order.
-
-        If the branch left its owner in the middle of a write, only the head of that is returned.
-        """
+        """The writes of a stream from `since` on; of one that the branch left in the middle, the head."""
         lineage: list[tuple[list[Write], int]] = []
         limit = INT32_MAX + 1
         while index >= 0:

@@ -197,10 +197,9 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
 
 
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
-    """Add records of `write_records`, in their order, to a trajectory that has all those before them.
+    """Add records of `write_records` to a trajectory that has all those before them; returns how many there were.
 
-    Returns how many there were. Raises `TrajectoryError` for a record that is not whole or does not follow on the
-    trajectory; the records before it have been added then.
+    Raises `TrajectoryError` for a record that is not whole or does not follow; those before it have been added then.
     """
     before = trajectory.num_writes
     for record in records:
@@ -307,10 +306,7 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
 
 
 def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> None:
-    """Write the whole trajectory. The file is there whole or not at all, and replaces one of that name.
-
-    Only its owner may read it, since it holds whole conversations.
-    """
+    """Write the whole trajectory, or nothing. Replaces a file of that name. Only its owner may read it."""
     write_whole(Path(path), [to_bytes(trajectory)], private=True)
     if os.name == "posix":  # makes the rename last through a power cut
         folder = os.open(Path(path).parent, os.O_RDONLY)
@@ -321,10 +317,7 @@ def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> Non
 
 
 def load_trajectory(path: str | os.PathLike[str]) -> Loaded:
-    """Read a trajectory up to the last whole record; `Loaded.truncated` says whether that is all.
-
-    Raises `TrajectoryError` for a file of another kind or version, or with a record that is whole and wrong.
-    """
+    """Read a trajectory from a file, as `from_bytes` does. Errors name the file."""
     try:
         return from_bytes(Path(path).read_bytes())
     except TrajectoryError as error:
