@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.conversations import ADD, SYS, assistant, call, result, system, user
-from tests.diagnose.two_requests import GO, HELLO, OK, TOOLS, called, hermes, renderer_of, report, weather
+from tests.conversations import ADD, SYS, assistant, call, result, user
+from tests.diagnose.two_requests import GO, HELLO, OK, TOOLS, called, renderer_of, report, weather
 from tokentrace.diagnose.finding import Cause
 
 Ids = list[int]
@@ -98,53 +98,21 @@ def resegmented(family: str, text: str) -> Ids:
 
 
 def hermes_plants(family: str) -> dict[Cause, list[Asked]]:
-    """A break of every cause, in a family that writes calls as JSON."""
-    end = END[family]
-    paris = weather('{"city": "Paris"}', family=family)
+    """Breaks of some causes, in a family that writes calls as JSON. The other causes are tested on their own."""
     rows = history()
 
     def calls(text: str, arguments: Any) -> list[Asked]:
         return two(family, weather(text, family=family), *called("get_weather", arguments))
 
-    merged = resegmented(family, weather('{"city": "Constantinople"}', family=family))
-    reply = called("get_weather", {"city": "Constantinople"})
-    if family == "pocket":
-        merged, reply = resegmented(family, f"{HELLO}{end}"), (assistant(HELLO), user("Bye"))
-    bash = hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family=family)
-    invalid = called("invalid", {"tool": "Bash", "error": "there is no such tool"})
-    thinking = f"<think>\n{THOUGHT}\n</think>\n\n{HELLO}{end}"
-    sunny = called("get_weather", {"city": "Paris"})
+    merged, thinking = (f"{text}{HELLO}{END[family]}" for text in ("", f"<think>\n{THOUGHT}\n</think>\n\n"))
     return {
         Cause.BOOLEAN_CASE: calls('{"city": "Paris", "now": true}', {"city": "Paris", "now": "True"}),
-        Cause.BPE_REMERGE: two(family, merged, *reply),
+        Cause.BPE_REMERGE: two(family, resegmented(family, merged), assistant(HELLO), user("Bye")),
         Cause.JSON_FORMAT: calls('{"city":"Paris","unit":"c"}', {"city": "Paris", "unit": "c"}),
-        Cause.EMPTY_PARAMETER: calls('{"city": "Paris", "unit": null}', {"city": "Paris"}),
         Cause.STRIPPED_REASONING: two(family, thinking, assistant(HELLO), user("Bye")),
-        Cause.ZEROED_ANCHOR: zeroed(family, end),
-        Cause.REWRITTEN_CALL: two(family, bash, *invalid),
         Cause.CHANGED_TOOLS: rewritten(family, [*rows, ANSWER, AND], [*TOOLS, ADD]),
-        Cause.CHANGED_SYSTEM: rewritten(family, [system("You are a careless assistant."), *rows[1:], ANSWER, AND]),
         Cause.COMPACTION: rewritten(family, [SYS, user("So far: the weather of four cities was asked for. Go on.")]),
-        Cause.STOP_TOKEN: stopped(family, end),
-        Cause.WHITESPACE: two(family, paris.replace("I look.\n</think>", "I look. \n</think>"), *sunny),
-        Cause.UNKNOWN: two(family, paris.replace("I look.", "I see."), *sunny),
     }
-
-
-def zeroed(family: str, end: str) -> list[Asked]:
-    """A client that lost the ids of the completion, and has zeros for them."""
-    first = asked(family, GO, f"{HELLO}{end}", assistant(HELLO))
-    good = after(first, family, assistant(HELLO), user("Bye"))[1]
-    prompt = [*first.prompt, *([0] * len(first.completion)), *good.prompt[-8:]]
-    return [first, Asked(prompt, good.completion, good.messages, good.tools, good.reply)]
-
-
-def stopped(family: str, end: str) -> list[Asked]:
-    """A turn that ended with another control token than the one that the template writes there."""
-    vocabulary = renderer_of(family).tokenizer.vocabulary
-    other = next(text for text, token in vocabulary.control.items() if token.special and text != end)
-    text = weather('{"city": "Paris"}', family=family)
-    return two(family, text.removesuffix(end) + other, *called("get_weather", {"city": "Paris"}))
 
 
 @functools.cache
@@ -168,7 +136,7 @@ def clean(family: str) -> list[Told]:
 
 @functools.cache
 def rollouts(family: str) -> list[Told]:
-    """A rollout for each cause, among clean ones."""
+    """A rollout for each planted cause, among clean ones."""
     broken = [Told(cause.name.lower(), calls, cause) for cause, calls in hermes_plants(family).items()]
     return [*clean(family)[:1], *broken, *clean(family)[1:]]
 

@@ -220,8 +220,8 @@ class _Divergence:
     @cached_property
     def is_task(self) -> bool:
         """True if the first question is the argument of a recorded call."""
-        asked = self.first is not None and self.first.get("role") == "user"
-        task = text_of(self.first or {}).strip() if asked else ""
+        first = self.first or {}
+        task = text_of(first).strip() if first.get("role") == "user" else ""
         if len(task) < _DISTINCT:
             return False
         calls = (call for messages in self.recent for message in messages for call in _calls(message))

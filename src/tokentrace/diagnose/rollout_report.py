@@ -248,14 +248,10 @@ class RolloutReport(ShowsItself):
                 unknown = self.unproven and not tally.places
                 yield str(cause), f"not known in {self.unproven:,} rollouts" if unknown else f"{tally.tokens:,}"
         if self.scores is not None:
-            scores = self.scores.to_json()
-            skipped = f", {scores['skipped']:,} sampled at another temperature" if scores["skipped"] else ""
-            sizes = f"{counted(scores['tokens'])} of {counted(scores['completions'], 'completion')}"
-            yield "logprobs beside an engine's", f"{sizes} compared{skipped}"
-            if scores["tokens"]:
-                names = ("mean", "median", "p95", "p99", "most")
-                yield "absolute difference", ", ".join(f"{name} {scores[name]:.4g}" for name in names)
-                yield "engine less record", f"{scores['mean_difference']:+.4g}, ratio {scores['mean_ratio']:.4f}"
+            items = self.scores.to_json().items()
+            figures = ", ".join(f"{name} {value:,.5g}" for name, value in items if name != "tokens")
+            yield "scored tokens", f"{len(self.scores.differences):,}"
+            yield "logprobs, engine less record", figures
 
 
 def _listed(counts: Counter[Any]) -> str:

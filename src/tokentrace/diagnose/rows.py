@@ -359,51 +359,36 @@ class RowChecker:
     def _by_place(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
         """The cause as far as the expected rendering tells what its tokens are for."""
         ours, theirs = hunk.sides(expected.ids, ids)
-        if (theirs >= self._vocabulary.size).any():
-            return Cause.NO_TOKEN
-        declared = expected.parts == Part.TOOLS
-        tools = int(declared[hunk.start : hunk.stop].sum())
-        if tools and tools == int(declared.sum()) and 2 * len(theirs) < tools:
-            return Cause.TOOLS_MISSING
+        parts, messages = (column[hunk.start : hunk.stop] for column in (expected.parts, expected.messages))
+        gone, new = not len(theirs), not len(ours)
         last = hunk.stop == len(expected.ids) and hunk.other_stop == len(ids)
-        cause = None
-        if not len(theirs):
-            cause = self._removed(expected, ours, hunk)
-        elif not len(ours):
-            cause = self._added(expected, ids, hunk, last)
-        if cause is not None:
-            return cause
-        lost, new = self._ends_turn(ours), self._ends_turn(theirs)
-        if lost is not None and new is not None and (lost or new or last):
-            ends = {(True, True): Cause.STOP_TOKEN, (True, False): Cause.END_MISSING, (False, True): Cause.END_ADDED}
-            return ends.get((lost, new), Cause.LAST_WHITESPACE)
-        if not len(theirs) and last:
-            return Cause.CUT
-        return Cause.CHANGED_TOOLS if tools and not len(theirs) else None
-
-    def _removed(self, expected: Expected, ours: Ids, hunk: Hunk) -> Cause | None:
-        """A BOS token, reasoning, or the template's own system prompt, with nothing instead."""
-        if hunk.start == 0 and ours.tolist() == [self._bos]:
-            return Cause.BOS_MISSING
-        parts = expected.parts[hunk.start : hunk.stop]
-        if (parts == Part.REASONING).all():
-            return Cause.STRIPPED_REASONING
-        if expected.has_system or not (parts == Part.SCAFFOLD).all():
-            return None
-        nobody = expected.messages[hunk.start : hunk.stop] < 0
-        turn = self._heads.role(expected.ids, hunk.start) == "system" and self._heads.count(ours) and len(ours) > 3
-        return Cause.SYSTEM_MISSING if turn or 2 * int(nobody.sum()) > len(nobody) else None
-
-    def _added(self, expected: Expected, ids: Ids, hunk: Hunk, last: bool) -> Cause | None:
-        """A BOS token, a generation prompt or a system prompt that does not belong there."""
-        theirs = ids[hunk.other_start : hunk.other_stop]
-        if hunk.start <= 1 and (theirs == self._bos).all():
-            return Cause.BOS_DOUBLED if expected.ids[0] == self._bos else Cause.BOS_ADDED
-        if last and np.array_equal(theirs, self._prompt):
-            return Cause.GENERATION_PROMPT
+        declared, tools = int((expected.parts == Part.TOOLS).sum()), int((parts == Part.TOOLS).sum())
+        bos = new and hunk.start <= 1 and bool((theirs == self._bos).all())
+        role, other_role = self._heads.role(expected.ids, hunk.start), self._heads.role(ids, hunk.other_start)
+        turn = role == "system" and self._heads.count(ours) and len(ours) > 3
+        scaffold = gone and not expected.has_system and bool((parts == Part.SCAFFOLD).all())
         first = not expected.has_system and not (expected.messages[: hunk.start] > 0).any()
-        system = self._heads.role(ids, hunk.other_start) in ("system", "developer") and self._heads.count(theirs)
-        return Cause.SYSTEM_ADDED if first and system and len(theirs) > 3 else None
+        other_turn = other_role in ("system", "developer") and self._heads.count(theirs) and len(theirs) > 3
+        ends, other_ends = self._ends_turn(ours), self._ends_turn(theirs)
+        ending = None not in (ends, other_ends)
+        causes = {
+            Cause.NO_TOKEN: (theirs >= self._vocabulary.size).any(),
+            Cause.TOOLS_MISSING: tools and tools == declared and 2 * len(theirs) < tools,
+            Cause.BOS_MISSING: gone and hunk.start == 0 and ours.tolist() == [self._bos],
+            Cause.BOS_DOUBLED: bos and expected.ids[0] == self._bos,
+            Cause.BOS_ADDED: bos,
+            Cause.GENERATION_PROMPT: new and last and np.array_equal(theirs, self._prompt),
+            Cause.STRIPPED_REASONING: gone and (parts == Part.REASONING).all(),
+            Cause.SYSTEM_MISSING: scaffold and (turn or 2 * int((messages < 0).sum()) > len(messages)),
+            Cause.SYSTEM_ADDED: new and first and other_turn,
+            Cause.STOP_TOKEN: ending and ends and other_ends,
+            Cause.END_MISSING: ending and ends,
+            Cause.END_ADDED: ending and other_ends,
+            Cause.LAST_WHITESPACE: ending and last,
+            Cause.CUT: gone and last,
+            Cause.CHANGED_TOOLS: gone and tools,
+        }
+        return next((cause for cause, applies in causes.items() if applies), None)
 
     def _ends_turn(self, ids: Ids) -> bool | None:
         """True if ids end a turn, False if they are white space, else None."""
