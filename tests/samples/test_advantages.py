@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from tokentrace import trajectory_samples
 from tokentrace.errors import SampleError
-from tokentrace.samples.trajectories import (
-    Baseline,
-    relative_to_group,
-    returns_to_go,
-    trajectory_advantages,
-)
+from tokentrace.samples.trajectories import Baseline, relative_to_group, returns_to_go, trajectory_advantages
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, from_bytes, to_bytes
 

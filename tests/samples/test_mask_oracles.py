@@ -116,12 +116,7 @@ def trained_by_trl(folder: Path) -> tuple[str, list[tuple[list[int], list[int]]]
         [{"messages": one.messages, "tools": json.dumps(one.tools)} for one in given], on_mixed_types="use_json"
     )
     arguments = SFTConfig(
-        output_dir=str(folder),
-        assistant_only_loss=True,
-        max_length=None,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
+        output_dir=str(folder), assistant_only_loss=True, max_length=None, report_to="none", use_cpu=True, bf16=False
     )
     trainer = SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
     made = [(list(row["input_ids"]), list(row["labels"])) for row in trainer.train_dataset]

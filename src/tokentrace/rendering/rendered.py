@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, cast, overload
 
 import numpy as np
@@ -108,9 +109,9 @@ class RenderedTokens(ShowsItself):
         return self._left_out.dropped
 
     def __getstate__(self) -> dict[str, Any]:
-        """All of it but the functions that find notes and lost text: their results take their place."""
-        state = {**vars(self), "notes": self.notes, "_left_out": self._left_out}
-        return {name: value for name, value in state.items() if name not in ("find_notes", "find_lost")}
+        """All of it, with what the functions find in their place."""
+        notes, lost = partial(list[str], self.notes), partial(LeftOut, *self._left_out)
+        return {**vars(self), "find_notes": notes, "find_lost": lost}
 
     @computed
     def messages(self) -> npt.NDArray[np.int32]:

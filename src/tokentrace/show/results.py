@@ -34,23 +34,14 @@ _LEAD: Final = 240
 """Longer metadata is shown as a table."""
 _PART_HUES: Final = {PartKind.REASONING: "reasoning", PartKind.CONTENT: "assistant", PartKind.TOOL_CALL: "calls"}
 _ROLE_HUES: Final = {
-    "system": "system",
-    "developer": "system",
     "assistant": "assistant",
-    "tool": "result",
-    "function": "result",
-    "ipython": "result",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "ipython"), "result"),
 }
 _FIELD_HUES: Final = {
-    "generation_prompt": "generation",
-    "scaffold": "scaffold",
-    "synthetic_close": "scaffold",
-    "role": "scaffold",
-    "tool_calls": "calls",
-    "tools": "tools",
-    "kwargs": "variables",
-    "unknown": "unknown",
-    "": "unknown",
+    **{"generation_prompt": "generation", "tool_calls": "calls", "tools": "tools", "kwargs": "variables"},
+    **dict.fromkeys(("scaffold", "synthetic_close", "role"), "scaffold"),
+    **dict.fromkeys(("unknown", ""), "unknown"),
     **dict.fromkeys(REASONING_FIELDS, "reasoning"),
 }
 
@@ -276,9 +267,7 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
             }
             for turn in rendered.turns
         ],
-        "changes": [dataclasses.asdict(one) for one in rendered.changes],
-        "lost": [dataclasses.asdict(one) for one in rendered.lost],
-        "dropped": [dataclasses.asdict(one) for one in rendered.dropped],
+        **{name: list(map(dataclasses.asdict, getattr(rendered, name))) for name in ("changes", "lost", "dropped")},
         "notes": list(rendered.notes),
     }
 

@@ -22,16 +22,14 @@ COLOURS: Final[dict[str, tuple[str, str]]] = {
     "system": ("#a78bfa", "#8b6cf0"),
     "user": ("#60a5fa", "#3b82f6"),
     "reasoning": ("#fbbf24", "#d99a0b"),
-    "assistant": ("#34d399", "#12b07c"),
+    **dict.fromkeys(("assistant", "sampled"), ("#34d399", "#12b07c")),
     "calls": ("#f472b6", "#e04c99"),
-    "result": ("#22d3ee", "#0ba5be"),
+    **dict.fromkeys(("result", "context"), ("#22d3ee", "#0ba5be")),
     "tools": ("#94a3b8", "#7688a1"),
     "variables": ("#d6a56b", "#b98848"),
     "scaffold": ("#8a8a8a", "#737373"),
     "generation": ("#c4b5fd", "#a592f5"),
     "unknown": ("#f87171", "#ef4444"),
-    "sampled": ("#34d399", "#12b07c"),
-    "context": ("#22d3ee", "#0ba5be"),
 }
 """Two shades of each hue. Neighbouring tokens alternate, which makes boundaries visible."""
 _OTHER_COLOURS: Final = ("#94a3b8", "#7688a1")

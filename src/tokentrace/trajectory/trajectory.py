@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..errors import ExtensionError, TrajectoryError, brief
-from ..settings import as_float
+from ..settings import as_float, choose
 from ..showing import ShowsItself
 from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.kinds import Kind
@@ -36,7 +36,6 @@ from .turns import (
     as_count,
     as_ids,
     as_kinds,
-    as_logprob_kind,
     as_logprobs,
     as_owners,
     as_versions,
@@ -188,6 +187,9 @@ class Trajectory(ShowsItself, Record):
             )
         message = self._continued(index) if continues else last.messages
         values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
+        kind = choose(LogprobKind, "logprobs_kind", logprobs_kind, TrajectoryError)
+        if not self.has_logprobs and kind is not LogprobKind.UNKNOWN:
+            raise TrajectoryError(f"logprobs_kind is {kind}, and the trajectory was made with logprobs=False")
         turn = Turn(
             write=self.num_writes,
             branch=index,
@@ -198,7 +200,7 @@ class Trajectory(ShowsItself, Record):
             versions=as_versions(version, len(new_ids)),
             sampling_json=None if sampling is None else sys.intern(mapping_json(sampling, "sampling")),
             continues=continues,
-            logprobs_kind=as_logprob_kind(logprobs_kind, self.has_logprobs),
+            logprobs_kind=kind,
             cached_tokens=None if cached_tokens is None else as_count(cached_tokens, "cached_tokens"),
             channels=tuple(pack_channels({} if channels is None else channels, len(new_ids)).items()),
             tokens=frozen(TokenTable.of(new_ids.copy(), Kind.SAMPLED, message, values)),

@@ -6,7 +6,7 @@ A check returns exactly the values it was passed, in the dtypes that a trajector
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, brief
-from ..settings import choose, items, whole
+from ..settings import items, whole
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.table import TokenTable
@@ -170,8 +170,8 @@ LATER_KINDS: Final = frozenset({Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC})
 PROMPT_KINDS: Final = LATER_KINDS | {Kind.PROMPT}
 
 _REASONS: Final = {
-    Kind.SAMPLED: "only append_completion records tokens that an engine returned",
-    Kind.PROMPT: "that is for begin() and branch(); use CONTEXT, SCAFFOLD or SYNTHETIC for what comes later",
+    Kind.SAMPLED: "SAMPLED: only append_completion records tokens that an engine returned",
+    Kind.PROMPT: "PROMPT, which is for begin() and branch(); use CONTEXT, SCAFFOLD or SYNTHETIC",
 }
 
 _ASK: Final = "ask the engine for logprobs, or make the trajectory with logprobs=False"
@@ -188,28 +188,25 @@ def as_kinds(value: KindsLike, length: int, *, allowed: frozenset[Kind], skip: i
     if not is_single and len(codes) != length:
         raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
     skip = 0 if is_single else skip
-    if not (allowed.issuperset(codes[skip:].tolist()) and _KINDS.issuperset(codes[:skip].tolist())):
-        codes = codes.tolist()
-        at, code = next((at, code) for at, code in enumerate(codes) if code not in (_KINDS if at < skip else allowed))
-        is_kind = code in _KINDS
-        problem = f"{Kind(code).name}: {_REASONS[Kind(code)]}" if is_kind else f"{code}, which is not a Kind"
-        raise TrajectoryError(f"kinds[{at}] is {problem}")
+    for begin, part, fitting in ((0, codes[:skip].tolist(), _KINDS), (skip, codes[skip:].tolist(), allowed)):
+        for code in sorted(set(part) - fitting):
+            problem = _REASONS.get(code, f"{code}, which is not a Kind")
+            raise TrajectoryError(f"kinds[{begin + part.index(code)}] is {problem}")
     return np.full(length, codes[0], np.uint8) if is_single else codes.astype(np.uint8, copy=False)
 
 
 def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> Logprobs | None:
     """One logprob per sampled token as float32, exact for float32 input; None in a trajectory that records none."""
+    if not recorded and value is not None:
+        raise TrajectoryError("the trajectory was made with logprobs=False: give None, or make it with logprobs")
     if not recorded:
-        if value is not None:
-            raise TrajectoryError("the trajectory was made with logprobs=False: give None, or make it with logprobs")
         return None
     if value is None:
         raise TrajectoryError(f"{length} sampled ids without logprobs: {_ASK}")
     numbers = _numbers(value)
     if len(numbers) != length:
-        raise TrajectoryError(
-            f"{length} sampled ids but {len(numbers)} logprobs: every sampled token needs its own; nothing was recorded"
-        )
+        counts = f"{length} sampled ids but {len(numbers)} logprobs"
+        raise TrajectoryError(f"{counts}: every sampled token needs its own; nothing was recorded")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         logprobs = numbers.astype(np.float32)
     fine = np.isfinite(logprobs) & (logprobs <= np.float32(POSITIVE_NOISE))
@@ -237,25 +234,15 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
         raise TrajectoryError("logprobs must be finite and at most 0; one is an integer beyond floats") from error
 
 
-def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
-    kind = choose(LogprobKind, "logprobs_kind", value, TrajectoryError)
-    if not has_logprobs and kind is not LogprobKind.UNKNOWN:
-        raise TrajectoryError(f"logprobs_kind is {kind}, but the trajectory was made with logprobs=False: leave it out")
-    return kind
-
-
 def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
     """Spans that cover a completion of `length` tokens; none if the version is unknown."""
     if value is None:
         return ()
-    rows = value if isinstance(value, list | tuple) else [(value, 0, length)]
     spans: list[VersionSpan] = []
     reached = 0
-    for number, row in enumerate(rows):
-        what = f"version[{number}]"
-        if not isinstance(row, list | tuple) or len(row) != 3:
-            raise TrajectoryError(f"{what} must be (version, start, stop), not {brief(row)}")
-        version, start, stop = row[0], as_count(row[1], f"{what}.start"), as_count(row[2], f"{what}.stop")
+    rows = value if isinstance(value, list | tuple) else [(value, 0, length)]
+    for what, (version, *place) in _rows(rows, "version", "(version, start, stop)"):
+        start, stop = (as_count(at, what) for at in place)
         is_integer = isinstance(version, int | np.integer) and not isinstance(version, bool)
         if not isinstance(version, str) and not (is_integer and -(2**63) <= int(version) < 2**63):
             raise TrajectoryError(f"a version is a str or an int of 64 bits, or spans of them, not {brief(version)}")
@@ -274,27 +261,27 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
     The rows come in order, do not overlap, are not empty, and name messages below `messages`. Their positions count
     from `start`; `first` is added to their messages.
     """
-    if isinstance(spans, np.ndarray):
-        if spans.dtype.kind not in "iu" or spans.shape[1:] != (3,):
-            raise TrajectoryError(f"message_spans must have rows of 3 integers, not {spans.dtype} {spans.shape}")
-        spans = spans.tolist()
     owners = np.full(length, -1, np.int32)
     reached = start
-    for number, row in enumerate(items("message_spans, rows of (start, stop, message),", spans, TrajectoryError)):
-        what = f"message_spans[{number}]"
-        if not isinstance(row, list | tuple) or len(row) != 3:
-            raise TrajectoryError(f"{what} must be (start, stop, message), not {brief(row)}")
+    rows = spans.tolist() if isinstance(spans, np.ndarray) else spans
+    for what, row in _rows(rows, "message_spans", "(start, stop, message)"):
         begin, end, message = (as_count(entry, what) for entry in row)
         if not reached <= begin < end <= start + length:
-            raise TrajectoryError(
-                f"{what} is {begin}..{end}: spans come in order, do not overlap, are not empty, and lie in "
-                f"{start}..{start + length}"
-            )
+            law = f"spans come in order, do not overlap, are not empty, and lie in {start}..{start + length}"
+            raise TrajectoryError(f"{what} is {begin}..{end}: {law}")
         if message >= messages:
             raise TrajectoryError(f"{what} names message {message} of {messages}: say how many with messages=")
         owners[begin - start : end - start] = first + message
         reached = end
     return owners
+
+
+def _rows(value: Any, name: str, shape: str) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Rows of three values, each with its name."""
+    for number, row in enumerate(items(f"{name}, rows of {shape},", value, TrajectoryError)):
+        if not isinstance(row, list | tuple) or len(row) != 3:
+            raise TrajectoryError(f"{name}[{number}] must be {shape}, not {brief(row)}")
+        yield f"{name}[{number}]", row
 
 
 def as_count(value: Any, what: str) -> int:

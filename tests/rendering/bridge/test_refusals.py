@@ -10,20 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conversations import (
-    ALL,
-    ASK,
-    HI,
-    PARIS,
-    ROME,
-    SIMPLE,
-    SUNNY,
-    assistant,
-    call,
-    result,
-    system,
-    user,
-)
+from tests.conversations import ALL, ASK, HI, PARIS, ROME, SIMPLE, SUNNY, assistant, call, result, system, user
 from tests.rendering.bridge.rollouts import cut
 from tests.support import byte_tokenizer_json, make_renderer
 from tokentrace import BridgedTokens, BridgeRefusal, InputError, Renderer, create_renderer

@@ -203,16 +203,13 @@ CUT_OFF: dict[str, list[tuple[str, str, str] | tuple[str, str, str, Any]]] = {
         ('{"name": "lo', "<|eot_id|>", LLAMA_TOOL, SUNNY),
         ("", "<|eot_id|>", LLAMA_USER),
     ],
-    "mistral-nemo": [
-        ("Hi", "</s>", "[INST]Bye[/INST]"),
-        ('[TOOL_CALLS][{"name": "lo', "</s>", MISTRAL_TOOL, SUNNY),
-    ],
+    "mistral-nemo": [("Hi", "</s>", "[INST]Bye[/INST]"), ('[TOOL_CALLS][{"name": "lo', "</s>", MISTRAL_TOOL, SUNNY)],
     "gemma-3": [("Hi", "<end_of_turn>", "\n" + GEMMA_USER)],
     "qwen3-coder": [
         (
             "<tool_call>\n<function=look>\n<parameter=city>\nPar",
             *("\n</parameter>\n</function>\n</tool_call><|im_end|>", QWEN_CODER_TOOL, SUNNY),
-        ),
+        )
     ],
 }
 """Completions that did not, what closes them, and what follows then."""
@@ -387,8 +384,7 @@ OPEN_AT_THE_END = (
 
 
 @pytest.mark.parametrize(
-    ("completion", "added"),
-    [("Hi.", "\n<|end|>"), ("Hi.\n", "<|end|>"), ("Hi.\n<|end|>", ""), ("Hi.<|end|>", "")],
+    ("completion", "added"), [("Hi.", "\n<|end|>"), ("Hi.\n", "<|end|>"), ("Hi.\n<|end|>", ""), ("Hi.<|end|>", "")]
 )
 def test_a_cut_off_turn_is_closed_with_the_white_space_before_its_stop(completion: str, added: str) -> None:
     tokenizer = Tokenizer(tokenizer_json_for("<|user|><|assistant|><|end|>"), variables=SPECIAL, fast=False)
