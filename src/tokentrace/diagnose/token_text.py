@@ -77,7 +77,7 @@ def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk
 
 
 def _first_hunk(one: Ids, other: Ids, at: int, other_at: int) -> Hunk:
-    window = 512
+    window = 8192
     while True:
         for part in align(one[at : at + window], other[other_at : other_at + window]):
             stop, other_stop = at + part.stop, other_at + part.other_stop
