@@ -47,6 +47,8 @@ TURNS = 4
 STREAMS, QUICK_STREAMS = 100, 30
 _CHAT = "/v1/chat/completions"
 _SETTLING = 0.005
+_WARM = 5_000
+"""Tokens of a session before the one that is measured."""
 _TURNS_STREAMED = 10
 
 
@@ -137,24 +139,30 @@ async def served(
 
 
 async def turns(family: str, store: Path, length: int, stream: bool) -> list[Turn]:
-    """One session that grows to a length, and between its turns the engine called with as many ids."""
+    """One session that grows to a length, and between its turns the engine called with as many ids.
+
+    A shorter one comes first, so that everything is warm.
+    """
+    warm: list[Turn] = []
     found: list[Turn] = []
     async with served(family, store) as (engine, gateway):
         direct = await VLLMEngine.connect(engine.url)
-        talk, client = Talk(itertools.cycle(sources())), Client(gateway.url)
+        client = Client(gateway.url)
         prompts: Counter[tuple[int, int]] = Counter()
-        while not found or found[-1].tokens < length:
-            before = gateway.cpu()
-            reply = await client.post(f"/sessions/grown{_CHAT}", talk.body(stream))
-            await asyncio.sleep(_SETTLING)  # what is done after the answer counts as well
-            spent = gateway.cpu() - before
-            talk.take(reply, stream)
-            count, checksum, _ = map(int, (await _asked(engine))[-1])
-            prompts[count, checksum] += 1
-            raw, seconds = await _raw(direct, count, stream)
-            found.append(Turn(count, spent, raw, reply.seconds, seconds))
-            if len(found) < 4:
-                await gateway.rests()
+        for name, turns_so_far, limit in (("warm", warm, min(length, _WARM)), ("grown", found, length)):
+            talk = Talk(itertools.cycle(sources()))
+            while not turns_so_far or turns_so_far[-1].tokens < limit:
+                before = gateway.cpu()
+                reply = await client.post(f"/sessions/{name}{_CHAT}", talk.body(stream))
+                await asyncio.sleep(_SETTLING)  # what is done after the answer counts as well
+                spent = gateway.cpu() - before
+                talk.take(reply, stream)
+                count, checksum, _ = map(int, (await _asked(engine))[-1])
+                prompts[count, checksum] += 1
+                raw, seconds = await _raw(direct, count, stream)
+                turns_so_far.append(Turn(count, spent, raw, reply.seconds, seconds))
+                if len(turns_so_far) < 4:
+                    await gateway.rests()
         await direct.close()
         client.close()
     await check(store, prompts)

@@ -142,6 +142,7 @@ def test_responses_are_read() -> None:
         stored=False,
         ignored=("flavour", "reasoning.context", "text.tone"),
         wishes=("tools.1 (web_search)", "tool_choice", "reasoning.summary", "max_tool_calls"),
+        joined=True,
         answer=request.answer,
         **READ,
     )

@@ -44,11 +44,6 @@ class Caller:
     role: Role
     session: str | None = None
 
-    def require_admin(self) -> None:
-        """Raise RequestError unless an administrator asks."""
-        if self.role is not Role.ADMIN:
-            raise RequestError("an admin key is needed for this", status=403, code="forbidden")
-
 
 def hash_key(key: str) -> str:
     """The hash of a key, which files and stores have."""
@@ -160,8 +155,8 @@ class Access:
                 raise RequestError("the key is another session's", status=403, code="forbidden")
             return id
         id = path_id or next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
-        if not id and self.keys is None:
-            id = await self._session_of_key(_key(headers))
+        if not id and self.keys is None and (key := _key(headers)):
+            id = await self._session_of_key(key)
         if not id:
             how = f"use /sessions/{{id}}/v1 as the base URL, the key of a session, or the header {SESSION_HEADERS[0]}"
             raise RequestError("the request names no session", fix=how, code="no_session")
@@ -171,8 +166,6 @@ class Access:
 
     async def _session_of_key(self, key: str) -> str:
         """Without keys, any key tells sessions apart: a session's own key, its name, or anything else."""
-        if not key:
-            return ""
         session = await self.store.session_of_key(hash_key(key))
         if session is not None:
             return session.id

@@ -1,11 +1,7 @@
 """Messages that a template cannot take as they are: instructions in odd places, and calls that are not JSON.
 
-Claude Code sends system messages after the first user message; codex, pi and opencode send instructions as a
-developer's. A template may refuse them, drop them, or move them to the beginning, which would change every token after
-it. Then instructions at the beginning become the system message or are joined to it, and later ones become a user's.
-
-A call with broken arguments comes back as the model wrote it. If such a conversation has to be rendered, a template
-that reads arguments as a mapping gets an empty one, with a note.
+Claude Code sends system messages after the first user message; codex, pi and opencode send a developer's. A template
+may refuse them, drop them, or move them to the beginning, which would change every token after it.
 """
 
 from __future__ import annotations
@@ -38,8 +34,8 @@ Message = Mapping[str, Any]
 def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apart: int = 0) -> Sequence[Message]:
     """The messages as the template can show them: the same ones, or instructions in another place or role.
 
-    Joins nothing to the first `apart` messages: instructions that a later request may replace. What has no place at all
-    stays as it is: the renderer refuses it, or notes that it was lost.
+    At the beginning they become the system message or are joined to it, later a user's. Joins nothing to the first
+    `apart` messages, which a later request may replace. What has no place at all stays as it is.
     """
     first = next((at for at, message in enumerate(messages) if message.get("role") not in INSTRUCTIONS), len(messages))
     opening = _opening(renderer, messages[:first], apart)
@@ -128,13 +124,12 @@ def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple
 
 def readable_calls(messages: Messages) -> list[Message]:
     """The messages, with a mapping in place of arguments that are not a JSON object. The others stay as they are."""
-    return [_readable(message) if message.get("tool_calls") else message for message in messages]
-
-
-def _readable(message: Message) -> Message:
-    calls = [_readable_call(call) for call in message["tool_calls"]]
-    same = all(new is old for new, old in zip(calls, message["tool_calls"], strict=True))
-    return message if same else {**message, "tool_calls": calls}
+    readable = list(messages)
+    for at, message in enumerate(messages):
+        calls = [_readable_call(call) for call in message.get("tool_calls") or ()]
+        if any(new is not old for new, old in zip(calls, message.get("tool_calls") or (), strict=True)):
+            readable[at] = {**message, "tool_calls": calls}
+    return readable
 
 
 def _readable_call(call: Message) -> Message:

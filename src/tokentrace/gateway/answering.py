@@ -93,22 +93,24 @@ class Answer:
             """Note in the store that the request is under way."""
             notes.append(asyncio.ensure_future(self.gateway.store.begin(self.session, self.head.id, about)))
 
-        if self.name:  # it may be repeated at another gateway
-            note()
-        timer = None if self.name else asyncio.get_running_loop().call_later(_AT_ONCE_SECONDS, note)
+        # at once if it may be repeated at another gateway
+        timer = asyncio.get_running_loop().call_later(0 if self.name else _AT_ONCE_SECONDS, note)
         began, tracing = time.perf_counter(), self.gateway.tracing
         try:
             with tracing.span("tokentrace.engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
-                replies = await self._sample_all(feed)
-            if timer is not None:
-                timer.cancel()
+                if self.request.n == 1:
+                    replies = [await self._sample(0, feed)]
+                else:
+                    async with asyncio.TaskGroup() as group:
+                        tasks = [group.create_task(self._sample(at, feed)) for at in range(self.request.n)]
+                    replies = [task.result() for task in tasks]
+            timer.cancel()
             for noted in notes:
                 await asyncio.shield(noted)
             with tracing.span("tokentrace.store", sampled=self.sampled):
                 await unhurried(asyncio.ensure_future(self._store(replies, time.perf_counter() - began)))
         except BaseException as error:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             for noted in notes:
                 noted.cancel()
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
@@ -125,13 +127,6 @@ class Answer:
         await self.gateway.store.abandon(self.session, self.head.id, why)
 
     # -- sampling
-
-    async def _sample_all(self, feed: Feed) -> list[Reply]:
-        if self.request.n == 1:
-            return [await self._sample(0, feed)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
-        return [task.result() for task in tasks]
 
     async def _sample(self, choice: int, feed: Feed) -> Reply:
         """One completion, reported as it arrives."""

@@ -424,7 +424,7 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 def random_id() -> str:
     """An id for an answer."""
-    return _letters(secrets.token_bytes(24))
+    return secrets.token_hex(16)
 
 
 def response_name(id: str) -> str:
@@ -434,8 +434,9 @@ def response_name(id: str) -> str:
 
 def call_ids_of(id: str, choice: int) -> CallId:
     """Ids of calls: nine letters and digits, as Mistral's templates want, always the same for the same answer."""
-    return lambda at: _letters(hashlib.blake2b(f"{id}/{choice}/{at}".encode(), digest_size=9).digest())
 
+    def call_id(index: int) -> str:
+        data = hashlib.blake2b(f"{id}/{choice}/{index}".encode(), digest_size=9).digest()
+        return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in data)
 
-def _letters(data: bytes) -> str:
-    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in data)
+    return call_id

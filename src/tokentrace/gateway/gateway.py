@@ -7,9 +7,10 @@ disk, so that the end of an answer, which is sent after it, acknowledges only wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -27,9 +28,10 @@ from ..study.memory import Memory
 from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, unhurried
-from .dialect import Dialect, Head, ItemStream, Reply, call_ids_of, random_id, response_name
+from .dialect import Dialect, Head, ItemStream, call_ids_of, random_id, response_name
 from .metrics import Metrics
 from .requests import Request, RequestError
+from .session import SessionRecord
 from .sessions import Live, Sessions
 from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
@@ -75,7 +77,7 @@ class Gateway:
                 head, replies = earlier
                 return Answer(self, id, dialect, request, head, replies=replies)
             self.admission.check_open(live)
-            request = await self._with_previous(live, request)
+            request = await self._with_previous(id, request)
             conversation = self._conversation(request)
             began = time.perf_counter()
             with self.tracing.span("tokentrace.prompt", messages=len(conversation.messages)):
@@ -91,7 +93,7 @@ class Gateway:
     async def count(self, id: str, request: Request) -> int:
         """The length of a request's prompt."""
         live = await self.sessions.get(id)
-        request = await self._with_previous(live, request)
+        request = await self._with_previous(id, request)
         return len((await self._place(live, self._conversation(request))).ids)
 
     def _conversation(self, request: Request) -> Conversation:
@@ -182,104 +184,81 @@ class Gateway:
 
     # -- stored answers
 
-    async def _with_previous(self, live: Live, request: Request) -> Request:
-        """The request with the conversation of the response that it continues, and the items that it refers to."""
-        if request.references:
-            request = await self._with_references(live.info.id, request)
-        if request.previous is None:
-            return request
-        number = await self.store.turn_named(live.info.id, response_name(request.previous))
-        if number is None:
-            problem, code = f"there is no stored response {request.previous!r} in this session", "previous_response"
-            raise RequestError(problem, field=f"{code}_id", status=404, code=f"{code}_not_found")
-        async with self.sessions.locked(live.info.id) as now:
-            past = now.session.conversation(number)[now.session.turns[number].instructions :]
-        instructions, new = request.messages[: request.instructions], request.messages[request.instructions :]
-        return replace(request, messages=[*instructions, *past, *new])
-
-    async def _with_references(self, id: str, request: Request) -> Request:
-        """The request with what its references to stored items stand for."""
-        numbers: dict[str, int] = {}
-        for item in (items[0] for items in request.references.values()):
-            number = await self.store.turn_named(id, response_name(response_of_item(item) or ""))
-            if number is None:
-                raise _unknown_item(item)
-            numbers[item] = number
-        messages = list(request.messages)
+    @contextlib.asynccontextmanager
+    async def _named(self, id: str, *names: str) -> AsyncIterator[tuple[SessionRecord, list[RecordedTurn]]]:
+        """The turns of these names and their session, for one user at a time; no turns if one is missing."""
+        numbers = [await self.store.turn_named(id, name) for name in names]
         async with self.sessions.locked(id) as live:
-            for at, items in request.references.items():
-                messages[at] = resolved(messages[at], live.session.turns[numbers[items[0]]].reply, items)
-        return replace(request, messages=messages, references={})
+            turns = [live.session.turns[number] for number in numbers if number is not None]
+            yield live.session, turns if len(turns) == len(names) else []
+
+    async def _with_previous(self, id: str, request: Request) -> Request:
+        """The request with the conversation of the response that it continues, and the items that it refers to."""
+        messages = list(request.messages)
+        for at, items in request.references.items():
+            async with self._named(id, response_name(response_of_item(items[0]) or "")) as (_, turns):
+                if not turns:
+                    raise _unknown_item(items[0])
+                messages[at] = resolved(messages[at], turns[0].reply, items)
+        if request.previous is not None:
+            async with self._named(id, response_name(request.previous)) as (session, turns):
+                if not turns:
+                    problem, code = f"there is no stored response {request.previous!r} here", "previous_response"
+                    raise RequestError(problem, field=f"{code}_id", status=404, code=f"{code}_not_found")
+                past = session.conversation(turns[0].number)[turns[0].instructions :]
+            messages[request.instructions : request.instructions] = past
+        return replace(request, messages=messages) if request.references or request.previous is not None else request
 
     async def stored(self, id: str, dialect: Dialect, response: str) -> Answered:
         """A stored response, as it was answered. Raises RequestError if the session has none of this id."""
-        missing = RequestError(f"there is no stored response {brief(response)} in this session", status=404)
-        number = await self.store.turn_named(id, response_name(response))
-        if number is None:
-            raise missing
-        async with self.sessions.locked(id) as live:
-            turn = live.session.turns[number]
-            if turn.dialect != dialect.name:
-                raise missing
-            tools, _ = live.session.roots[turn.root]
-            messages = live.session.conversation(number)[:-1]
+        async with self._named(id, response_name(response)) as (session, turns):
+            if not turns or turns[0].dialect != dialect.name:
+                raise RequestError(f"there is no stored response {brief(response)} in this session", status=404)
+            [turn] = turns
+            messages, tools = session.conversation(turn.number)[:-1], session.roots[turn.root][0]
             request = Request(messages, tools, turn.model, instructions=turn.instructions, answer=turn.options)
-            head = self._head(request, live.session.prompt_ids(turn), turn.response, turn.created)
-            return head, [self._reply_of(live, turn)]
+            return self._answered(session, turns, request)
 
-    def _reply_of(self, live: Live, turn: RecordedTurn) -> Reply:
-        """A recorded reply, read again from its tokens."""
-        trajectory, sampled = live.session.trajectory, live.session.sampled_turn(turn)
-        completion = Completion(
-            np.array(trajectory.completion(sampled)),
-            np.array(trajectory.completion_logprobs(sampled)),
-            FinishReason(sampled.finish_reason),
-            sampled.versions,
-            sampled.cached_tokens,
-            sampled.logprobs_kind,
-        )
-        tools, variables = live.session.roots[turn.root]
-        parser = self.renderer_with(variables).streaming_parser(tools=tools, prompt_ids=live.session.prompt_ids(turn))
-        stop = [turn.stopped_by] if turn.stopped_by else ()
-        stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
-        stream.feed(parser.feed(completion.ids.tolist()))
-        return finish_reply(parser, stream, completion)[0]
-
-    # -- repeated requests
+    def _answered(self, session: SessionRecord, turns: Sequence[RecordedTurn], request: Request) -> Answered:
+        """The answer that these turns are the choices of, read again from its tokens."""
+        replies = []
+        for turn in turns:
+            trajectory, sampled = session.trajectory, session.sampled_turn(turn)
+            completion = Completion(
+                np.array(trajectory.completion(sampled)),
+                np.array(trajectory.completion_logprobs(sampled)),
+                FinishReason(sampled.finish_reason),
+                sampled.versions,
+                sampled.cached_tokens,
+                sampled.logprobs_kind,
+            )
+            tools, variables = session.roots[turn.root]
+            renderer, prompt_ids = self.renderer_with(variables), session.prompt_ids(turn)
+            parser = renderer.streaming_parser(tools=tools, prompt_ids=prompt_ids)
+            stop = [turn.stopped_by] if turn.stopped_by else ()
+            stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
+            stream.feed(parser.feed(completion.ids.tolist()))
+            replies.append(finish_reply(parser, stream, completion)[0])
+        return self._head(request, session.prompt_ids(turns[0]), turns[0].response, turns[0].created), replies
 
     async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
         """The answer to an earlier request of this name, here or elsewhere; if there is none, the claim takes it."""
-        while (under_way := self.admission.under_way.get((live.info.id, name))) is not None:
+        id, names = live.info.id, [f"{name}#{choice}" for choice in range(request.n)]
+        while (under_way := self.admission.under_way.get((id, name))) is not None:
             answered = await asyncio.shield(under_way)
             if answered is not None:
                 return answered
         claim.take(name)
-        numbers = await self._turns_named(live.info.id, name, request.n)
-        if not numbers:
-            await self._wait_elsewhere(live.info.id, name)
-            numbers = await self._turns_named(live.info.id, name, request.n)
-        if not numbers:
-            return None
-        async with self.sessions.locked(live.info.id) as now:
-            turns = [now.session.turns[number] for number in numbers]
-            replies = [self._reply_of(now, turn) for turn in turns]
-            prompt_ids = now.session.prompt_ids(turns[0])
-            head = self._head(request, prompt_ids, turns[0].response, turns[0].created)
-        self.metrics.replayed.inc()
-        return head, replies
-
-    async def _turns_named(self, id: str, name: str, choices: int) -> list[int]:
-        """The turns that answered a request, one for each choice; none if one of them is missing."""
-        numbers = [await self.store.turn_named(id, f"{name}#{choice}") for choice in range(choices)]
-        return [] if None in numbers else [number for number in numbers if number is not None]
-
-    async def _wait_elsewhere(self, id: str, name: str) -> None:
-        """Wait while another gateway of the same store answers a request of this name, but not for long."""
         for _ in range(round(_ELSEWHERE_SECONDS / _POLL_SECONDS)):
             requests = await self.store.incomplete(id)
-            if not any(request["ended"] is None and request.get("name") == name for request in requests):
-                return
-            await asyncio.sleep(_POLL_SECONDS)
+            async with self._named(id, *names) as (session, turns):
+                if turns:
+                    self.metrics.replayed.inc()
+                    return self._answered(session, turns, request)
+            if not any(each["ended"] is None and each.get("name") == name for each in requests):
+                break
+            await asyncio.sleep(_POLL_SECONDS)  # another gateway of the store answers it
+        return None
 
     # -- weights
 

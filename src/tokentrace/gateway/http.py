@@ -25,7 +25,6 @@ from .answering import Answer
 from .dialect import Change, StreamEvent, encode_sse
 from .requests import NO_PAST, Past, RequestError, request_error
 from .requests import Request as AgentRequest
-from .turns import shared_prefix
 
 Result = TypeVar("Result")
 LOGGER: Final = logging.getLogger("tokentrace.gateway")
@@ -60,7 +59,10 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
+    text = bytes(raw)
     level: list[Any] = [[value]]
+    if text.count(b"[") + text.count(b"{") < MAX_DEPTH:
+        return value
     for _ in range(MAX_DEPTH):
         items = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in level)
         level = [item for item in items if type(item) is dict or type(item) is list]
@@ -89,7 +91,9 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
         return Body(parse_json(raw))
     tools, past = fields.get("tools"), NO_PAST
     if earlier is not None and earlier[0].tools == tools:
-        past = earlier[1].past(shared_prefix(texts[:-1], earlier[0].texts))  # the last item is always read
+        pairs = enumerate(zip(texts[:-1], earlier[0].texts, strict=False))  # the last item is always read
+        shared = min(len(texts) - 1, len(earlier[0].texts))
+        past = earlier[1].past(next((at for at, (new, old) in pairs if new != old), shared))
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
     return Body(value, past, texts, tools)

@@ -1,14 +1,8 @@
 """Anthropic's Messages. Pure.
 
-An answer has blocks of thinking, text and tool use in the order in which the model wrote them. Clients want to send
-back a signature with thinking, so it has one; any is accepted. ``input_tokens`` are those that were not in the engine's
-cache, as Anthropic counts.
-
-Anthropic's client raises on pieces of input that cannot become JSON. So a tool use is sent when the call has ended; an
-attempt whose input is broken or cut off is text. A client that asks for eager streaming (Anthropic's beta for
-fine-grained tool streaming, or a tool with ``eager_input_streaming``) gets input as it is sampled, whatever it becomes.
-
-What Claude Code sends besides the conversation:
+Thinking has a signature, since clients want to send one back; any is accepted. ``input_tokens`` are those that were not
+in the engine's cache. A tool use is sent when the call has ended, and input that is broken or cut off is text, unless
+the client asks for eager streaming. What Claude Code sends besides the conversation:
 
 - The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is ignored.
 - Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,

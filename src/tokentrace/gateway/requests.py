@@ -150,19 +150,26 @@ class Request:
     """True if a later request may name the response."""
     starts: Sequence[int] = field(default=(), compare=False)
     """For each item of the body's history, how many messages come before it. Empty: read it whole the next time."""
+    joined: bool = False
+    """True if several items of the history can be one message."""
     ignored: tuple[str, ...] = ()
     wishes: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
 
     def past(self, items: int) -> Past:
-        """The part of the first `items` before their last assistant message, which later items may belong to."""
-        for at in range(min(items, len(self.starts) - 1), 0, -1):
-            start = self.starts[at]
-            is_new = at + 1 == len(self.starts) or self.starts[at + 1] > start
-            if is_new and start < len(self.messages) and self.messages[start].get("role") == "assistant":
-                first = self.starts[0]
-                return Past(at, self.messages[first:start], [each - first for each in self.starts[:at]])
-        return NO_PAST
+        """The conversation of the first `items`, or of fewer: a later one may belong to a message of the last ones."""
+        starts, at = self.starts, min(items, len(self.starts))
+        while at and self.joined and not self._begins_turn(at):
+            at -= 1
+        if not at:
+            return NO_PAST
+        end = starts[at] if at < len(starts) else len(self.messages)
+        return Past(at, self.messages[starts[0] : end], [start - starts[0] for start in starts[:at]])
+
+    def _begins_turn(self, item: int) -> bool:
+        start, *after = self.starts[item : item + 2] or [len(self.messages)]
+        is_new = start < (after[0] if after else len(self.messages))
+        return is_new and self.messages[start].get("role") == "assistant"
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
@@ -216,9 +223,8 @@ def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: 
     """The names of fields that nothing reads: neither the struct, nor those that are `listed`."""
     names = read.__struct_fields__
     ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in listed]
-    for name in names:
-        inner, value = getattr(read, name), body.get(name)
-        if isinstance(inner, Struct) and isinstance(value, dict):
+    for name, value in body.items():
+        if isinstance(value, dict) and isinstance(inner := getattr(read, name, None), Struct):
             ignored += ignored_fields(value, inner, within=f"{within}{name}.")
     return tuple(sorted(ignored))
 
@@ -227,20 +233,12 @@ def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
     """How the answer carries ids. Raises RequestError for a way that the dialect does not serve."""
-    ways = {default} if body.return_token_ids else set()
-    if body.return_token_id_information:
-        ways.add(TokenFields.NEMO_GYM)
-    for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(","):
-        match word.strip():
-            case "true" | "1":
-                ways.add(TokenFields.TOKENTRACE)
-            case "" | "false" | "0":
-                pass
-            case name if name in tuple(TokenFields):
-                ways.add(TokenFields(name))
-            case _:
-                choices = ", ".join(TokenFields)
-                raise RequestError(f"must be true, or some of {choices}", field=TOKEN_IDS_HEADER)
+    words = {word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")}
+    ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}}
+    if not ways <= set(TokenFields):
+        raise RequestError(f"must be true, or some of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
+    ways |= {default} if body.return_token_ids else set()
+    ways |= {TokenFields.NEMO_GYM} if body.return_token_id_information else set()
     if unserved := ways.difference(served):
         names, choices = ", ".join(unserved), ", ".join(served)
         problem, code = f"{names} is for another API", "unsupported_parameter"

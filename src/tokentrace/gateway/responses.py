@@ -2,11 +2,9 @@
 
 Also reads ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``, as in chat completions.
 
-Ids of responses and output items carry `Head.id`, so that items which come back say which turn they are from. An answer
-always has an item, so that clients can repeat something. Reasoning is reported whole, never summarised;
-``reasoning.encrypted_content`` adds it as an opaque string, for clients that keep nothing else of it. Functions in a
-namespace (Codex has MCP tools in such) get the namespace in front of their names. The model does not see tools that
-OpenAI runs itself, and the answer says so.
+Ids of output items carry `Head.id`, so that items which come back say which turn they are from. An answer always has an
+item, so that clients can repeat something. Functions in a namespace (Codex has MCP tools in such) get it in front of
+their names. The model does not see tools that OpenAI runs itself, and the answer says so.
 """
 
 from __future__ import annotations
@@ -179,6 +177,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.
         previous=previous,
         references={at: tuple(ids) for at, ids in references.items()},
         instructions=len(instructions),
+        joined=True,
         starts=[*(len(instructions) + start for start in past.starts), *starts],
         stored=body.store is not False,
         wishes=tuple(wishes),

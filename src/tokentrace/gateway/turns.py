@@ -25,7 +25,7 @@ Message: TypeAlias = Mapping[str, Any]
 def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many values two sequences begin with alike: the same JSON text, or JSON values of the same types."""
     for at, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left is not right and not identical(left, right):
+        if left is not right and (left != right or not identical(left, right)):
             return at
     return min(len(one), len(other))
 
