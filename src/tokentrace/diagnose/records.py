@@ -450,7 +450,9 @@ def _trace(line: Fields) -> Iterator[Call]:
         start = trained[0] if trained else max(0, len(ids) - len(node.get("logprobs") or ids))
         stop = trained[-1] + 1 if trained else len(ids)
         prompt = [token for one in path[:-1] for token in one.get("token_ids") or ()] + ids[:start]
-        call = {"prompt_ids": prompt, "completion_ids": ids[start:stop], "logprobs": node.get("logprobs")}
+        call = {"prompt_ids": prompt, "completion_ids": ids[start:stop]}
+        if stop - start == (len(trained) or stop - start):  # with gaps it is unknown which tokens they are of
+            call["logprobs"] = node.get("logprobs")
         masks = [one.get("mask") for one in path if one.get("token_ids")]
         if None not in masks:
             call["loss_mask"] = [flag for mask in masks for flag in mask][: len(prompt) + stop - start]
