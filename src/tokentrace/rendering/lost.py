@@ -110,8 +110,8 @@ def find_lost(
     finder = _LostFinder(rendering, messages, forms)
     for index in range(first, len(messages)):
         for key, value in messages[index].items():
-            is_written = finder.texts.get(("messages", index, key)) == [value]  # as it is, in one piece
-            if not is_written and value and key not in BOOKKEEPING and isinstance(value, (str, list, tuple, Mapping)):
+            is_whole = finder.texts.get(("messages", index, key)) == [value]  # as it is, in one piece
+            if not is_whole and value and key not in BOOKKEEPING and isinstance(value, (str, list, tuple, Mapping)):
                 finder.check_field(Origin.of(index, key), value)
     origins = [origin for origin in finder.texts if origin[0] == "tools"] if tools else []
     if ("tools",) not in origins:  # else all are printed, as a list
