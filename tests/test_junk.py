@@ -186,7 +186,8 @@ def configured(text: Any) -> Any:
 def task_run(**settings: Any) -> Any:
     engine = ScriptedEngine(lambda prompt, sampling: Sampled(SAMPLED, [-0.5] * len(SAMPLED)))
     budget = settings.pop("budget")
-    budget = tt.Budget(**budget) if isinstance(budget, dict) else budget
+    if isinstance(budget, dict):  # Python itself refuses other names
+        budget = tt.Budget(**{name: budget[name] for name in budget if name in tt.Budget.__dataclass_fields__})
     agent = tt.Agent(engine, RENDERER, tools=settings.pop("agent_tools"), budget=budget)
     return asyncio.run(agent.run(tt.Task(**settings)))
 

@@ -14,13 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conversation.test_shapes import BARE, HOSTILE, JSON, OPENAI_TOOL, attempt, call, turn
-from tests.lazy import lazy
 from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import Message
 from tokentrace.data.conversations import Columns, Conversation, conversation_of, table_row, without_nulls
-
-trl_utils = lazy("trl.trainer.utils")
 
 USER: Message = {"role": "user", "content": "hi"}
 ANSWER: Message = {"role": "assistant", "content": "hello"}
@@ -168,12 +165,6 @@ def without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: inner for key, one in value.items() if (inner := without_empty(one)) != {}}
-
-
-@given(value=st.lists(JSON) | st.dictionaries(st.text(max_size=3), JSON))
-@settings(deadline=None)
-def test_nulls_are_dropped_as_trl_drops_them(value: Any) -> None:
-    assert repr(without_nulls(value)) == repr(trl_utils.remove_none_values(value))
 
 
 # -- hostile input

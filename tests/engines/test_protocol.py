@@ -14,19 +14,10 @@ from hypothesis import strategies as st
 
 from tests.engines.support import same
 from tests.loop import in_loop
+from tokentrace.engines import SamplingParams, collected, protocol
 from tokentrace.engines.answers import StopFinder, check_logprobs
 from tokentrace.engines.errors import EngineError, EngineRefusal, LogprobKindError
-from tokentrace.engines.protocol import (
-    OPTIONAL,
-    Capabilities,
-    Delta,
-    Engine,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    collected,
-    joined,
-)
+from tokentrace.engines.protocol import OPTIONAL, Capabilities, Delta, Engine, FinishReason, GenerateRequest
 from tokentrace.engines.routing import Router
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.trajectory.turns import LogprobKind
@@ -64,12 +55,12 @@ def piece(ids: list[int], last: bool = False, **channels: list[object]) -> Delta
 
 
 def test_channels_of_pieces_are_joined_one_entry_per_id() -> None:
-    whole = joined([piece([1], a=["x"]), piece([]), piece([2, 3], a=["y", "z"]), piece([], last=True)])
+    whole = protocol.joined([piece([1], a=["x"]), piece([]), piece([2, 3], a=["y", "z"]), piece([], last=True)])
     assert whole.channels == {"a": ["x", "y", "z"]}
-    whole = joined([piece([1], a=["x"]), piece([2], last=True, a=["y"], late=["p", "q"])])
+    whole = protocol.joined([piece([1], a=["x"]), piece([2], last=True, a=["y"], late=["p", "q"])])
     assert whole.channels == {"a": ["x", "y"], "late": ["p", "q"]}, "what only the last piece has is of the whole"
-    assert joined([piece([1]), piece([2], last=True)]).channels == {}
-    assert joined([piece([], last=True)]).channels == {}
+    assert protocol.joined([piece([1]), piece([2], last=True)]).channels == {}
+    assert protocol.joined([piece([], last=True)]).channels == {}
 
 
 def test_all_engines_are_imported_from_one_place_without_optional_packages() -> None:

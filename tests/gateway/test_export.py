@@ -8,10 +8,10 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow.ipc
@@ -31,7 +31,6 @@ from tokentrace.store.store import Label, SessionInfo, State, Store, StoreError
 from tokentrace.tokens.kinds import Kind
 
 RENDERER = create_renderer(POCKET).silent()
-Result = TypeVar("Result")
 
 
 @asynccontextmanager
@@ -41,10 +40,6 @@ async def temporary() -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
-
-
-def run(work: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(work)
 
 
 async def exported(store: Store, *ids: str, format: ExportFormat = ExportFormat.JSONL, **options: Any) -> bytes:
@@ -88,7 +83,7 @@ def test_each_sampled_token_is_in_the_loss_of_exactly_one_row(chance: random.Ran
             for row in rows:
                 check_row(row, recording)
 
-    run(check())
+    asyncio.run(check())
 
 
 def check_row(row: dict[str, Any], recording: Recording) -> None:
@@ -125,7 +120,7 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
             await store.label("one", [Label("reward", 0.5), Label("reward", -1, 0), Label("judge", {"ok": True})])
             return {format: await exported(store, "one", "two", format=format) for format in ExportFormat}
 
-    made = run(make())
+    made = asyncio.run(make())
     lines = [json.loads(line) for line in made[ExportFormat.JSONL].splitlines()]
     arrow = pyarrow.ipc.open_stream(made[ExportFormat.ARROW]).read_all()
     parquet = pyarrow.parquet.read_table(io.BytesIO(made[ExportFormat.PARQUET]))
@@ -182,7 +177,7 @@ def test_side_channels_stand_at_the_tokens_they_are_of() -> None:
             await recording.turn([*history, user("again")], [340, 341], channels={"routed_experts": ["odd", {}, None]})
             return await rows_of(store, "s")
 
-    one, two = run(make())
+    one, two = asyncio.run(make())
     (a, b, c), (d,) = one["turns"], two["turns"]
     told = {at: value for at, value in enumerate(one["routed_experts"]) if value is not None}
     assert told == {
@@ -216,7 +211,7 @@ def test_a_row_says_why_its_branch_began_and_what_it_was_about() -> None:
             await store.label("s", [Label("reward", 2, 1), Label("reward", "good", 2), Label("ok", True)])
             return await rows_of(store, "s")
 
-    one, two = run(make())
+    one, two = asyncio.run(make())
     assert (one["cause"], one["cause_detail"], one["parent"], one["shared"]) == ("", "", -1, 0)
     assert (two["cause"], two["parent"], two["shared"]) == ("retry", 0, one["turns"][0]["start"])
     assert "earlier point" in two["cause_detail"]
@@ -268,7 +263,7 @@ def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones
             await pieces.aclose()
             assert await state("left") is State.SEALED
 
-    run(make())
+    asyncio.run(make())
 
 
 def test_a_session_that_is_dropped_meanwhile_gives_no_rows_and_a_damaged_one_is_an_error() -> None:
@@ -284,4 +279,4 @@ def test_a_session_that_is_dropped_meanwhile_gives_no_rows_and_a_damaged_one_is_
             assert await exported(store, "s") == b""
             assert [table async for table in Export(store, [info]).tables()] == []
 
-    run(make())
+    asyncio.run(make())

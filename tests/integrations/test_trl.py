@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.conversation.test_shapes import JSON
 from tests.integrations.trl_pocket import PROMPTS, QUIET, completion_logps, grpo, pocket_agent
 from tests.lazy import lazy
 from tokentrace import Agent, Budget, EmbeddedEngine, Task, create_renderer
 from tokentrace.cli import main as cli
+from tokentrace.data.conversations import without_nulls
 from tokentrace.data.tables import read_samples
 from tokentrace.integrations.rows import FinishedRollout
 from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
@@ -380,3 +384,9 @@ def test_collator_gives_what_trls_own_gives(parquet: Path) -> None:
     assert {name: value.tolist() for name, value in ours.items()} == {
         name: value.tolist() for name, value in theirs.items()
     }
+
+
+@given(value=st.lists(JSON) | st.dictionaries(st.text(max_size=3), JSON))
+@settings(deadline=None)
+def test_nulls_are_dropped_as_trl_drops_them(value: Any) -> None:
+    assert repr(without_nulls(value)) == repr(lazy("trl.trainer.utils").remove_none_values(value))

@@ -12,11 +12,11 @@ import pytest
 from tokentrace.demo.questions import SOURCES, FollowUps, question_reward
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.cutting import Keep
 from tokentrace.rollout.loading import ConfigError, load_interactions, load_tools
 from tokentrace.rollout.loop import Budget
 from tokentrace.rollout.setup import Run
 from tokentrace.rollout.setup import read_run as read_any_run
+from tokentrace.rollout.tools import Keep
 
 TOOLS = '''
 from tokentrace.rollout.interactions import BaseInteraction

@@ -17,12 +17,11 @@ from tests.rollout.support import ANSWER, CALL, QUESTION, RENDERER, TASK, Turns,
 from tests.trajectory.model import check_trajectory
 from tokentrace import InputError, trajectory_samples
 from tokentrace.rollout.batch import grouped, run_rollouts
-from tokentrace.rollout.cutting import Keep, cut_text
 from tokentrace.rollout.ends import FAILED_ENDS
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore, group_advantages
-from tokentrace.rollout.tools import BaseTool, FunctionTool, function_schema
+from tokentrace.rollout.tools import BaseTool, FunctionTool, Keep, cut_text, function_schema
 
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 MULTIPLY = THOUGHT + '<tool_call>\n{"name":"multiply",  "arguments":{"a": 6,"b":7}}\n</tool_call><|end|>'

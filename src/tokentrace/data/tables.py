@@ -378,9 +378,6 @@ def named_path(name: Any) -> Path:
     return Path(name)
 
 
-# -- JSON Lines
-
-
 def metadata_path(path: Path) -> Path:
     """The file beside a file of lines that says how its rows were made."""
     return path.with_name(path.name + ".metadata")

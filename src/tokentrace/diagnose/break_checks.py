@@ -261,10 +261,13 @@ def compaction(case: Case) -> Match | None:
     heads = np.flatnonzero(np.isin(case.stream, case.heads.heads))
     past = case.stream[: heads[-1]] if len(heads) else case.stream  # the last turn may be rendered another way
     for stream in (case.stream, past):
-        differing = [hunk for hunk in hunks(stream, case.prompt) if hunk.start < len(stream)]
-        last = differing[-1] if differing else case.hunk
-        whole = Hunk(case.hunk.start, last.stop, case.hunk.other_start, last.other_stop)
-        if last.stop + 8 <= len(stream) and _has_fewer_turns(case, whole, 1):
+        backwards = hunks(stream[::-1], case.prompt[::-1])  # the last difference comes first
+        last = next((hunk for hunk in backwards if hunk.stop), None)
+        if last is None or last.start < 8:
+            continue
+        ends = len(stream) - last.start, len(case.prompt) - last.other_start
+        whole = Hunk(case.hunk.start, ends[0], case.hunk.other_start, ends[1])
+        if ends[0] > whole.start and ends[1] >= whole.other_start and _has_fewer_turns(case, whole, 1):
             return Match(Cause.COMPACTION, hunk=whole)
     ours, theirs = case.sides
     between = (case.region or "").startswith("context") and case.hunk.stop < len(case.stream)

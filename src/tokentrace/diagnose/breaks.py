@@ -121,7 +121,13 @@ def explain_break(
     """
     ours = check_ids(stream, "stream", error=TrajectoryError)
     theirs = check_ids(next_prompt, "next_prompt", error=TrajectoryError)
-    mask = None if sampled is None else np.asarray(sampled, np.bool_)
+    for name, request in (("before", before), ("after", after)):
+        if request is not None and not isinstance(request, Mapping):
+            raise TrajectoryError(f"{name} must be a mapping with messages, not {kind_of(request)}")
+    try:
+        mask = None if sampled is None else np.asarray(sampled, np.bool_)
+    except (TypeError, ValueError) as error:
+        raise TrajectoryError(f"sampled must be one bool per token, not {kind_of(sampled)}") from error
     if mask is not None and mask.shape != ours.shape:
         words = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; give one entry per token"
         raise TrajectoryError(words)
@@ -173,5 +179,5 @@ def conversation_change(
         if shared == len(recorded):
             return changed_tools(tools, tools_before) if tools != tools_before else None
         return find_cause(sent, recorded, shared, recent=recent)
-    except (AttributeError, TypeError, ValueError, RecursionError):  # their messages may hold anything
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):  # their messages may hold anything
         return None

@@ -66,18 +66,28 @@ def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk
     After each, both sides agree for a while: a few equal tokens between two differences are
     part of one, and the larger it is, the more may be, since tokens of a template recur everywhere.
     """
-    last: Hunk | None = None
-    for part in align(one[at:], other[other_at:]):
-        hunk = part.moved(at, other_at)
-        if last is not None:
-            size = last.stop - last.start + last.other_stop - last.other_start
-            if hunk.start < len(one) and hunk.start - last.stop < min(64, max(8, size // 4)):
-                last = Hunk(last.start, hunk.stop, last.other_start, hunk.other_stop)
-                continue
-            yield last
-        last = hunk
-    if last is not None:
-        yield last
+    while True:
+        same = common_prefix(one[at:], other[other_at:])
+        at, other_at = at + same, other_at + same
+        if at == len(one) and other_at == len(other):
+            return
+        hunk = _first_hunk(one, other, at, other_at)
+        yield hunk
+        at, other_at = hunk.stop, hunk.other_stop
+
+
+def _first_hunk(one: Ids, other: Ids, at: int, other_at: int) -> Hunk:
+    window = 8192
+    while True:
+        for part in align(one[at : at + window], other[other_at : other_at + window]):
+            stop, other_stop = at + part.stop, other_at + part.other_stop
+            same = common_prefix(one[stop:], other[other_stop:])
+            least = min(64, max(8, (part.stop + part.other_stop) // 4))
+            if same >= least or 0 < same == len(one) - stop:
+                return Hunk(at, stop, other_at, other_stop)
+        if at + window >= len(one) and other_at + window >= len(other):
+            return Hunk(at, len(one), other_at, len(other))
+        window *= 4
 
 
 def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: bool) -> Parts:

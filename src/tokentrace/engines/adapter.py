@@ -17,21 +17,12 @@ import numpy as np
 from msgspec import Struct
 
 from ..settings import choose
+from ..trajectory.turns import LogprobKind
+from . import protocol
 from .answers import AnswerReader, Count, EngineReply, checked_request
 from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings
-from .protocol import (
-    Capabilities,
-    Completion,
-    Delta,
-    Engine,
-    GenerateRequest,
-    LogprobKind,
-    SamplingParams,
-    Weights,
-    checked_version,
-    joined,
-)
+from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, SamplingParams, Weights
 
 
 class ModelMeta(Struct):
@@ -91,7 +82,7 @@ class HTTPEngine(Engine):
         body, new_reader = self._send(checked_request(request, self.capabilities), {})
         reader = new_reader()
         reader.feed(await self._connection.post(self.path, body, self.answer))
-        return joined([reader.close()])
+        return protocol.joined([reader.close()])
 
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         """Closing the iterator closes the connection, and the server ends the request."""
@@ -121,7 +112,7 @@ class HTTPEngine(Engine):
     async def set_version(self, version: str | int) -> None:
         """Name the current weights. Servers name them by text: 3 is ``"3"``."""
         self._check_weights()
-        name = str(checked_version(version))
+        name = str(protocol.checked_version(version))
         await self._order("/update_weight_version", {"new_version": name, **self.version_fields}, Any)
         self.version = name
 

@@ -18,18 +18,10 @@ from ..errors import TrajectoryError, brief
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan, as_ids
+from . import protocol
 from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, Ranked, best_ids, experts_of
 from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
-from .protocol import (
-    Capabilities,
-    Channels,
-    Delta,
-    FinishReason,
-    GenerateRequest,
-    Logprobs,
-    SamplingParams,
-    check_channels,
-)
+from .protocol import Capabilities, Channels, Delta, FinishReason, GenerateRequest, Logprobs, SamplingParams
 
 Answer = TypeVar("Answer")
 TokenBytes: TypeAlias = Callable[[int], bytes]
@@ -162,7 +154,7 @@ def answered_ids(values: Any, vocab_size: int | None) -> Ids:
 
 def answered_logprobs(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
     """Return one logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
-    check_channels({what: values}, len(ids))
+    protocol.check_channels({what: values}, len(ids))
     try:
         with np.errstate(over="ignore"):
             logprobs = np.array(values, np.float64).astype(np.float32)
@@ -247,7 +239,7 @@ class AnswerReader:
         channels, count = dict(reply.channels), self.sampling.top_logprobs
         if count and len(ids) and TOP_LOGPROBS not in channels:
             channels[TOP_LOGPROBS] = best_ids(reply.top, count, self.capabilities.vocab_size, reply.where)
-        check_channels(channels, len(ids))
+        protocol.check_channels(channels, len(ids))
         self.count += len(ids)
         if self.count > self.sampling.max_tokens:
             raise EngineAnswerError(f"{self.count} ids were returned, more than max_tokens {self.sampling.max_tokens}")

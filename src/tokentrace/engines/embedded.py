@@ -24,21 +24,11 @@ from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind, VersionSpan
+from . import protocol
 from .answers import StopFinder, TokenBytes, checked_request, completion_kind
 from .channels import TOP_LOGPROBS
 from .errors import EngineError
-from .protocol import (
-    OPTIONAL,
-    Capabilities,
-    Delta,
-    Engine,
-    FinishReason,
-    GenerateRequest,
-    Logprobs,
-    SamplingParams,
-    add_version,
-    checked_version,
-)
+from .protocol import OPTIONAL, Capabilities, Delta, Engine, FinishReason, GenerateRequest, Logprobs, SamplingParams
 
 CACHED_TOKENS: Final = 200_000
 """How many tokens of idle sessions stay cached."""
@@ -92,7 +82,7 @@ class EmbeddedEngine(Engine):
                 weights=True,
             )
         )
-        self.version = checked_version(version)
+        self.version = protocol.checked_version(version)
         self._seeds = np.random.default_rng(seed)
         self._active: list[_Sequence] = []
         self._sessions: OrderedDict[str, tuple[Ids, Cache]] = OrderedDict()
@@ -156,7 +146,7 @@ class EmbeddedEngine(Engine):
         self, weights: str | Path | Mapping[str, Any] | PocketModel, *, version: str | int
     ) -> None:
         """Load a folder, a state dict (copied) or a model; the next step samples with it."""
-        version, now = checked_version(version), self._model
+        version, now = protocol.checked_version(version), self._model
         try:
             if not isinstance(weights, PocketModel):
                 weights = now.with_weights(await asyncio.to_thread(weights_from, weights))
@@ -167,7 +157,7 @@ class EmbeddedEngine(Engine):
         await self.reset_prefix_cache(weights, version)
 
     async def set_version(self, version: str | int) -> None:
-        self.version = checked_version(version)
+        self.version = protocol.checked_version(version)
 
     async def reset_prefix_cache(self, model: PocketModel | None = None, version: str | int | None = None) -> None:
         """Empty the cache between two steps, and change to other weights if there are any."""
@@ -243,7 +233,7 @@ class EmbeddedEngine(Engine):
     def _emit(self, sequence: _Sequence, delta: Delta, version: str | int) -> None:
         sampling, token = sequence.request.sampling, int(delta.ids[0])
         sequence.ids.append(token)
-        add_version(sequence.versions, version, len(sequence.ids))
+        protocol.add_version(sequence.versions, version, len(sequence.ids))
         text = sequence.stops.feed(token)
         if token in sampling.stop_token_ids:
             self._finish(sequence, delta, FinishReason.STOP)

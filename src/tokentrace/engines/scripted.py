@@ -14,23 +14,11 @@ from ..settings import items
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind, VersionSpan
+from . import protocol
 from .answers import AnswerReader, EngineReply, StopFinder, TokenBytes, answered_ids, checked_request
 from .channels import TOP_LOGPROBS
 from .errors import EngineAnswerError
-from .protocol import (
-    OPTIONAL,
-    Capabilities,
-    Channels,
-    Delta,
-    Engine,
-    GenerateRequest,
-    Logprobs,
-    SamplingParams,
-    Weights,
-    add_version,
-    check_channels,
-    checked_version,
-)
+from .protocol import OPTIONAL, Capabilities, Channels, Delta, Engine, GenerateRequest, Logprobs, SamplingParams
 
 _TOP_LOGPROBS: Final = 20
 
@@ -127,13 +115,13 @@ class ScriptedEngine(Engine):
     async def resume(self) -> None:
         self._resumed.set()
 
-    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+    async def update_weights(self, weights: protocol.Weights, *, version: str | int) -> None:
         await self.set_version(version)
 
     async def set_version(self, version: str | int) -> None:
         if not self.capabilities.weights:
             await super().set_version(version)
-        self.version = checked_version(version)
+        self.version = protocol.checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
         """Do nothing: there is no cache."""
@@ -158,7 +146,7 @@ class ScriptedEngine(Engine):
                     reader.add(EngineReply([], [], "abort", spans))
                     break
                 if self.version is not None and end:
-                    add_version(spans, self.version, end)
+                    protocol.add_version(spans, self.version, end)
                 part = _slice(reply, start, end)
                 if end == count:
                     part = replace(part, finish_reason=reply.finish_reason, stop=reply.stop, versions=spans)
@@ -179,7 +167,7 @@ class ScriptedEngine(Engine):
         if sampled is not None:
             logprobs = items("the script's logprobs", sampled.logprobs, EngineAnswerError)
             channels = dict(sampled.channels)
-        check_channels({**channels, "logprobs": logprobs}, len(ids))
+        protocol.check_channels({**channels, "logprobs": logprobs}, len(ids))
         if count and TOP_LOGPROBS not in channels:
             size = self.capabilities.vocab_size or INT32_MAX
             channels[TOP_LOGPROBS] = [

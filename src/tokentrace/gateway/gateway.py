@@ -189,8 +189,8 @@ class Gateway:
         """The turns of these names and their session, for one user at a time; no turns if one is missing."""
         numbers = [await self.store.turn_named(id, name) for name in names]
         async with self.sessions.locked(id) as live:
-            found = [live.session.turns[number] for number in numbers if number is not None]
-            yield live.session, found if len(found) == len(names) else []
+            turns = [live.session.turns[number] for number in numbers if number is not None]
+            yield live.session, turns if len(turns) == len(names) else []
 
     async def _with_previous(self, id: str, request: Request) -> Request:
         """The request with the conversation of the response that it continues, and the items that it refers to."""

@@ -144,8 +144,7 @@ class _Braces:
     """Marked bytes in braces. Raises ValueError."""
 
     def __init__(self, data: bytes, quote: bytes, decoded: Callable[[bytes], str]) -> None:
-        self.data, self.at = data, 0
-        self.quote, self._decoded = quote, decoded
+        self.data, self.at, self.quote, self._decoded = data, 0, quote, decoded
 
     def arguments(self) -> dict[str, Any]:
         """All of the data as an object."""
@@ -154,10 +153,14 @@ class _Braces:
             raise ValueError("they are not an object")
         return values
 
+    def _take(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        match = pattern.match(self.data, self.at)
+        self.at = match.end() if match else self.at
+        return match
+
     def _skip(self, text: bytes) -> bool:
         """Go past white space, and past `text` if it follows; True if it does."""
-        match = _SPACE.match(self.data, self.at)
-        self.at = match.end() if match else self.at
+        self._take(_SPACE)
         matches = self.data.startswith(text, self.at)
         self.at += len(text) if matches else 0
         return matches
@@ -175,16 +178,14 @@ class _Braces:
             return dict(self._members(b"}", depth))
         if self._skip(b"["):
             return [value for _, value in self._members(b"]", depth)]
-        match = _BARE_VALUE.match(self.data, self.at)
-        self.at = match.end() if match else self.at
+        match = self._take(_BARE_VALUE)
         return read_value(self._decoded(match[0]).strip(), None)[0] if match else ""
 
     def _members(self, close: bytes, depth: int) -> Iterator[tuple[str, Any]]:
         while not self._skip(close):
-            key = _KEY.match(self.data, self.at) if close == b"}" else None
+            key = self._take(_KEY) if close == b"}" else None
             if key is None and close == b"}":
                 raise ValueError("a key is missing")
-            self.at = key.end() if key else self.at
             yield self._decoded(key[1].replace(self.quote, b"")) if key else "", self._value(depth + 1)
             if not self._skip(b",") and not self.data.startswith(close, self.at):
                 raise ValueError(f"a comma or {close.decode()!r} is missing")
@@ -239,7 +240,7 @@ class _Tree:
         if name != element.name or not tag["end"]:
             call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
         text = self._output.reader.marked.text(self.data[element.start : tag.start()])
-        value = self._nested(element) if element.children else self._leaf(element, text)
+        value = self._value(element, text)
         if self.stack:
             self.stack[-1].children.append((element.name, value))
         else:
@@ -251,11 +252,20 @@ class _Tree:
         if not self.stack:
             return self._output.tools.parameter(self._call.name, name)
         outer = self.stack[-1].schema
-        if outer is None:
-            return None
-        return outer.items() if name == self._calls.grammar.item else outer.property(name)
+        return outer and (outer.items() if name == self._calls.grammar.item else outer.property(name))
 
-    def _leaf(self, element: _Element, text: str) -> Any:
+    def _value(self, element: _Element, text: str) -> Any:
+        """Elements as a list or an object, in which several of one name are a list; or the text."""
+        if element.children and all(name == self._calls.grammar.item for name, _ in element.children):
+            return [value for _, value in element.children]
+        if element.children:
+            values: dict[str, list[Any]] = {}
+            for name, value in element.children:
+                values.setdefault(name, []).append(value)
+                if len(values[name]) == 2:
+                    problem = f"{name!r} is given more than once in {element.name!r}"
+                    self._call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
+            return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
         value, certain = read_value(text, element.schema)
         if not certain and not text and element.schema is not None:  # empty, where text is not allowed
             types = element.schema.types or ()
@@ -263,15 +273,3 @@ class _Tree:
         if not certain:
             self._call.fail(CallStatus.INVALID_JSON, f"{element.name!r} is not of its type")
         return value
-
-    def _nested(self, element: _Element) -> Any:
-        """Elements as a list or an object. In an object, several of one name are a list."""
-        if all(name == self._calls.grammar.item for name, _ in element.children):
-            return [value for _, value in element.children]
-        values: dict[str, list[Any]] = {}
-        for name, value in element.children:
-            values.setdefault(name, []).append(value)
-            if len(values[name]) == 2:
-                problem = f"{name!r} is given more than once in {element.name!r}"
-                self._call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
-        return {name: some if len(some) > 1 else some[0] for name, some in values.items()}

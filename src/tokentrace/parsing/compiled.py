@@ -28,14 +28,13 @@ def _first(kind: str, *delimiters: Pieces) -> Kinds:
     return [(kind, delimiter[0]) for delimiter in delimiters if delimiter]
 
 
-class CompiledFrame(NamedTuple):
+class CompiledFrame:
     """A `Frame` as marked bytes."""
 
-    open: bytes
-    lead: bytes
-    trail: bytes
-    close: bytes
-    after: bytes
+    def __init__(self, frame: Frame, marked: MarkedBytes) -> None:
+        self.open, self.lead, self.trail, self.close, self.after = (
+            marked.scaffold(text) for text in (frame.open, frame.lead, frame.trail, frame.close, frame.after)
+        )
 
 
 class ValueOpening(NamedTuple):
@@ -168,9 +167,9 @@ class Compiled:
         self.marked = marked
         self.stops = {mark(index): index for index in stops}
         frame, channels = grammar.reasoning, grammar.channels
-        self.reasoning = _compiled(frame, marked) if frame is not None and frame.close else None
+        self.reasoning = CompiledFrame(frame, marked) if frame is not None and frame.close else None
         self.after_empty = grammar.after_empty.encode()
-        self.content = _compiled(grammar.content, marked)
+        self.content = CompiledFrame(grammar.content, marked)
         ends = [*self.stops, *([marked.scaffold(channels.end)] if channels is not None else [])]
         self.calls = CompiledCalls(grammar.calls, marked, ends) if grammar.calls is not None else None
         self.channels = CompiledChannels(channels, marked, self.stops) if channels is not None else None
@@ -219,7 +218,3 @@ class Compiled:
         at = prompt.rfind(self.head) if self.head else -1
         prefix = prompt[at + len(self.head) :] if at >= 0 else b""
         return b"" if any(stop in prefix for stop in self.stops) else prefix
-
-
-def _compiled(frame: Frame, marked: MarkedBytes) -> CompiledFrame:
-    return CompiledFrame(*map(marked.scaffold, (frame.open, frame.lead, frame.trail, frame.close, frame.after)))

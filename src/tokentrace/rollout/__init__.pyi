@@ -6,7 +6,6 @@ from .batch import grouped as grouped
 from .batch import row_task as row_task
 from .batch import run_rollouts as run_rollouts
 from .cluster import run_rollouts_on_ray as run_rollouts_on_ray
-from .cutting import Keep as Keep
 from .ends import FAILED_ENDS as FAILED_ENDS
 from .ends import End as End
 from .interactions import BaseInteraction as BaseInteraction
@@ -28,5 +27,6 @@ from .store import RolloutStore as RolloutStore
 from .store import group_advantages as group_advantages
 from .tools import BaseTool as BaseTool
 from .tools import FunctionTool as FunctionTool
+from .tools import Keep as Keep
 from .tools import ToolResult as ToolResult
 from .tools import as_tools as as_tools

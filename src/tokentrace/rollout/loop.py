@@ -28,14 +28,13 @@ from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .calling import TooLong, called, noted, within
-from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name
 from .resuming import OpenTurn, check_resumable, cut_at_stop, resume
 from .toolbox import Toolbox
-from .tools import BaseTool, as_tools
+from .tools import BaseTool, as_tools, cut_text
 
 __all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
 

@@ -17,9 +17,8 @@ from ..settings import as_float, choose, limit, whole
 from ..store.store import is_storable
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import mapping_json
-from .cutting import Keep
 from .ends import FAILED_ENDS, End
-from .tools import BaseTool, as_tools, step_settings
+from .tools import BaseTool, Keep, as_tools, step_settings
 
 
 @dataclass(frozen=True, slots=True)

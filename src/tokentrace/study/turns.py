@@ -87,8 +87,9 @@ def find_turns(
         missing &= {one.message for one in rendering.origins if one is not None and one.field not in (None, "role")}
     for index in sorted(missing if only is None else missing & {only}):
         start = _after_prompt(rendering, messages[:index], render, tokenizer)
-        end = _shared_length(rendering, messages[: index + 1], render)
-        if start is None or end is None or end < start:
+        last = rendered_after(messages[: index + 1], render)
+        end = len(last.text) if last is not None and rendering.text.startswith(last.text) else -1
+        if start is None or end < start:
             problem = "the template does not say where its turn stands, and it cannot be proven"
             notes.append(f"message {index}: {problem}; nothing of it counts as sampled")
             continue
@@ -103,21 +104,16 @@ def _assistants(messages: Messages) -> set[int]:
 
 
 def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:
-    before = _shared_length(rendering, messages, render)
-    if not messages or before is None:
-        return before
-    prompt = prompt_after(messages, render)
+    """Where the generation prompt after `messages` ends in the rendering."""
+    if not messages:
+        return 0
+    plain = rendered_after(messages, render)
+    if plain is None or not rendering.text.startswith(plain.text):
+        return None
+    prompt, before = GenerationPrompt.between(plain, rendered_after(messages, render, prompt=True)), len(plain.text)
     if prompt is None:
         return None
     return before + matched_prefix(rendering.text[before:], prompt.added, cut_points(prompt.added, tokenizer))
-
-
-def _shared_length(rendering: Rendering, messages: Messages, render: Render) -> int | None:
-    """How long the rendering of `messages` is, if the whole rendering begins with it."""
-    if not messages:
-        return 0
-    before = rendered_after(messages, render)
-    return len(before.text) if before is not None and rendering.text.startswith(before.text) else None
 
 
 def rendered_after(messages: Messages, render: Render, *, prompt: bool = False) -> Rendering | None:

@@ -24,19 +24,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from . import filters
-from .budget import (
-    SMALL,
-    TooLarge,
-    attributes_of,
-    charge,
-    check_bits,
-    check_items,
-    check_search,
-    check_size,
-    listed,
-    step,
-    weigh,
-)
+from .budget import SMALL, attributes_of, charge, check_bits, check_items, check_search, check_size, listed, step, weigh
 from .compiling import TracingGenerator, code_line
 from .jsonify import one_field
 from .origin import Origin
@@ -44,27 +32,11 @@ from .pairs import PLAIN, TEXT, Beside, box, inside, keeps_items, paid
 from .strings import ASKING_METHODS, TRACED_METHODS, TracedStr, join_traced, plain_text, promoted
 from .syntax import DICT_ATTRIBUTES, leaves
 from .trace import Trace, join_output
-from .traced import (
-    TracedBool,
-    TracedDict,
-    TracedFloat,
-    TracedInt,
-    TracedList,
-    TracedMarkup,
-    TracedNone,
-    is_traced,
-    opaque,
-    text_of,
-    wrap,
-)
+from .traced import PLAIN_TYPES, TracedDict, TracedList, TracedMarkup, is_traced, opaque, text_of, wrap
 
 _STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
 _BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
 """Methods that are not available: bytes are not traced."""
-_PLAIN_TYPES: Final[dict[type, type]] = {
-    **{TracedList: list, TracedInt: int, TracedFloat: float},
-    **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
-}
 _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
     **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
@@ -78,7 +50,6 @@ _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     **{"/": operator.truediv, "//": operator.floordiv, "+": operator.add},
 }
 _JINJAS_ARGUMENTS: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
-_MAX_FORMAT: Final = 100_000  # characters of a date's format
 _MISSING: Final = object()
 
 
@@ -199,11 +170,11 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if isinstance(obj, str):
             return self._string_method(obj, attribute)
-        is_ours = kind in _PLAIN_TYPES and attribute not in dir(_PLAIN_TYPES[kind])
+        is_ours = kind in PLAIN_TYPES and attribute not in dir(PLAIN_TYPES[kind])
         if is_ours or (attribute in _BYTES and isinstance(obj, int)):
             return self.undefined(obj=obj, name=attribute)
         value = super().getattr(obj, attribute)
-        return opaque(value) if kind in _PLAIN_TYPES and not callable(value) else value
+        return opaque(value) if kind in PLAIN_TYPES and not callable(value) else value
 
     def _string_method(self, text: str, name: str) -> Any:
         """A method of a string; of those that are not known, all text is of unknown origin."""
@@ -226,7 +197,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return Proven(call)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(argument, str) and (isinstance(obj, str) or type(obj) in _PLAIN_TYPES):
+        if isinstance(argument, str) and (isinstance(obj, str) or type(obj) in PLAIN_TYPES):
             return self.getattr(obj, argument)
         if isinstance(argument, tuple):
             weigh(argument)
@@ -332,8 +303,7 @@ def _raise_exception(message: Any) -> None:
 
 
 def strftime_now(format: str, now: datetime | None = None) -> str:
-    if len(format) > _MAX_FORMAT:
-        raise TooLarge(f"the template asked for a date in a format of {len(format)} characters")
+    check_size(640 * len(format))  # a directive prints more than it takes
     return (now or datetime.now()).strftime(format)
 
 

@@ -26,18 +26,7 @@ from markupsafe import Markup
 from .budget import TooLarge, check_bits, check_size, counted, listed, step, weigh
 from .jsonify import JsonOptions, dumps
 from .strings import join_traced, join_with, plain_text, promoted
-from .traced import (
-    TRACED_TYPES,
-    TracedBool,
-    TracedDict,
-    TracedMarkup,
-    TracedNone,
-    as_markup,
-    is_traced,
-    opaque,
-    plain,
-    text_of,
-)
+from .traced import TRACED_TYPES, TracedBool, TracedMarkup, TracedNone, as_markup, is_traced, opaque, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
 """No number may be a larger argument of a filter: it may be a width, or a number of digits."""
@@ -144,8 +133,6 @@ def _check_counts(args: list[Any], kwargs: Mapping[str, Any]) -> None:
 
 def within(item: Any, container: Any) -> bool:
     """``item in container``."""
-    if type(container) is TracedDict and type(item) is str:
-        return dict.__contains__(container, item)
     if not isinstance(item, str):
         weigh(item)
     if isinstance(container, (list, tuple)):

@@ -163,6 +163,11 @@ def _escaped(text: str) -> str:
 
 
 TRACED_TYPES: Final = frozenset({TracedStr, TracedDict, TracedList, TracedInt, TracedFloat, TracedBool, TracedNone})
+PLAIN_TYPES: Final[dict[type, type]] = {
+    **{TracedList: list, TracedInt: int, TracedFloat: float},
+    **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
+}
+"""The types that templates take ours for, dicts excepted."""
 _TRACED: Final = tuple(TRACED_TYPES - {TracedStr})
 _NUMBERS: Final[dict[type, Any]] = {bool: TracedBool, int: TracedInt, float: TracedFloat}
 
