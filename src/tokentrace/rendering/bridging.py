@@ -61,7 +61,7 @@ class _Request:
     names: Sequence[str] = ()
     """Those of the completion's calls, from the first on."""
 
-    def shown(self, real_tools: bool) -> Any:
+    def visible_tools(self, real_tools: bool) -> Any:
         """The tools that the template is shown: the real ones, or a stand-in."""
         return self.tools if real_tools or not self.tools else [STAND_IN_TOOL]
 
@@ -126,7 +126,7 @@ class Bridger:
     ) -> Continuation | BridgeRefusal:
         """The new messages after a context and a stand-in."""
         reply = stand_in.message(leading_results(request.new), request.names)
-        return self._rendered_after([*context, reply, *request.new], len(context), request.shown(real_tools))
+        return self._rendered_after([*context, reply, *request.new], len(context), request.visible_tools(real_tools))
 
     def _rendered_after(
         self, conversation: Messages, at: int, tools: Any, *, prompt: bool = True
@@ -217,7 +217,7 @@ class Bridger:
                         f"{_described(stand_in, context)}: {actual.tail[:60]!r} instead of {expected.tail[:60]!r}; "
                         "pass messages=, the conversation so far",
                     )
-                tools = request.shown(real_tools)
+                tools = request.visible_tools(real_tools)
                 if self._as_inference and (rewrite := self._rewrite(other, tools, actual)):
                     rewrites[rewrite] = None
         return _Proof(context, stand_in, real_tools, true_context, tuple(rewrites) if self._as_inference else ())
