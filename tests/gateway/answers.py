@@ -16,7 +16,7 @@ from tests.support import make_renderer
 from tokentrace import Renderer
 from tokentrace.engines.protocol import Completion, Delta, FinishReason
 from tokentrace.gateway.answering import finish_reply
-from tokentrace.gateway.dialect import Change, Dialect, Head, ItemStream, Reply, encode_sse
+from tokentrace.gateway.dialect import Dialect, Head, ItemChange, ItemStream, Reply, encode_sse
 from tokentrace.gateway.requests import AnswerOptions, Request
 from tokentrace.parsing.response import PartKind
 
@@ -73,7 +73,7 @@ class Sampled:
     """One completion, as the gateway has it."""
 
     reply: Reply
-    pieces: list[tuple[list[Change], Delta | None]]
+    pieces: list[tuple[list[ItemChange], Delta | None]]
     """What a stream is fed: the changes and tokens of each piece."""
 
 
@@ -95,7 +95,7 @@ def sampled(
     numbers = np.asarray(ids, np.int32)
     logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 64
     tops = [[(int(one), float(logprob)), (0, -50.0)] for one, logprob in zip(ids, logprobs, strict=True)]
-    pieces: list[tuple[list[Change], Delta | None]] = []
+    pieces: list[tuple[list[ItemChange], Delta | None]] = []
     for start in range(0, len(ids), size):
         cut = slice(start, start + size)
         delta = Delta(numbers[cut], logprobs[cut], channels={"top_logprobs": tops[cut]})
@@ -150,7 +150,7 @@ def as_sse(dialect: Dialect, events: Sequence[dict[str, Any]]) -> str:
     return (b"".join(map(encode_sse, events)) + dialect.end).decode()
 
 
-def _in_turn(choices: Sequence[Sampled]) -> Iterator[tuple[int, list[Change], Delta | None]]:
+def _in_turn(choices: Sequence[Sampled]) -> Iterator[tuple[int, list[ItemChange], Delta | None]]:
     for step in range(max(len(choice.pieces) for choice in choices)):
         for at, choice in enumerate(choices):
             if step < len(choice.pieces):

@@ -1,4 +1,4 @@
-"""``tokentrace check``: anything that was recorded."""
+"""``tokentrace check``: check recorded rows, rollouts, or one prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .output import ProgressBars, note, print_result, working, write_page
 ALLOWED: Final = ("unchecked", "breaks", "masks", "logprobs", "ids")
 
 
-class Recorded(StrEnum):
+class FileKind(StrEnum):
     """What a file holds, by which it is checked."""
 
     ROWS = "rows of ids"
@@ -24,14 +24,14 @@ class Recorded(StrEnum):
     STREAM = "a stream and its next prompt"
 
 
-_EVERY: Final = frozenset(
+_COMMON_OPTIONS: Final = frozenset(
     {"inputs", "tokenizer", "kwargs", "renderer", "chat_template", "tools", "prompt", "limit", "allow"}
     | {"html", "as_json", "quiet"}
 )
 """Options of every kind of file."""
-_ONLY: Final = {"engine": Recorded.ROLLOUTS, "branch": Recorded.STREAM}
+_OPTIONS_OF_A_KIND: Final = {"engine": FileKind.ROLLOUTS, "branch": FileKind.STREAM}
 """Options of one kind; all others are of rows."""
-_OF_CHECK: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
+_CHECK_ONLY_OPTIONS: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
 """Options of rows that are not settings of `tokenize`."""
 
 
@@ -84,17 +84,21 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
 
     one_blas_thread()
     chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    kind = Recorded.STREAM if options["prompt"] is not None else _recorded(inputs)
-    if other := sorted(name for name in chosen - _EVERY if _ONLY.get(name, Recorded.ROWS) is not kind):
+    kind = FileKind.STREAM if options["prompt"] is not None else _file_kind(inputs)
+    if other := sorted(
+        name for name in chosen - _COMMON_OPTIONS if _OPTIONS_OF_A_KIND.get(name, FileKind.ROWS) is not kind
+    ):
         raise click.UsageError(f"{inputs[0]} holds {kind}, which --{other[0].replace('_', '-')} does not apply to")
-    checks = {Recorded.ROWS: _check_rows, Recorded.ROLLOUTS: _check_rollouts, Recorded.STREAM: _check_prompt}
+    if kind is FileKind.ROWS and (useless := set(options["allow"]) - {"unchecked"}):
+        raise click.UsageError(f"{inputs[0]} holds {kind}, which --allow {min(useless)} does not apply to")
+    checks = {FileKind.ROWS: _check_rows, FileKind.ROLLOUTS: _check_rollouts, FileKind.STREAM: _check_prompt}
     ctx.exit(1 if checks[kind](inputs, options, chosen) else 0)
 
 
-def _recorded(inputs: tuple[str, ...]) -> Recorded:
+def _file_kind(inputs: tuple[str, ...]) -> FileKind:
     from ..diagnose.record_files import holds_rollouts
 
-    kinds = {Recorded.ROLLOUTS if holds_rollouts(name) else Recorded.ROWS for name in inputs}
+    kinds = {FileKind.ROLLOUTS if holds_rollouts(name) else FileKind.ROWS for name in inputs}
     if len(kinds) > 1:
         raise click.UsageError("rows and rollouts are checked separately: name files of one kind")
     return kinds.pop()
@@ -114,7 +118,7 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
     from ..diagnose.rows import RowColumns
     from .inputs import chosen_tokenizer, row_settings
 
-    settings = chosen - (_EVERY - {"tools", "kwargs", "renderer", "chat_template"}) - _OF_CHECK
+    settings = chosen - (_COMMON_OPTIONS - {"tools", "kwargs", "renderer", "chat_template"}) - _CHECK_ONLY_OPTIONS
     with ProgressBars(transient=True, quiet=options["quiet"]) as bars:
         report = check_dataset(
             inputs,

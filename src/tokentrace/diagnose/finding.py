@@ -9,7 +9,7 @@ from typing import Final, Self
 _BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
 _BRANCH: Final = "the model now sees another context: begin a new branch here, or keep the history as it was"
 _ENCODER: Final = "the ids come from another tokenizer, or another setting of it: compare who encoded each prompt"
-_PRESERVE: Final = "bridge to the next turn, or render with preserve_all_thinking=True"
+_PRESERVE: Final = 'bridge to the next turn, or render with past="preserve"'
 _KEEP: Final = "keep the ids of a turn that is too long; cut samples when they are built, not the record"
 _REPAIR: Final = "no bridge can mend it: switch the repair off in the scaffold, or begin a new branch here"
 

@@ -164,7 +164,7 @@ class RolloutReport(ShowsItself):
         if not self.compared:
             return (
                 f"no prompt was compared with another: each of {rollouts} has one call; calls on lines of their own "
-                "belong together by rollout_id (or session_id, conversation_id, episode_id)"
+                "belong together by rollout_id (or session_id, trajectory_id, …)"
             )
         return f"every prompt extends its stream, in {rollouts} of {counted(self.calls, 'call')}"
 

@@ -258,7 +258,7 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
     answer = tip.stream[shared + start : shared + stop]
     size = min(_TRACE, len(answer))
     places = sliding_window_view(prompt[shared:], size) if 0 < size <= len(prompt) - shared else answer[:0]
-    return any((places == end).all(-1).any() for end in (answer[:size], answer[-size:]) if len(places))
+    return any((places == trace).all(-1).any() for trace in (answer[:size], answer[-size:]) if len(places))
 
 
 def _same_logprobs(one: Call, other: Call) -> bool:

@@ -164,7 +164,7 @@ def _tone(outcome: Outcome) -> str:
 # -- the files that rows were made of
 
 
-class Origins:
+class SourceConversations:
     """Files of conversations, read forwards: rows in the order of their source cost one pass."""
 
     def __init__(self, sources: Sequence[Source], tokenizer: RowTokenizer) -> None:
@@ -224,13 +224,16 @@ class _RowFile:
                 sources += find_sources([str(place)], spool / str(len(sources))) if place.is_file() else []
         return sorted(sources, key=lambda source: source.digest != entry.get("digest"))
 
-    def changes(self, now: Mapping[str, Any], origins: Origins) -> Iterator[str]:
-        """What is not as it was when the rows were made: tokenizer, template, files."""
-        name = self.source.name
+    def other_models(self, now: Mapping[str, Any]) -> Iterator[str]:
+        """A note for tokenizer and template, if the rows were made with another."""
         for what in ("tokenizer", "template"):
             before, here = (metadata.get(f"{what}_sha256") for metadata in (self.metadata, now))
             if before is not None and before != here:
-                yield f"{name} was made with another {what}"
+                yield f"{self.source.name} was made with another {what}"
+
+    def changed_sources(self, origins: SourceConversations) -> Iterator[str]:
+        """A note for each file that changed since the rows were made of it."""
+        name = self.source.name
         for entry in self.entries:
             sources, digest = origins.find(entry["name"]), entry.get("digest")
             if len(sources) == 1 and isinstance(digest, str) and sources[0].digest != digest:
@@ -287,14 +290,15 @@ def check_dataset(
         checker = RowChecker(settings, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
         conversations, missing = _conversations(sources, ours, Path(spool))
-        origins = Origins(conversations, checker.tokenizer)
-        changed = [words for one in ours for words in one.changes(report.settings, origins)]
-        other = [words for words in changed if "was made with another" in words]
+        origins = SourceConversations(conversations, checker.tokenizer)
+        other = [note for one in ours for note in one.other_models(report.settings)]
         if assumed and other:
             raise InputError(f"{other[0]}: name the one they were made with (--tokenizer, -t)")
-        report.notes += [*changed, *missing]
-        complete = len(files) == len(ours) == 1 and "counts" in ours[0].metadata and report.notes == other
-        in_order = origins.in_order() if complete else iter(())
+        changed = [note for one in ours for note in one.changed_sources(origins)]
+        report.notes += [*other, *changed, *missing]
+        is_whole = len(files) == len(ours) == 1 and "counts" in ours[0].metadata
+        follows_sources = is_whole and not changed and not missing
+        in_order = origins.in_order() if follows_sources else iter(())
         done, total = 0, sum(source.size for source in files)
         for source in files:
             for row in read_rows(source, row_bytes=_ROW_BYTES):

@@ -20,7 +20,7 @@ from .gateway import Gateway
 from .http import json_response, parse_json, read_body
 from .requests import RequestError, convert
 from .rows import ExportFormat, export_rows
-from .sessions import ID, ID_RULE, Live, SessionSettings, Version, dropped
+from .sessions import ID, ID_RULE, LiveSession, SessionSettings, Version, dropped
 
 Routes: TypeAlias = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Response]]]
 """What answers administrators, by method and path."""
@@ -57,7 +57,7 @@ async def _body(gateway: Gateway, http: HTTPRequest, schema: type[Body]) -> Body
     return convert(await _json(gateway, http), schema)
 
 
-async def _live(gateway: Gateway, http: HTTPRequest) -> Live:
+async def _live(gateway: Gateway, http: HTTPRequest) -> LiveSession:
     info = await gateway.sessions.info(http.path_params["session"])
     return await gateway.sessions.get(info.id)
 

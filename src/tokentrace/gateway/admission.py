@@ -1,4 +1,4 @@
-"""Which requests may run: places, budgets of sessions, pausing, and leaving."""
+"""Which requests may run: concurrency, session budgets, pause and drain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ..store.store import State
 from .dialect import Head, Reply
 from .requests import RequestError
-from .sessions import Live, Sessions
+from .sessions import LiveSession, Sessions
 
 Answered: TypeAlias = tuple[Head, Sequence[Reply]]
 
@@ -137,7 +137,7 @@ class Admission:
             if not self._turns[id]:
                 del self._turns[id], self._tokens[id]
 
-    def check_open(self, live: Live, turns: int = 1) -> None:
+    def check_open(self, live: LiveSession, turns: int = 1) -> None:
         """Raise RequestError if a session is closed, or its turns so far leave no room for so many."""
         info, limit = live.info, live.settings.max_sampled_tokens
         if info.state is not State.OPEN:

@@ -17,9 +17,19 @@ from ..parsing.response import Finish
 from ..store.store import Conflict, StoreError
 from ..trajectory.turns import VersionSpan
 from .admission import Claim
-from .dialect import Change, Dialect, Head, ItemStream, Reply, call_ids_of, changes_of, openai_message, response_name
+from .dialect import (
+    Dialect,
+    Head,
+    ItemChange,
+    ItemStream,
+    Reply,
+    call_ids_of,
+    changes_of,
+    openai_message,
+    response_name,
+)
 from .requests import Request, request_error
-from .sessions import Live
+from .sessions import LiveSession
 from .turns import Placement, RecordedTurn
 
 if TYPE_CHECKING:
@@ -32,7 +42,7 @@ _AT_ONCE_SECONDS: Final = 0.05
 _FIRST_PIECES: Final = 8
 """After each of these pieces other tasks run: as many as it takes to open a stream."""
 Result = TypeVar("Result")
-Feed: TypeAlias = Callable[[int, Sequence[Change], Delta | None], None]
+Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
 """Takes the changes of a choice as they arrive."""
 
 
@@ -47,7 +57,7 @@ class Answer:
     head: Head
     placed: Placement | None = None
     sampling: SamplingParams | None = None
-    live: Live | None = None
+    live: LiveSession | None = None
     name: str = ""
     """Identifies the request if it is sent again."""
     replies: Sequence[Reply] | None = None
@@ -259,7 +269,7 @@ class Answer:
         raise StoreError(f"too many gateways write to session {self.session} at once; nothing was recorded")
 
 
-def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[Change]]:
+def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[ItemChange]]:
     """The reply of a completion that has ended, and the last changes of its items."""
     events = parser.finish()
     changes = stream.finish(events, cut_off=parser.response.finish is Finish.LENGTH)
@@ -269,11 +279,11 @@ def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Comple
 
 def _read_piece(
     parser: StreamingParser, stream: ItemStream, delta: Delta, *, token_by_token: bool
-) -> tuple[Delta, list[Change]]:
+) -> tuple[Delta, list[ItemChange]]:
     """The piece up to a stop text, and the changes that it brings."""
     if not token_by_token:
         return delta, stream.feed(parser.feed(delta.ids.tolist()))
-    changes: list[Change] = []
+    changes: list[ItemChange] = []
     for count, token in enumerate(delta.ids.tolist(), 1):
         changes += stream.feed(parser.feed([token]))
         if stream.stopped_by is not None and count < len(delta.ids):

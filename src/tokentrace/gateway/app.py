@@ -51,7 +51,7 @@ PREFIXES: Final = ("", "/sessions/{session}")
 
 
 async def _answer(dialect: Dialect, gateway: Gateway, http: HTTPRequest) -> Response:
-    """Answer a request of an agent, from its body on."""
+    """Answer an agent's request once its key and session are known."""
     session = http.state.session
     raw = await read_body(http, gateway.admission.limits.body_bytes)
     live = gateway.sessions.peek(session)

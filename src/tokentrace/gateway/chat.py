@@ -19,7 +19,7 @@ from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import OPENAI_END, Change, Dialect, Encoder, Head, Reply, StreamEvent, openai_error, openai_message
+from .dialect import OPENAI_END, Dialect, Encoder, Head, ItemChange, Reply, StreamEvent, openai_error, openai_message
 from .requests import Request, RequestError, TokenFields
 
 _HARMLESS: Final = (
@@ -68,7 +68,7 @@ class ChatBody(wire.AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
+def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body. Raises RequestError that names a field."""
     body, shared = wire.read_body(raw, ChatBody, _REFUSED, _HARMLESS)
     if body.tools and body.functions:
@@ -194,7 +194,7 @@ class ChatEncoder(Encoder):
         chunks[0] |= self.head.prompt_fields
         return chunks
 
-    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
+    def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
         """A chunk for each change; token fields are on the last one."""
         deltas = [one for change in changes if (one := self._delta(choice, change)) is not None]
         tokens: dict[str, Any] = {}
@@ -225,7 +225,7 @@ class ChatEncoder(Encoder):
             chunks.append({**_frame(self.head, "chat.completion.chunk"), "choices": [], "usage": usage})
         return chunks
 
-    def _delta(self, choice: int, change: Change) -> dict[str, Any] | None:
+    def _delta(self, choice: int, change: ItemChange) -> dict[str, Any] | None:
         item, at = change.item, self._calls[choice]
         match change.event, item.kind:
             case "opened", PartKind.TOOL_CALL:

@@ -62,7 +62,7 @@ class Item:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
-class Change(NamedTuple):
+class ItemChange(NamedTuple):
     """An item begins without any text, has more `text`, is complete; or a call is silent for long."""
 
     event: Literal["opened", "grew", "closed", "waiting"]
@@ -70,7 +70,7 @@ class Change(NamedTuple):
     text: str = ""
 
 
-_SILENT: Final = Change("waiting", Item(-1, PartKind.TOOL_CALL))
+_SILENT: Final = ItemChange("waiting", Item(-1, PartKind.TOOL_CALL))
 
 
 class ItemStream:
@@ -99,9 +99,9 @@ class ItemStream:
         self._in_call = False
         self._silent = 0
 
-    def feed(self, events: Iterable[Event]) -> list[Change]:
+    def feed(self, events: Iterable[Event]) -> list[ItemChange]:
         """Add what the parser reports. Ignores everything after a stop text."""
-        changes: list[Change] = []
+        changes: list[ItemChange] = []
         for event in events:
             if self.stopped_by is not None:
                 break
@@ -119,7 +119,7 @@ class ItemStream:
                     changes += self._start(item)
                 case ArgumentsDelta(_, text) if text and self._call is not None:
                     self._call.text += text
-                    changes.append(Change("grew", self._call, text))
+                    changes.append(ItemChange("grew", self._call, text))
                 case CallFinished(_, call, lead):
                     changes += self._end_call(call, lead)
         self._silent = 0 if changes or not self._in_call else self._silent + 1
@@ -128,7 +128,7 @@ class ItemStream:
             return [_SILENT]
         return changes
 
-    def finish(self, events: Iterable[Event], *, cut_off: bool) -> list[Change]:
+    def finish(self, events: Iterable[Event], *, cut_off: bool) -> list[ItemChange]:
         """Add the parser's last events and close the open item. `cut_off`: the completion has no stop token."""
         changes = self.feed(events)
         if self.stopped_by is None:
@@ -139,7 +139,7 @@ class ItemStream:
 
     # -- text
 
-    def _content(self, text: str) -> list[Change]:
+    def _content(self, text: str) -> list[ItemChange]:
         if not self._stop:
             return self._grow(PartKind.CONTENT, text)
         text = self._withheld + text
@@ -152,30 +152,30 @@ class ItemStream:
             self._withheld = text[end:]
         return self._grow(PartKind.CONTENT, text[:end])
 
-    def _release(self) -> list[Change]:
+    def _release(self) -> list[ItemChange]:
         """What was withheld, now that it cannot become a stop text."""
         text, self._withheld = self._withheld, ""
         return self._grow(PartKind.CONTENT, text)
 
-    def _grow(self, kind: PartKind, text: str) -> list[Change]:
+    def _grow(self, kind: PartKind, text: str) -> list[ItemChange]:
         if not text:
             return []
-        changes: list[Change] = []
+        changes: list[ItemChange] = []
         if self._open is None or self._open.kind is not kind:
             changes += self._start(Item(len(self.items), kind))
         assert self._open is not None
         self._open.text += text
-        return [*changes, Change("grew", self._open, text)]
+        return [*changes, ItemChange("grew", self._open, text)]
 
-    def _start(self, item: Item) -> list[Change]:
+    def _start(self, item: Item) -> list[ItemChange]:
         closed = self._close()
         self._open = item
         self.items.append(item)
-        return [*closed, Change("opened", item)]
+        return [*closed, ItemChange("opened", item)]
 
-    def _close(self) -> list[Change]:
+    def _close(self) -> list[ItemChange]:
         item, self._open = self._open, None
-        return [] if item is None else [Change("closed", item)]
+        return [] if item is None else [ItemChange("closed", item)]
 
     # -- calls
 
@@ -184,7 +184,7 @@ class ItemStream:
         """The item of the attempt that is being written, if the client knows of it."""
         return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
 
-    def _end_call(self, call: ParsedToolCall, lead: str) -> list[Change]:
+    def _end_call(self, call: ParsedToolCall, lead: str) -> list[ItemChange]:
         self.statuses.append(call.status)
         self._in_call, item = False, self._call
         if item is None:
@@ -198,7 +198,7 @@ class ItemStream:
             item = Item(len(self.items), PartKind.TOOL_CALL, "", call.name, id, call.index, call.arguments or {})
             changes = self._start(item)
             item.text = call.arguments_text
-            return [*changes, Change("grew", item, item.text), *self._close()]
+            return [*changes, ItemChange("grew", item, item.text), *self._close()]
         if call.late_id and call.id:
             self.late_ids[item.id] = call.id
         item.cut_off = call.status is CallStatus.TRUNCATED
@@ -210,12 +210,12 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def changes_of(items: Iterable[Item]) -> list[Change]:
+def changes_of(items: Iterable[Item]) -> list[ItemChange]:
     """The changes that build complete items at once."""
-    changes: list[Change] = []
+    changes: list[ItemChange] = []
     for item in items:
-        grew = [Change("grew", item, item.text)] if item.text else []
-        changes += [Change("opened", item), *grew, Change("closed", item)]
+        grew = [ItemChange("grew", item, item.text)] if item.text else []
+        changes += [ItemChange("opened", item), *grew, ItemChange("closed", item)]
     return changes
 
 
@@ -370,11 +370,11 @@ class Encoder(ABC):
         """The events before the first token."""
         return []
 
-    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
+    def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
         """The events for these changes of a choice. `delta` has the tokens, or None."""
         return [event for change in changes for event in self.encode(change)]
 
-    def encode(self, change: Change) -> list[StreamEvent]:
+    def encode(self, change: ItemChange) -> list[StreamEvent]:
         """The events for one change, in an API without choices and tokens."""
         raise NotImplementedError
 

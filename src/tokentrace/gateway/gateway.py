@@ -32,7 +32,7 @@ from .dialect import Dialect, Head, ItemStream, call_ids_of, random_id, response
 from .metrics import Metrics
 from .requests import Request, RequestError
 from .session import SessionRecord
-from .sessions import Live, Sessions
+from .sessions import LiveSession, Sessions
 from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
@@ -115,7 +115,7 @@ class Gateway:
             ",".join(digest[:16] for _, digest in digests),
         )
 
-    async def _place(self, live: Live, conversation: Conversation) -> Placement:
+    async def _place(self, live: LiveSession, conversation: Conversation) -> Placement:
         async with self.sessions.locked(live.info.id, live) as now:
             recorded = now.session.turns[-1].depth if now.session.turns else 0
             size = sum(len(str(message.get("content") or "")) for message in conversation.messages[recorded:])
@@ -123,7 +123,7 @@ class Gateway:
                 return now.session.place(conversation)
             return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, conversation)))
 
-    def _sampling(self, live: Live, request: Request, length: int) -> SamplingParams:
+    def _sampling(self, live: LiveSession, request: Request, length: int) -> SamplingParams:
         """How to sample: the session's settings come first, then the request's."""
         settings, room = live.settings, self.engine.capabilities.max_length
         if settings.max_prompt_tokens is not None and length > settings.max_prompt_tokens:
@@ -241,7 +241,7 @@ class Gateway:
             replies.append(finish_reply(parser, stream, completion)[0])
         return self._head(request, session.prompt_ids(turns[0]), turns[0].response, turns[0].created), replies
 
-    async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
+    async def _earlier(self, live: LiveSession, request: Request, name: str, claim: Claim) -> Answered | None:
         """The answer to an earlier request of this name, here or elsewhere; if there is none, the claim takes it."""
         id, names = live.info.id, [f"{name}#{choice}" for choice in range(request.n)]
         while (under_way := self.admission.under_way.get((id, name))) is not None:

@@ -22,8 +22,8 @@ from ..conversation.values import MAX_DEPTH, finite, no_constant
 from ..engines.protocol import Delta
 from ..errors import TokentraceError
 from .answering import Answer
-from .dialect import Change, StreamEvent, encode_sse
-from .requests import NO_PAST, Past, RequestError, request_error
+from .dialect import ItemChange, StreamEvent, encode_sse
+from .requests import NOTHING_READ, ReadHistory, RequestError, request_error
 from .requests import Request as AgentRequest
 
 Result = TypeVar("Result")
@@ -76,24 +76,27 @@ class Body:
     """The value of a request's body, whose history lacks what is `past`."""
 
     value: Any
-    past: Past = NO_PAST
+    past: ReadHistory = NOTHING_READ
     texts: Sequence[msgspec.Raw] = ()
     """The items of the history as JSON."""
     tools: msgspec.Raw | None = None
 
 
 def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | None) -> Body:
-    """Parse a body, of whose `history` only what an `earlier` one with the same tools does not have."""
+    """Parse a body, skipping the `history` that an `earlier` request with the same tools already parsed."""
     try:
         fields = _FIELDS.decode(raw)
         texts = _TEXTS.decode(fields.pop(history))
     except (KeyError, ValueError, RecursionError):
         return Body(parse_json(raw))
-    tools, past = fields.get("tools"), NO_PAST
+    tools, past = fields.get("tools"), NOTHING_READ
     if earlier is not None and earlier[0].tools == tools:
-        pairs = enumerate(zip(texts[:-1], earlier[0].texts, strict=False))  # the last item is always read
-        shared = min(len(texts) - 1, len(earlier[0].texts))
-        past = earlier[1].past(next((at for at, (new, old) in pairs if new != old), shared))
+        shared = 0
+        for new, old in zip(texts[:-1], earlier[0].texts, strict=False):  # the last item is always read
+            if new != old:
+                break
+            shared += 1
+        past = earlier[1].past(shared)
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
     return Body(value, past, texts, tools)
@@ -117,7 +120,7 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
 
 
 def as_problem(error: BaseException) -> RequestError:
-    """The error that a client gets. Of an unforeseen one the log has type and place, and nobody its message."""
+    """The error that a client gets. For an unexpected error the log gets type and location; nobody sees its message."""
     if isinstance(error, TokentraceError):
         return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -195,7 +198,7 @@ class StreamedAnswer(Response):
         return self
 
     async def _produce(self) -> None:
-        def feed(choice: int, changes: Sequence[Change], delta: Delta | None) -> None:
+        def feed(choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> None:
             self._opened = True
             self._write(self._encoder.feed(choice, changes, delta))
 

@@ -25,7 +25,7 @@ from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Change, Dialect, Encoder, Head, Item, Reply, StreamEvent
+from .dialect import Dialect, Encoder, Head, Item, ItemChange, Reply, StreamEvent
 from .requests import Request, RequestError, TokenFields, convert, naming_fields
 
 Message = Mapping[str, Any]
@@ -84,7 +84,7 @@ class MessagesBody(wire.AgentBody):
     thread: Any = None
 
 
-def read_messages(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
+def read_messages(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body of ``/v1/messages``. Raises RequestError that names the field which cannot be served."""
     request = read_count(raw, headers, past)
     if request.max_tokens is None:
@@ -92,7 +92,7 @@ def read_messages(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.N
     return request
 
 
-def read_count(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
+def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body of ``/v1/messages/count_tokens``, which needs no limit."""
     body, shared = wire.read_body(raw, MessagesBody, _REFUSED, _HARMLESS)
     if body.thread is not None:
@@ -147,7 +147,9 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
 # -- the conversation
 
 
-def _messages(items: list[Any], deferred: Mapping[str, Message], past: wire.Past) -> tuple[list[Message], list[int]]:
+def _messages(
+    items: list[Any], deferred: Mapping[str, Message], past: wire.ReadHistory
+) -> tuple[list[Message], list[int]]:
     """The conversation, and how many messages come before each item."""
     messages, starts = list(past.messages), list(past.starts)
     names = {call["id"]: call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()}
@@ -308,7 +310,7 @@ class MessagesEncoder(Encoder):
     def fail(self, error: RequestError) -> list[StreamEvent]:
         return [anthropic_error(error)]
 
-    def encode(self, change: Change) -> list[StreamEvent]:
+    def encode(self, change: ItemChange) -> list[StreamEvent]:
         """The events for a change; a ping while a call is silent."""
         item, place = change.item, {"index": change.item.index}
         match change.event:

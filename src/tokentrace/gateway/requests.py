@@ -104,7 +104,7 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class ReadHistory:
     """The beginning of a history, as an earlier request of the session was read."""
 
     items: int = 0
@@ -113,7 +113,7 @@ class Past:
     """For each of the items, how many of the messages come before it."""
 
 
-NO_PAST: Final = Past()
+NOTHING_READ: Final = ReadHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +156,15 @@ class Request:
     wishes: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
 
-    def past(self, items: int) -> Past:
+    def past(self, items: int) -> ReadHistory:
         """The conversation of the first `items`, or of fewer: a later one may belong to a message of the last ones."""
         starts, at = self.starts, min(items, len(self.starts))
         while at and self.joined and not self._begins_turn(at):
             at -= 1
         if not at:
-            return NO_PAST
+            return NOTHING_READ
         end = starts[at] if at < len(starts) else len(self.messages)
-        return Past(at, self.messages[starts[0] : end], [start - starts[0] for start in starts[:at]])
+        return ReadHistory(at, self.messages[starts[0] : end], [start - starts[0] for start in starts[:at]])
 
     def _begins_turn(self, item: int) -> bool:
         start, *after = self.starts[item : item + 2] or [len(self.messages)]

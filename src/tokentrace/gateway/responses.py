@@ -22,7 +22,7 @@ from ..engines.protocol import FinishReason
 from ..errors import brief
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Change, Dialect, Encoder, Head, Item, Reply, StreamEvent, changes_of, openai_error, token_spans
+from .dialect import Dialect, Encoder, Head, Item, ItemChange, Reply, StreamEvent, changes_of, openai_error, token_spans
 from .requests import Request, RequestError, TokenFields, convert
 
 PREFIX: Final = "resp_"
@@ -109,7 +109,7 @@ def bare_id(id: str) -> str | None:
     return bare if bare != id and bare.isascii() and bare.isalnum() else None
 
 
-def read_responses(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
+def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     wishes: list[str] = []
@@ -356,7 +356,7 @@ class ResponsesEncoder(Encoder):
         fields = {"code": error.code or code, "message": str(error), "param": error.field}
         return [self._event("response.failed", response=failed), self._event("error", **fields)]
 
-    def encode(self, change: Change) -> list[StreamEvent]:
+    def encode(self, change: ItemChange) -> list[StreamEvent]:
         item, is_text = change.item, change.item.kind is PartKind.CONTENT
         match change.event:
             case "grew":

@@ -59,7 +59,7 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveSession:
     """A session in memory, and the lock for whoever reads or writes it."""
 
     info: SessionInfo
@@ -87,7 +87,7 @@ class Sessions:
         self.store, self.create, self._most, self._vocab_size = store, create, most, vocab_size
         self._matcher = matcher or ""
         self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
-        self._live: OrderedDict[str, Live] = OrderedDict()
+        self._live: OrderedDict[str, LiveSession] = OrderedDict()
 
     async def find(self, id: str) -> SessionInfo | None:
         """What the store has about a session; None if there is none of that name."""
@@ -103,7 +103,7 @@ class Sessions:
             raise RequestError(f"there is no session {brief(id)}", fix=fix, status=404, code="no_session")
         return info
 
-    async def get(self, id: str) -> Live:
+    async def get(self, id: str) -> LiveSession:
         """A session as it is in the store now. It is created if that is allowed."""
         info = await self.info(id, create=True)
         if info.state is State.DROPPED:
@@ -124,16 +124,16 @@ class Sessions:
             live.info = info
         return live
 
-    def _load(self, info: SessionInfo) -> Live:
+    def _load(self, info: SessionInfo) -> LiveSession:
         settings = SessionSettings.read(info.settings)
         means, matcher = MEANINGS[settings.matcher], str(settings.matcher)
         if self._default is not None and settings.matcher is Matcher.NORMAL and self._default is not means:
             means, matcher = self._default, f"custom:{self._matcher}"
         trajectory = Trajectory(name=info.id, vocab_size=self._vocab_size)
-        return Live(info, settings, SessionRecord(trajectory, means, matcher))
+        return LiveSession(info, settings, SessionRecord(trajectory, means, matcher))
 
     @contextlib.asynccontextmanager
-    async def locked(self, id: str, live: Live | None = None) -> AsyncIterator[Live]:
+    async def locked(self, id: str, live: LiveSession | None = None) -> AsyncIterator[LiveSession]:
         """A session as it is in the store, for one user at a time. A free `live` one is not read again."""
         while True:
             live = live or await self.get(id)
@@ -147,7 +147,7 @@ class Sessions:
                     return
             live = None
 
-    async def _catch_up(self, live: Live, info: SessionInfo) -> None:
+    async def _catch_up(self, live: LiveSession, info: SessionInfo) -> None:
         """Read the turns that are in the store and not in memory. The caller has the lock."""
         if live.stale or len(live.session.turns) >= info.turns:
             return
@@ -162,11 +162,11 @@ class Sessions:
             self.forget(live)
             raise
 
-    def peek(self, id: str) -> Live | None:
+    def peek(self, id: str) -> LiveSession | None:
         """A session, if it is in memory."""
         return self._live.get(id)
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: LiveSession) -> None:
         """Remove a session from memory. Whoever needs it, or waits for it now, reads it again."""
         live.stale = True
         if self._live.get(live.info.id) is live:

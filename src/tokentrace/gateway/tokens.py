@@ -15,7 +15,7 @@ from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
 from . import requests as wire
-from .dialect import OPENAI_END, Change, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
+from .dialect import OPENAI_END, Dialect, Encoder, Head, ItemChange, Reply, StreamEvent, openai_error
 from .requests import Request, TokenFields
 
 _MOST: Final = 10_000_000
@@ -43,7 +43,7 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.Past = wire.NO_PAST) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = wire.convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
@@ -84,7 +84,7 @@ class TokensEncoder(Encoder):
         self._prompt: Mapping[str, Any] = head.prompt_fields
         """What the next event says about the prompt: only the first does."""
 
-    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
+    def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
         if delta is None or not len(delta.ids):
             return []
         return [self._event({**_choice(delta), "finish_reason": None})]

@@ -161,8 +161,8 @@ class SeamFinder:
         is_context = [  # all that the template adds to a message's text is scaffold, its role as well
             origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
         ]
-        kinds = np.where(is_context, *(np.uint8(kind) for kind in (Kind.CONTEXT, Kind.SCAFFOLD)))
-        kinds, messages = (encoded.per_token(np.asarray(one))[after] for one in (kinds, np.asarray(owners, np.int32)))
+        kinds = encoded.per_token(np.where(is_context, np.uint8(Kind.CONTEXT), np.uint8(Kind.SCAFFOLD)))[after]
+        messages = encoded.per_token(np.asarray(owners, np.int32))[after]
         pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
         table = join([*pieces, TokenTable.of(encoded.ids[after].copy(), kinds, messages)])
         left_out = find_lost(rendering, conversation, self.study.forms, first=first)
@@ -206,7 +206,7 @@ class SeamFinder:
         if not token or space.strip() or parsed.tool_calls:
             return ""
         data, _ = self.compiled().marked.spelled(completion, 0)
-        return space[_overlap(data, space) :].decode()
+        return space[_shared_end(data, space) :].decode()
 
     def _is_stop(self, token: int) -> bool:
         """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
@@ -238,20 +238,21 @@ class SeamFinder:
         closing = whole[len(whole) - count :]
         ended = self._is_stop(last)
         data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)
-        if whole[-5:-4] == b"\xff" and data.endswith(whole):
+        ends_with_control_token = whole[-5:-4] == b"\xff"  # as `Marked` spells one
+        if ends_with_control_token and data.endswith(whole):
             return _Seam()  # the template ends such a turn here: DeepSeek V3, after a single call
-        there = _overlap(data, closing)
+        there = _shared_end(data, closing)
         if ended or (closing and there == len(closing)):
             return _Seam([(self._ids(closing[there:]), Kind.SCAFFOLD)])
         remaining = closing[there:]
         if not there:
             inner = self._marked(read_turn(self.compiled(), completion, stream.prompt).closing)
-            remaining = inner + closing[_overlap(inner, closing) :]
+            remaining = inner + closing[_shared_end(inner, closing) :]
         if remaining and self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         return _Seam([(self._ids(remaining), Kind.SYNTHETIC)])
 
 
-def _overlap(data: bytes, closing: bytes) -> int:
+def _shared_end(data: bytes, closing: bytes) -> int:
     """How many bytes of a closing the data ends with already."""
     return next((length for length in range(len(closing), 0, -1) if data.endswith(closing[:length])), 0)

@@ -181,7 +181,9 @@ class Bridger:
         return self._proofs.once(
             (request.key, len(request.names), has_call, tuple(map(id, contexts))),  # contexts are constants
             lambda: self._prove(request, has_call, contexts),
-            keep=lambda proof: isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT,  # others are of these words
+            keep=lambda proof: (
+                isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
+            ),  # other refusals depend on this message's text
         )
 
     def _prove(
@@ -327,7 +329,9 @@ class Bridger:
                 between = data[before.end() if before is not None else 0 : tag.start()]
                 full, blank = full or bool(between), blank or not between.strip()  # white space alone may be either
         for rewrite in rewrites:
-            applies = rewrite.reasoning is None or (full if rewrite.reasoning else blank or not rewrite.tags)
+            applies = True
+            if rewrite.reasoning is not None:  # of turns with reasoning, or of turns without
+                applies = full if rewrite.reasoning else blank or not rewrite.tags
             if rewrite.tags <= seen and applies:
                 return BridgeRefusal(
                     RefusalReason.REWRITES_PAST, f"in production the template rewrites earlier turns: {rewrite.how}"

@@ -20,7 +20,7 @@ TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
 """Whose text may hold control tokens by default: the operator's own, and an assistant's.
 
 Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of them), ``"documents"``.
-An assistant's text only ever holds those that live inside a turn (`study.inner`).
+An assistant's text only ever holds those that live inside a turn (`TemplateStudy.inner_tokens`).
 """
 
 _SOURCES: Final = frozenset({"tools", "kwargs", "documents"})

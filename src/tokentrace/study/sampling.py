@@ -65,14 +65,14 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
     lengths = [
         study.prompts.length(encoded, turn, prompt, alternatives) for turn, prompt in zip(turns, prompts, strict=True)
     ]
-    problem = "the template writes this turn without the generation prompt that it asks for a reply with"
+    problem = "this turn does not start with the template's generation prompt"
     unprompted = (turn.message for turn, length in zip(turns, lengths, strict=True) if length is None)
     notes = [*(f"message {index}: {problem}; all of the turn counts as sampled" for index in unprompted), *notes]
     begins = [turn.start + (length or 0) for turn, length in zip(turns, lengths, strict=True)]
     sampling, before = Sampling(notes=notes), -1
     rows = zip(turns, prompts, begins, encoded.first_touching(begins), encoded.first_after(begins), strict=True)
     for turn, prompt, begin, start, after in rows:
-        sampled = _ended(encoded, turn, begin, start, endings)
+        sampled = _sampled_turn(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
             follows_prompt = after == start and encoded.rendering.text.endswith(prompt.texts, 0, begin)
             sampled.other_prompt = "" if follows_prompt else prompt.texts[0]
@@ -83,28 +83,29 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
 
 def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> SampledTurn:
     """The end of one turn; its `start` is the first token after its last field."""
-    return _ended(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
+    return _sampled_turn(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
 
 
-def _ended(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:
+def _sampled_turn(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:
     """A turn's sampled tokens: up to its closer, or up to the next head where that is the stop.
 
     Its text begins at `begin`, in characters, and there token `start`.
     """
     message = turn.message
-    at, named, starts, ends = encoded.control_tokens
+    tokens, ids, starts, ends = encoded.control_tokens
     after = bisect.bisect_left(starts, turn.end)  # the first control token after the turn
     if begin > turn.end:
         after = max(after, bisect.bisect_right(ends, begin))
     least = max(begin, turn.body_end)
     last = after - 1
     while last >= 0 and ends[last] > least:
-        if named[last] in endings.closers:
-            return SampledTurn(message, start, at[last] + 1, named[last])
+        if ids[last] in endings.closers:
+            return SampledTurn(message, start, tokens[last] + 1, ids[last])
         last -= 1
     stop = max(start, encoded.first_after([turn.end])[0])
-    if after < len(at) and at[after] == stop and named[after] in endings.heads:
-        return SampledTurn(message, start, stop + 1, named[after])
+    if after < len(tokens) and tokens[after] == stop and ids[after] in endings.heads:
+        return SampledTurn(message, start, stop + 1, ids[after])
+    # no turn of the probes had an end: a control token after this turn's text is its stop
     if not endings.seen and not endings.open_ended and not endings.closers and after and ends[after - 1] > least:
-        return SampledTurn(message, start, at[after - 1] + 1, named[after - 1])
+        return SampledTurn(message, start, tokens[after - 1] + 1, ids[after - 1])
     return SampledTurn(message, start, stop, None)
