@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,8 @@ def test_text_is_that_of_plain_jinja(name: str) -> None:
     failures: list[str] = []
     shown = 0
     varied = {(case.name, case.prompt) for case in rotating(matrix(), name, 24)}
-    taken = [case for case in matrix() if isinstance(traced_text(template, case, case.conversation.tools, {}), str)][:2]
-    for case in (*taken, *rotating(matrix(), f"{name} plain", 12)):
+    accepted = (case for case in matrix() if isinstance(traced_text(template, case, case.conversation.tools, {}), str))
+    for case in (*itertools.islice(accepted, 2), *rotating(matrix(), f"{name} plain", 12)):
         own = case.conversation.tools
         choices: list[tuple[Any, dict[str, Any]]] = [(own, {})]
         if (case.name, case.prompt) in varied:

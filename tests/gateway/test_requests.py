@@ -422,3 +422,4 @@ def test_a_history_is_read_the_same_after_an_earlier_request(name: str) -> None:
             assert (again, list(again.starts)) == (whole, list(whole.starts))
             reused += body.past.items
     assert reused
+    assert parse_body(json.dumps({dialect.history: []}).encode(), dialect.history, read(items)).past.items == 0
