@@ -202,6 +202,6 @@ def test_the_search_tool_searches_in_a_rollout() -> None:
         "Doc 1 (Title: Alan Turing)\nAll about Alan Turing."
     }
     assert rollout.per_turn[0].metrics[0]["total_results"] == 2
-    assert rollout.notes == ["search: calc_reward returned no number but a list: it counts for nothing"]
+    assert rollout.notes == ["search: calc_reward returned a list instead of a number: it is ignored"]
     assert rollout.reward is None
     check_exact(rollout, engine, turns)
