@@ -200,7 +200,7 @@ def test_stripped_reasoning(family: str, text: str) -> None:
     broken = turn.explain()
     assert broken.cause is Cause.STRIPPED_REASONING
     assert THOUGHT[:14] in broken.words
-    assert "preserve_all_thinking" in broken.advice
+    assert 'past="preserve"' in broken.advice
     # the reasoning drafts the answer word for word: all of it is in the range, and nothing of the answer
     decode = turn.renderer.tokenizer.decode
     assert THOUGHT in decode(turn.stream[broken.position - 4 : broken.stream_range[1]])

@@ -29,7 +29,30 @@ def test_a_request_that_was_repeated() -> None:
     assert found.cause is Cause.UNKNOWN
     assert found.position == len(made.prompt)
     assert found.prompt_range == (len(made.prompt), len(made.prompt))
-    assert "the next prompt nothing" in found.words
+    assert "a repeated request, or one taken back" in found.words
+
+
+def test_a_message_that_is_gone_is_a_compaction_however_alike_the_others_are() -> None:
+    renderer = create_renderer(POCKET)
+    messages = [user("hello there"), assistant("It is 4."), user("What is 2+2?"), assistant("It is 4.")]
+    stream = renderer.render_ids(messages)
+    for gone in (0, 1):
+        left = [*messages[:gone], *messages[gone + 1 :], user("n")]
+        found = explain_break(stream, renderer.render_ids(left, add_generation_prompt=True), renderer)
+        assert found is not None
+        assert found.cause is Cause.COMPACTION
+    prompt = renderer.render_ids([user("n")], add_generation_prompt=True)
+    found = explain_break(stream, prompt, renderer, before={"messages": messages}, after={"messages": []})
+    assert found is not None
+    assert found.cause is Cause.COMPACTION
+
+
+def test_differences_close_together_are_printed_in_one_line() -> None:
+    renderer = create_renderer(POCKET)
+    stream, prompt = (renderer.tokenizer.encode(text) for text in ("a b c d e f g", "a X c Y e Z g"))
+    *_, ours, theirs = str(explain_break(stream, prompt, renderer)).splitlines()
+    assert ours.split() == ["stream", "a│⟦", "b⟧│", "c│⟦", "d⟧│", "e│⟦", "f⟧│", "g"]
+    assert theirs.split() == ["next", "prompt", "a│⟦", "X⟧│", "c│⟦", "Y⟧│", "e│⟦", "Z⟧│", "g"]
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ CONTRADICTIONS = {
     "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, Cause.BAD_LABELS,
                        "label 1 is 3, which is not the id there"),
     "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), Cause.BAD_LOGPROBS, "9 logprobs for 2 sampled tokens"),
+    "gaps in a mask": (trace(token_ids=[3, 4, 5], mask=[True, False, True], logprobs=[0.5, -1]), Cause.BAD_LOGPROBS,
+                       "token 0 of the completion: 0.5"),
 }  # fmt: skip
 
 

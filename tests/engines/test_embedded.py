@@ -143,6 +143,7 @@ async def test_logprobs_and_the_likeliest_ids_are_of_the_sampled_distribution(se
         assert float(logprob) == pytest.approx(np.log(expected[token]), abs=1e-4)
         likeliest = [one for one in np.argsort(-expected, kind="stable")[:5].tolist() if expected[one]]
         assert [one for one, _ in best] == likeliest
+        assert token not in likeliest or dict(best)[token] == float(logprob)
         np.testing.assert_allclose([value for _, value in best], np.log(expected[likeliest]), atol=1e-4)
 
 

@@ -23,7 +23,7 @@ from ..study.turns import common_prefix as shared_text
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .finding import Cause
-from .token_text import READ, TurnHeads, hunks, quoted, spelled_alike, text_of, window
+from .token_text import READ, TurnHeads, hunks, quoted, spelled_alike, text_of, up_to_shared_end, window
 
 _ALIKE: Final = 12
 """Characters that texts must share to go on alike."""
@@ -144,6 +144,9 @@ class Case:
         ours, theirs = (f"{quoted(text)}{size}" for text, size in zip(texts, sizes, strict=True))
         role = self.roles[0] or self.roles[1]
         turn = f" in the turn of the {role}" if role and not self.completion else ""
+        if match.cause is Cause.UNKNOWN and self.hunk.other_start == len(self.prompt):
+            gone = counted(len(self.stream) - self.hunk.start)
+            return f"the prompt ends {gone} before the stream: a repeated request, or one taken back"
         meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
         return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
 
@@ -261,13 +264,8 @@ def compaction(case: Case) -> Match | None:
     heads = np.flatnonzero(np.isin(case.stream, case.heads.heads))
     past = case.stream[: heads[-1]] if len(heads) else case.stream  # the last turn may be rendered another way
     for stream in (case.stream, past):
-        backwards = hunks(stream[::-1], case.prompt[::-1])  # the last difference comes first
-        last = next((hunk for hunk in backwards if hunk.stop), None)
-        if last is None or last.start < 8:
-            continue
-        ends = len(stream) - last.start, len(case.prompt) - last.other_start
-        whole = Hunk(case.hunk.start, ends[0], case.hunk.other_start, ends[1])
-        if ends[0] > whole.start and ends[1] >= whole.other_start and _has_fewer_turns(case, whole, 1):
+        whole = up_to_shared_end(stream, case.prompt, case.hunk.start)
+        if whole is not None and _has_fewer_turns(case, whole, 1):
             return Match(Cause.COMPACTION, hunk=whole)
     ours, theirs = case.sides
     between = (case.region or "").startswith("context") and case.hunk.stop < len(case.stream)

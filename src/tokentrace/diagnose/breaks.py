@@ -179,5 +179,5 @@ def conversation_change(
         if shared == len(recorded):
             return changed_tools(tools, tools_before) if tools != tools_before else None
         return find_cause(sent, recorded, shared, recent=recent)
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):  # their messages may hold anything
+    except (AttributeError, TypeError, ValueError, RecursionError):  # their messages may hold anything
         return None

@@ -32,9 +32,13 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Seque
     `recorded` includes its last reply. One of the `recent` conversations may have the call
     that gave a sub-agent its task, or be the one that was compacted.
     """
-    if shared in (len(sent), len(recorded)):
-        at = None if shared == len(sent) else shared
-        return _finding(Cause.RETRY, at, sent[-1], _counts(sent[shared:], recorded[shared:]))
+    if shared == len(sent):
+        dropped = len(recorded) - shared
+        words = f"it goes back to an earlier point: the last {dropped} messages are left out"
+        words = words if dropped > 1 else "the same messages were sent again: another reply is sampled"
+        return Finding(Cause.RETRY, words=words)
+    if shared == len(recorded):
+        return Finding(Cause.RETRY, message=shared, words="the conversation goes on from an earlier point")
     opening = all(message.get("role") in INSTRUCTIONS for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, recent)

@@ -164,7 +164,7 @@ class Fields:
         if not count or len(values) in (count, *sizes):
             return values if count else None
         cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
-        self.report(cause, f"{len(values):,} logprobs for {count:,} {what} tokens", count, name or "")
+        self.report(cause, f"{len(values):,} logprobs for {counted(count, f'{what} token')}", count, name or "")
         return None
 
     def check_logprobs(self, values: Floats | None) -> None:
@@ -433,34 +433,39 @@ def _session(line: Fields) -> Iterator[tuple[Row, list[Call]]]:
 
 def _trace(line: Fields) -> Iterator[Call]:
     """verifiers: a node has the tokens of its message; its path is prompt and completion."""
-    nodes = line.value["nodes"]
+    nodes = [line.inner(f"nodes[{at}]", node) for at, node in enumerate(line.value["nodes"])]
+    ids = [check_ids(node.value.get("token_ids") or [], node.field("token_ids")) for node in nodes]
+    masks = [node.mask(len(tokens)) for node, tokens in zip(nodes, ids, strict=True)]
     for at, node in enumerate(nodes):
-        ids = node.get("token_ids")
-        if not node.get("sampled") or not ids:
+        if not node.value.get("sampled") or not len(ids[at]):
             continue
-        numbers = [at]
-        while (parent := nodes[numbers[-1]].get("parent")) is not None:
-            if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in numbers:
-                name = line.field(f"nodes[{at}].parent")
-                raise InputError(f"is {parent!r}: there is no such node before it", field=name)
-            numbers.append(parent)
-        path = [nodes[number] for number in reversed(numbers)]
-        trained = [index for index, flag in enumerate(node.get("mask") or ()) if flag]
-        # what comes before the first sampled token belongs to the prompt
-        start = trained[0] if trained else max(0, len(ids) - len(node.get("logprobs") or ids))
-        stop = trained[-1] + 1 if trained else len(ids)
-        prompt = [token for one in path[:-1] for token in one.get("token_ids") or ()] + ids[:start]
-        call = {"prompt_ids": prompt, "completion_ids": ids[start:stop]}
-        if stop - start == (len(trained) or stop - start):  # with gaps it is unknown which tokens they are of
-            call["logprobs"] = node.get("logprobs")
-        masks = [one.get("mask") for one in path if one.get("token_ids")]
-        if None not in masks:
-            call["loss_mask"] = [flag for mask in masks for flag in mask][: len(prompt) + stop - start]
-        messages = [one.get("message") for one in path]
+        path, mask = _path(nodes, at), masks[at]
+        count = scored = len(node.value.get("logprobs") or ids[at])
+        if mask is not None and mask.any():  # what comes before the first sampled token belongs to the prompt
+            count, scored = len(mask) - int(mask.argmax()), int(mask.sum())
+        logprobs = node.logprobs(min(scored, len(ids[at])))
+        node.check_logprobs(logprobs)
+        if logprobs is not None and len(logprobs) != count:  # with gaps it is unknown which tokens they are of
+            logprobs = None
+        stream = np.concatenate([ids[one] for one in path])
+        path_masks = [masks[one] for one in path if len(ids[one])]
+        complete = [one for one in path_masks if one is not None]
+        trained = np.concatenate(complete) if len(complete) == len(path_masks) else None
+        messages: list[Any] = [nodes[one].value.get("message") for one in path]
         request = None
         if all(isinstance(message, Mapping) for message in messages):
-            request = Request(messages[:-1], path[0].get("tools"), messages[-1])
-        yield line.inner(f"nodes[{at}]", call).call(request)
+            request = Request(messages[:-1], nodes[path[0]].value.get("tools"), messages[-1])
+        start = len(stream) - min(count, len(ids[at]))
+        yield Call(stream, start, node.where(), logprobs, trained, request, findings=node.findings)
+
+
+def _path(nodes: Sequence[Fields], at: int) -> list[int]:
+    path = [at]
+    while (parent := nodes[path[-1]].value.get("parent")) is not None:
+        if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
+            raise InputError(f"is {parent!r}: there is no such node before it", field=nodes[at].field("parent"))
+        path.append(parent)
+    return path[::-1]
 
 
 def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:

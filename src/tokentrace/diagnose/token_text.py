@@ -10,11 +10,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.alignment import Hunk, align
 from ..show.document import Tokens
 from ..show.visible import counted, visible
-from ..tokens.ids import common_prefix
+from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
 
@@ -88,6 +89,18 @@ def _first_hunk(one: Ids, other: Ids, at: int, other_at: int) -> Hunk:
         if at + window >= len(one) and other_at + window >= len(other):
             return Hunk(at, len(one), other_at, len(other))
         window *= 4
+
+
+def up_to_shared_end(one: Ids, other: Ids, at: int) -> Hunk | None:
+    """All that differs after `at` as one hunk, if the end of `one` is in `other`."""
+    size = min(16, len(one) - at)
+    if size < 8 or len(other) - at < size:
+        return None
+    windows = sliding_window_view(other[at:], size)
+    ends = np.flatnonzero((windows == one[-size:]).all(1))[:64] + at + size
+    pairs = ((common_suffix(one[at:], other[at:end]), end) for end in ends.tolist())
+    run, end = max(pairs, default=(0, 0))
+    return Hunk(at, len(one) - run, at, end - run) if run else None
 
 
 def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: bool) -> Parts:

@@ -276,7 +276,8 @@ def _sample(logits: Floats, sequence: _Sequence) -> Delta:
     channels = {}
     if sampling.top_logprobs:
         best = np.argsort(-weights, kind="stable")[: sampling.top_logprobs]
-        channels[TOP_LOGPROBS] = [tuple((int(one), float(np.log(weights[one]))) for one in best if weights[one])]
+        likely = [one for one in best.tolist() if weights[one]]
+        channels[TOP_LOGPROBS] = [tuple(zip(likely, np.log(weights[likely]).astype(np.float32).tolist(), strict=True))]
     return Delta(np.array([index], np.int32), np.log(weights[[index]]).astype(np.float32), channels=channels)
 
 

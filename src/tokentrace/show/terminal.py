@@ -14,6 +14,7 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
+from .alignment import Hunk
 from .document import HUES, ORIGINS, Cell, Contrast, Document, Piece, Table, Track
 from .results import document_of
 from .visible import counted, visible
@@ -130,16 +131,31 @@ def _contrast(tracks: Sequence[Track], contrast: Contrast) -> Iterator[Text]:
     if contrast.about:
         yield Text(f"  {flat(contrast.about)}")
     width = max(map(len, contrast.names))
-    for start, stop, other_start, other_stop in contrast.hunks[:_PLACES]:
-        sides = [(base, start, stop), (other, other_start, other_stop)]
-        before = _joined(base, max(0, start - _AROUND), start)
-        after = _joined(base, stop, min(contrast.stop, stop + _AROUND))
-        for name, style, side in zip(contrast.names, ("green", "red"), sides, strict=True):
-            line = Text(f"  {name:<{width}}  ", "dim").append(f"{before}│" if before else "")
-            line.append(f"⟦{_joined(*side)}⟧", style)
+    for place in _places(contrast.hunks[:_PLACES]):
+        for side, (name, style) in enumerate(zip(contrast.names, ("green", "red"), strict=True)):
+            line, at = Text(f"  {name:<{width}}  ", "dim"), max(0, place[0].start - _AROUND)
+            for hunk in place:
+                before = _joined(base, at, hunk.start)
+                line.append(f"{before}│" if before else "")
+                changed = _joined(other, hunk.other_start, hunk.other_stop) if side else _joined(base, *hunk[:2])
+                line.append(f"⟦{changed}⟧", style).append("│" if hunk is not place[-1] else "")
+                at = hunk.stop
+            after = _joined(base, at, min(contrast.stop, at + _AROUND))
             yield line.append(f"│{after}" if after else "")
     if len(contrast.hunks) > _PLACES:
         yield Text(f"  and {len(contrast.hunks) - _PLACES:,} more places", "dim")
+
+
+def _places(hunks: Sequence[Hunk]) -> Iterator[list[Hunk]]:
+    """Hunks that are shown in one line: they are in each other's context."""
+    near: list[Hunk] = []
+    for hunk in hunks:
+        if near and hunk.start - near[-1].stop >= _AROUND:
+            yield near
+            near = []
+        near.append(hunk)
+    if near:
+        yield near
 
 
 def _joined(track: Track, start: int, stop: int) -> str:
