@@ -47,6 +47,7 @@ LONGEST = (
     "tests/engines/test_embedded.py",
     "tests/diagnose/test_verdicts.py",
     "tests/store/test_crash.py",
+    "tests/gateway/test_kill.py",
 )
 """Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
 
@@ -71,6 +72,8 @@ LENGTHY = (
     "tests/rollout/test_store.py::test_a_killed_process",
     "tests/samples/test_packing.py",
     "tests/samples/test_truncation.py",
+    "tests/store/test_crash.py",
+    "tests/gateway/test_kill.py",
     "tests/study/test_derived_read_back.py::test_every_cut",
     "tests/template/test_limits.py",
     "tests/test_install.py::test_each_extra",
