@@ -52,12 +52,11 @@ PREFIXES: Final = ("", "/sessions/{session}")
 
 async def _answer(dialect: Dialect, gateway: Gateway, http: HTTPRequest) -> Response:
     """Answer an agent's request once its key and session are known."""
-    session = http.state.session
+    session, details = http.state.session, http.scope["tokentrace"]
     raw = await read_body(http, gateway.admission.limits.body_bytes)
-    live = gateway.sessions.peek(session)
+    live, name = gateway.sessions.peek(session), ""
     body = parse_body(raw, dialect.history, None if live is None else live.last.get(dialect.name))
     request = dialect.read(body.value, http.headers, body.past)
-    name, details = "", http.scope["tokentrace"]
     if key := http.headers.get("idempotency-key"):
         hashes = [hashlib.sha256(each).hexdigest()[:32] for each in (key.encode("utf-8", "surrogatepass"), raw)]
         name = f"key:{hashes[0]}:{dialect.name}:{hashes[1]}"
@@ -80,13 +79,9 @@ async def _answer(dialect: Dialect, gateway: Gateway, http: HTTPRequest) -> Resp
 
     answer = await unless_gone(http.receive, sample())
     headers = _answer_headers(session, answer)
-    if not request.stream:
-        return json_response(dialect.answer(answer.head, answer.replies or ()), headers=headers)
-    try:
+    if request.stream:
         return await StreamedAnswer(answer, headers, details).opened(http.receive)
-    except BaseException:
-        answer.give_up()
-        raise
+    return json_response(dialect.answer(answer.head, answer.replies or ()), headers=headers)
 
 
 def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
@@ -106,32 +101,31 @@ def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
     return headers
 
 
-async def _count(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _count(gateway: Gateway, http: HTTPRequest) -> Any:
     body = parse_json(await read_body(http, gateway.admission.limits.body_bytes))
     count = await gateway.count(http.state.session, read_count(body, http.headers))
-    return json_response({"input_tokens": count})
+    return {"input_tokens": count}
 
 
-async def _stored(gateway: Gateway, http: HTTPRequest) -> Response:
-    stored = await gateway.stored(http.state.session, RESPONSES, http.path_params["response"])
-    return json_response(RESPONSES.answer(*stored))
+async def _stored(gateway: Gateway, http: HTTPRequest) -> Any:
+    id = http.path_params["response"]
+    return RESPONSES.answer(*await gateway.stored(http.state.session, RESPONSES, id))
 
 
-async def _models(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _models(gateway: Gateway, http: HTTPRequest) -> Any:
     name, requested = gateway.model, http.path_params.get("model")
     model = {"id": name, "object": "model", "created": 0, "owned_by": "tokentrace"}
     model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     model["max_model_len"] = gateway.engine.capabilities.max_length
     if requested is None:
-        page = {"object": "list", "data": [model], "has_more": False}
-        return json_response({**page, "first_id": name, "last_id": name})
+        return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
     if requested != name:
         raise RequestError(f"there is no model {brief(requested)}, only {name}", status=404)
-    return json_response(model)
+    return model
 
 
-async def _health(gateway: Gateway, http: HTTPRequest) -> Response:
-    return json_response({"status": "ok"})
+async def _health(gateway: Gateway, http: HTTPRequest) -> Any:
+    return {"status": "ok"}
 
 
 async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
@@ -157,7 +151,8 @@ async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
 class Endpoint:
     """Answers the requests of one method and path."""
 
-    answer: Callable[[Gateway, HTTPRequest], Awaitable[Response]]
+    answer: Callable[[Gateway, HTTPRequest], Awaitable[Any]]
+    """Returns a response, or a value that is sent as JSON."""
     method: str
     path: str
     key: str = "admin"
@@ -166,20 +161,19 @@ class Endpoint:
     """Decides about the shape of errors."""
 
 
-def _endpoints() -> list[Endpoint]:
-    agents = [
-        *(Endpoint(partial(_answer, each), "POST", path, "session", each) for path, each in DIALECTS.items()),
-        Endpoint(_count, "POST", "/v1/messages/count_tokens", "session", MESSAGES),
-        Endpoint(_stored, "GET", "/v1/responses/{response}", "session", RESPONSES),
-        Endpoint(_models, "GET", "/v1/models", "any"),
-        Endpoint(_models, "GET", "/v1/models/{model:path}", "any"),
-    ]
-    return [
-        *(replace(each, path=prefix + each.path) for prefix in PREFIXES for each in agents),
-        *(Endpoint(answer, *route.partition(" ")[::2]) for route, answer in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()),
-        Endpoint(_health, "GET", "/healthz", "health"),
-        Endpoint(_ready, "GET", "/readyz", "health"),
-    ]
+_AGENTS: Final = [
+    *(Endpoint(partial(_answer, each), "POST", path, "session", each) for path, each in DIALECTS.items()),
+    Endpoint(_count, "POST", "/v1/messages/count_tokens", "session", MESSAGES),
+    Endpoint(_stored, "GET", "/v1/responses/{response}", "session", RESPONSES),
+    Endpoint(_models, "GET", "/v1/models", "any"),
+    Endpoint(_models, "GET", "/v1/models/{model:path}", "any"),
+]
+ENDPOINTS: Final = [
+    *(replace(each, path=prefix + each.path) for prefix in PREFIXES for each in _AGENTS),
+    *(Endpoint(answer, *route.partition(" ")[::2]) for route, answer in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()),
+    Endpoint(_health, "GET", "/healthz", "health"),
+    Endpoint(_ready, "GET", "/readyz", "health"),
+]
 
 
 class App:
@@ -192,7 +186,7 @@ class App:
 
     def starlette(self) -> Starlette:
         """The application that a server runs."""
-        routes = [Route(each.path, _Handler(self, each), methods=[each.method]) for each in _endpoints()]
+        routes = [Route(each.path, _Handler(self, each), methods=[each.method]) for each in ENDPOINTS]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
@@ -205,7 +199,8 @@ class App:
                 if endpoint.key == "session":
                     id = http.path_params.get("session")
                     http.state.session = await self.access.session(caller, id, http.headers)
-            return await endpoint.answer(self.gateway, http)
+            answer = await endpoint.answer(self.gateway, http)
+            return answer if isinstance(answer, Response) else json_response(answer)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:

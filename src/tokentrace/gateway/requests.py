@@ -327,10 +327,10 @@ class RequestError(TokentraceError):
         return self.status == 409 or self.code == "matcher_failed"
 
 
-def convert(value: Any, schema: type[Schema], within: str = "") -> Schema:
+def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool = True) -> Schema:
     """Read a JSON value by its schema. Raises RequestError that names the first field which does not fit."""
     try:
-        return msgspec.convert(value, schema)
+        return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
         message, _, path = str(error).removesuffix("`").partition(" - at `$")
         path = _INDEX.sub(r".\1", f"{within}{path}").strip(".").removesuffix("....")
