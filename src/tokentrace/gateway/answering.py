@@ -52,7 +52,7 @@ class Answer:
 
     gateway: Gateway
     session: str
-    dialect: Dialect
+    dialect: type[Dialect]
     request: Request
     head: Head
     placed: Placement | None = None

@@ -1,12 +1,13 @@
 """The gateway over HTTP: its routes, and who may use which.
 
 The way of a request: `_answer` reads it (`Dialect.read`), `Gateway.begin` makes its prompt, `Answer.run` samples and
-stores its turn, and `Dialect.answer` or a `StreamedAnswer` writes what the client gets.
+stores its turn, and `Dialect.whole` or a `StreamedAnswer` writes what the client gets.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,21 +28,21 @@ from ..store.store import StoreError
 from .access import Access, Role
 from .admin import ADMIN_ROUTES
 from .answering import Answer
-from .chat import CHAT
-from .dialect import Dialect, random_id
+from .chat import Chat
+from .dialect import Dialect
 from .gateway import Gateway
 from .http import StreamedAnswer, as_problem, json_response, log_request, parse_body, parse_json, read_body, unless_gone
-from .messages import MESSAGES, read_count
+from .messages import Messages, read_count
 from .page.routes import PAGE_ROUTES
 from .requests import RequestError, request_error
-from .responses import RESPONSES
-from .tokens import TOKENS
+from .responses import Responses
+from .tokens import Tokens
 
-DIALECTS: Final[Mapping[str, Dialect]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/responses": RESPONSES,
-    "/v1/messages": MESSAGES,
-    "/inference/v1/generate": TOKENS,
+DIALECTS: Final[Mapping[str, type[Dialect]]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/responses": Responses,
+    "/v1/messages": Messages,
+    "/inference/v1/generate": Tokens,
 }
 PREFIXES: Final = ("", "/sessions/{session}")
 """Where the dialects' routes are: with the session in the key or a header, or in the path."""
@@ -50,7 +51,7 @@ PREFIXES: Final = ("", "/sessions/{session}")
 # -- agents
 
 
-async def _answer(dialect: Dialect, gateway: Gateway, http: HTTPRequest) -> Response:
+async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -> Response:
     """Answer an agent's request once its key and session are known."""
     session, details = http.state.session, http.scope["tokentrace"]
     raw = await read_body(http, gateway.admission.limits.body_bytes)
@@ -81,7 +82,7 @@ async def _answer(dialect: Dialect, gateway: Gateway, http: HTTPRequest) -> Resp
     headers = _answer_headers(session, answer)
     if request.stream:
         return await StreamedAnswer(answer, headers, details).opened(http.receive)
-    return json_response(dialect.answer(answer.head, answer.replies or ()), headers=headers)
+    return json_response(dialect(answer.head).whole(answer.replies or ()), headers=headers)
 
 
 def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
@@ -109,7 +110,8 @@ async def _count(gateway: Gateway, http: HTTPRequest) -> Any:
 
 async def _stored(gateway: Gateway, http: HTTPRequest) -> Any:
     id = http.path_params["response"]
-    return RESPONSES.answer(*await gateway.stored(http.state.session, RESPONSES, id))
+    head, replies = await gateway.stored(http.state.session, Responses, id)
+    return Responses(head).whole(replies)
 
 
 async def _models(gateway: Gateway, http: HTTPRequest) -> Any:
@@ -157,14 +159,14 @@ class Endpoint:
     path: str
     key: str = "admin"
     """Whose key it needs: ``admin``; ``session``, which names the session, too; ``any``; ``health``, perhaps none."""
-    dialect: Dialect = CHAT
+    dialect: type[Dialect] = Chat
     """Decides about the shape of errors."""
 
 
 _AGENTS: Final = [
     *(Endpoint(partial(_answer, each), "POST", path, "session", each) for path, each in DIALECTS.items()),
-    Endpoint(_count, "POST", "/v1/messages/count_tokens", "session", MESSAGES),
-    Endpoint(_stored, "GET", "/v1/responses/{response}", "session", RESPONSES),
+    Endpoint(_count, "POST", "/v1/messages/count_tokens", "session", Messages),
+    Endpoint(_stored, "GET", "/v1/responses/{response}", "session", Responses),
     Endpoint(_models, "GET", "/v1/models", "any"),
     Endpoint(_models, "GET", "/v1/models/{model:path}", "any"),
 ]
@@ -223,7 +225,7 @@ class App:
             )
         except TokentraceError as denied:
             problem = request_error(denied)
-        response = _error(problem, CHAT)
+        response = _error(problem, Chat)
         response.headers.update(error.headers or {})
         return response
 
@@ -252,8 +254,8 @@ class _Handler:
             log_request(endpoint.method, endpoint.path, status, time.perf_counter() - began, details)
 
 
-def _error(error: RequestError, dialect: Dialect) -> Response:
-    id = random_id()
+def _error(error: RequestError, dialect: type[Dialect]) -> Response:
+    id = secrets.token_hex(16)
     headers = {"x-request-id": id, "request-id": id}
     if error.retry_after is not None:
         headers["retry-after"] = f"{error.retry_after:g}"

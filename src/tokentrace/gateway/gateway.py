@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from ..study.memory import Memory
 from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, unhurried
-from .dialect import Dialect, Head, ItemStream, call_ids_of, random_id, response_name
+from .dialect import Dialect, Head, ItemStream, call_ids_of, response_name
 from .metrics import Metrics
 from .requests import Request, RequestError
 from .session import SessionRecord
@@ -66,7 +67,7 @@ class Gateway:
 
     # -- answering a request
 
-    async def begin(self, id: str, dialect: Dialect, request: Request, name: str = "") -> Answer:
+    async def begin(self, id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
         """Make the prompt of a request, or return the answer that a request of this `name` has or will have."""
         claim = self.admission.admit(id)
         try:
@@ -84,7 +85,7 @@ class Gateway:
                 placed = await self._place(live, conversation)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, request, len(placed.ids))
-            head = self._head(request, placed.ids, random_id())
+            head = self._head(request, placed.ids, secrets.token_hex(16))
         except BaseException:
             claim.end()
             raise
@@ -209,7 +210,7 @@ class Gateway:
             messages[request.instructions : request.instructions] = past
         return replace(request, messages=messages) if request.references or request.previous is not None else request
 
-    async def stored(self, id: str, dialect: Dialect, response: str) -> Answered:
+    async def stored(self, id: str, dialect: type[Dialect], response: str) -> Answered:
         """A stored response, as it was answered. Raises RequestError if the session has none of this id."""
         async with self._named(id, response_name(response)) as (session, turns):
             if not turns or turns[0].dialect != dialect.name:

@@ -165,7 +165,7 @@ class StreamedAnswer(Response):
         super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._answer, self._details = answer, details
-        self._encoder = answer.dialect.stream(answer.head)
+        self._encoder = answer.dialect(answer.head)
         self._frames: list[bytes] = []
         """What is to be sent. Sampling never waits for a slow reader: the completion's length bounds it."""
         self._news = asyncio.Event()

@@ -111,6 +111,8 @@ class ReadHistory:
     messages: Sequence[Mapping[str, Any]] = ()
     starts: Sequence[int] = ()
     """For each of the items, how many of the messages come before it."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """The tools, which are the same."""
 
 
 NOTHING_READ: Final = ReadHistory()
@@ -164,7 +166,8 @@ class Request:
         if not at:
             return NOTHING_READ
         end = starts[at] if at < len(starts) else len(self.messages)
-        return ReadHistory(at, self.messages[starts[0] : end], [start - starts[0] for start in starts[:at]])
+        own = [start - starts[0] for start in starts[:at]]
+        return ReadHistory(at, self.messages[starts[0] : end], own, self.tools)
 
     def _begins_turn(self, item: int) -> bool:
         start, *after = self.starts[item : item + 2] or [len(self.messages)]
@@ -206,7 +209,7 @@ def read_body(raw: Any, schema: type[Body], refused: Refused, harmless: Sequence
     }
 
 
-def wishes(conditions: Mapping[str, bool]) -> tuple[str, ...]:
+def wishes(**conditions: bool) -> tuple[str, ...]:
     """The names of the fields that are wishes."""
     return tuple(name for name, is_wish in conditions.items() if is_wish)
 
