@@ -26,7 +26,6 @@ from .rows import ExportFormat, export_rows
 from .sessions import ID, ID_RULE, LiveSession, SessionSettings, Version, dropped
 
 Routes: TypeAlias = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Any]]]
-"""What answers administrators, by method and path."""
 
 
 Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
@@ -67,7 +66,6 @@ class _Rewards(Struct, forbid_unknown_fields=True):
 
 
 def read_query(http: HTTPRequest) -> Query:
-    """The parameters of an address, without empty ones."""
     values = {name: value for name, value in http.query_params.items() if value}
     return convert(values, Query, strict=False)
 
@@ -193,7 +191,6 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
 
 
 async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
-    """The rows of one session, or of all that the address asks for."""
     query, name, id = read_query(http), "rows", http.path_params.get("session")
     if query.state is State.DROPPED:
         raise RequestError("sessions that were dropped have no rows", field="state")

@@ -151,8 +151,6 @@ async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Answers the requests of one method and path."""
-
     answer: Callable[[Gateway, HTTPRequest], Awaitable[Any]]
     """Returns a response, or a value that is sent as JSON."""
     method: str
@@ -160,7 +158,6 @@ class Endpoint:
     key: str = "admin"
     """Whose key it needs: ``admin``; ``session``, which names the session, too; ``any``; ``health``, perhaps none."""
     dialect: type[Dialect] = Chat
-    """Decides about the shape of errors."""
 
 
 _AGENTS: Final = [
@@ -179,15 +176,11 @@ ENDPOINTS: Final = [
 
 
 class App:
-    """The routes of one gateway."""
-
     def __init__(self, gateway: Gateway, access: Access, *, public_health: bool = False) -> None:
         self.gateway, self.access, self._public_health = gateway, access, public_health
         self.server: Any = None
-        """Serves the app; its `should_exit` ends that."""
 
     def starlette(self) -> Starlette:
-        """The application that a server runs."""
         routes = [Route(each.path, _Handler(self, each), methods=[each.method]) for each in ENDPOINTS]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 

@@ -17,7 +17,7 @@ from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent, openai_message
+from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
 from .requests import Request, RequestError, TokenFields
 
 _HARMLESS: Final = (
@@ -67,7 +67,6 @@ class ChatBody(wire.AgentBody):
 
 
 def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body. Raises RequestError that names a field."""
     body, shared = wire.read_body(raw, ChatBody, _REFUSED, _HARMLESS)
     if body.tools and body.functions:
         raise RequestError("cannot be used beside tools", field="functions")
@@ -142,14 +141,13 @@ class Chat(Dialect):
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._calls: Final = [0] * head.request.n
-        """How many calls each choice has announced."""
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         choices = [
             {
                 "index": at,
                 "message": {
-                    **self._with_legacy_call(openai_message(reply.items)),
+                    **self._with_legacy_call(reply.message),
                     **self.token_fields(reply, TokenFields.NEMO_GYM),
                 },
                 "logprobs": self._logprobs(reply.completion),
@@ -186,11 +184,10 @@ class Chat(Dialect):
         return chunks
 
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
-        """How each choice ended, and what all of them cost."""
         chunks = []
         for choice, reply in enumerate(replies):
             delta = self.token_fields(reply, TokenFields.NEMO_GYM)
-            if not openai_message(reply.items)["content"] and not self._calls[choice]:
+            if not reply.message["content"] and not self._calls[choice]:
                 delta |= {"content": ""}
             chunk = self._chunk(choice, delta, self._finish_reason(reply))
             chunk["choices"][0] |= self.token_fields(reply, TokenFields.TOKENTRACE)

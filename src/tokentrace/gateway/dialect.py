@@ -29,7 +29,6 @@ CallId: TypeAlias = Callable[[int], str]
 QUIET: Final = 32
 """How many silent pieces of a call pass before a change shows that the stream is alive."""
 OPENAI_END: Final = b"data: [DONE]\n\n"
-"""The frame after the last chunk of OpenAI's streams."""
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LOWEST: Final = -9999.0
 """OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
@@ -51,13 +50,11 @@ class Item:
     name: str = ""
     id: str = ""
     attempt: int = -1
-    """The call's index among all attempts."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments as an object. Set only if they must be one."""
     cut_off: bool = False
 
     def openai_call(self) -> dict[str, Any]:
-        """A call as in OpenAI's chat completions."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
@@ -86,11 +83,9 @@ class ItemStream:
     def __init__(self, call_id: CallId, options: AnswerOptions, stop: Sequence[str] = ()) -> None:
         self.items: list[Item] = []
         self.statuses: list[CallStatus] = []
-        """What became of each attempt at a call."""
         self.late_ids: dict[str, str] = {}
         """By the id that the client knows: the id that the model wrote after the arguments."""
         self.stopped_by: str | None = None
-        """The stop text that ended the content."""
         self._call_id, self._options, self._stop = call_id, options, tuple(stop)
         self._changes: list[ItemChange] = []
         self._withheld = ""
@@ -213,25 +208,11 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def changes_of(items: Iterable[Item]) -> list[ItemChange]:
-    """The changes that build complete items at once."""
     changes: list[ItemChange] = []
     for item in items:
         grew = [ItemChange("grew", item, item.text)] if item.text else []
         changes += [ItemChange("opened", item), *grew, ItemChange("closed", item)]
     return changes
-
-
-def openai_message(items: Sequence[Item]) -> dict[str, Any]:
-    """A message of chat completions. Arguments are JSON text, as written; ``content`` is None only beside calls."""
-
-    def text(kind: PartKind) -> str:
-        return "".join(item.text for item in items if item.kind is kind)
-
-    calls = [item.openai_call() for item in items if item.kind is PartKind.TOOL_CALL]
-    message = {"role": "assistant", "content": text(PartKind.CONTENT) or (None if calls else "")}
-    if reasoning := text(PartKind.REASONING):
-        message["reasoning_content"] = reasoning
-    return {**message, "tool_calls": calls} if calls else message
 
 
 def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, list[TokenRange]]:
@@ -258,15 +239,22 @@ def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, li
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """One completion of the answer, whole and stored."""
-
     items: Sequence[Item]
     completion: Completion
     response: ParsedResponse
     stopped_by: str | None = None
     statuses: Sequence[CallStatus] = ()
-    """What became of each attempt at a call."""
     late_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """A message of chat completions. Arguments are JSON text; ``content`` is None only beside calls."""
+        texts = {kind: "".join(item.text for item in self.items if item.kind is kind) for kind in PartKind}
+        calls = [item.openai_call() for item in self.items if item.kind is PartKind.TOOL_CALL]
+        message = {"role": "assistant", "content": texts[PartKind.CONTENT] or (None if calls else "")}
+        if texts[PartKind.REASONING]:
+            message["reasoning_content"] = texts[PartKind.REASONING]
+        return {**message, "tool_calls": calls} if calls else message
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
@@ -277,8 +265,6 @@ class Reply:
 
 
 class Usage(NamedTuple):
-    """Counted tokens of an answer."""
-
     prompt: int
     completion: int
     cached: int
@@ -286,7 +272,6 @@ class Usage(NamedTuple):
     reasoning: int
 
     def openai(self) -> dict[str, Any]:
-        """As chat completions report it."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -314,7 +299,6 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     history: ClassVar[str] = "messages"
-    """The field that has the conversation so far."""
     end: ClassVar[bytes] = b""
     """The frame that ends a stream, after the last event."""
     read: ClassVar[Callable[..., Request]]
@@ -337,7 +321,6 @@ class Dialect(ABC):
     # -- the stream
 
     def open(self) -> list[StreamEvent]:
-        """The events before the first token."""
         return []
 
     def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:

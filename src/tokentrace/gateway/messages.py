@@ -269,7 +269,6 @@ class Messages(Dialect):
         return [{"type": "content_block_delta", **place, "delta": delta}, end]
 
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
-        """How it ended and what it cost, and ``message_stop``."""
         [reply] = replies
         last = {"type": "message_delta", "delta": self._ending(reply), **self._costs(reply)}
         return [last, {"type": "message_stop"}]
@@ -293,7 +292,6 @@ class Messages(Dialect):
         return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
 
     def _costs(self, reply: Reply) -> dict[str, Any]:
-        """The usage, and the tokens if they were requested."""
         usage = self.usage([reply])
         counts = {
             "input_tokens": usage.prompt - usage.cached,

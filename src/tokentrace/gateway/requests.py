@@ -210,7 +210,6 @@ def read_body(raw: Any, schema: type[Body], refused: Refused, harmless: Sequence
 
 
 def wishes(**conditions: bool) -> tuple[str, ...]:
-    """The names of the fields that are wishes."""
     return tuple(name for name, is_wish in conditions.items() if is_wish)
 
 
@@ -250,7 +249,6 @@ def requested_token_fields(
 
 
 def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[str, ...]:
-    """Stop texts, of which one may come alone."""
     texts = (value,) if isinstance(value, str) else tuple(value or ())
     if len(texts) > most or not all(texts):
         raise RequestError(f"must be at most {most} strings, none of them empty", field=field)
@@ -355,7 +353,6 @@ def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
 
 
 def request_error(error: TokentraceError, messages: str = "messages") -> RequestError:
-    """An error as an agent gets it."""
     match error:
         case RequestError():
             return error

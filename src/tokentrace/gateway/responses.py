@@ -66,8 +66,6 @@ class _Text(Struct):
 
 
 class _Function(Struct):
-    """A tool of type function, or the function inside of it."""
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -169,7 +167,6 @@ def bare_id(id: str) -> str:
 
 
 def _repeated(body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dict[str, Any]) -> dict[str, Any]:
-    """What the answer repeats of its request."""
     return {
         **{name: getattr(body, name) for name in _NULLABLE},
         **{name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None},
@@ -274,7 +271,6 @@ class Responses(Dialect):
         super().__init__(head)
         self._sent = 0
         self._pending: Final[list[Item]] = []
-        """Messages that are complete but not done."""
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         [reply] = replies

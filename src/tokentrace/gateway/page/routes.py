@@ -35,7 +35,6 @@ from ..requests import RequestError
 from ..session import SessionRecord
 
 TOKENS: Final = 4_000
-"""The most tokens of one answer."""
 _AROUND: Final = 4
 """How many tokens beyond either end are decoded: a character may need several tokens."""
 HEADERS: Final = {
@@ -101,7 +100,6 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
 
 
 def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> dict[str, Any]:
-    """One turn: new messages, reply, cause of a branch, sampling, time."""
     recorded = session.turns[number]
     sampled = session.sampled_turn(recorded)
     logprobs = []
