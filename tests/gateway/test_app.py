@@ -59,8 +59,10 @@ def test_the_same_request_is_another_sample_unless_it_has_the_same_key(served: S
     state = served.state("again")
     assert len({answer["id"] for answer in answers}) == state["turns"] == 4
     assert [turn["cause"] and turn["cause"]["cause"] for turn in state["tree"]] == [None, "retry", "retry", "retry"]
-    third, fourth = (post(served, "again", {"messages": [ASK]}, {"idempotency-key": "k1"}) for _ in range(2))
+    body = {"messages": [ASK], "logprobs": True, "top_logprobs": 2}
+    third, fourth = (post(served, "again", body, {"idempotency-key": "k1"}) for _ in range(2))
     assert third == fourth
+    assert third[1]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     assert served.state("again")["turns"] == 5
 
 

@@ -69,8 +69,8 @@ class Keys:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._stamp = path, self._now()
-        self._callers = self._read()
+        self._path = path
+        self._stamp, self._callers = self._now(), self._read()
 
     def caller(self, hashed: str) -> Caller | None:
         if (stamp := self._now()) != self._stamp:

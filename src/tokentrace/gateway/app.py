@@ -252,7 +252,7 @@ def _error(error: RequestError, dialect: type[Dialect]) -> Response:
     headers = {"x-request-id": id, "request-id": id}
     if error.retry_after is not None:
         headers["retry-after"] = f"{error.retry_after:g}"
-    if error.is_final:
+    if error.status == 409 or error.code == "matcher_failed":  # clients retry these, and they fail again
         headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'
