@@ -23,7 +23,7 @@ from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
-from tokentrace.store.opening import open_store
+from tokentrace.store.store import open_store
 
 BROKEN = next(one for one in rollouts("pocket") if one.cause is Cause.JSON_FORMAT)
 

@@ -158,8 +158,7 @@ def _is_store(name: str, path: Path) -> bool:
 
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
     """The sessions of a store, the newest first."""
-    from ..store.opening import open_store
-    from ..store.store import State, StoreError
+    from ..store.store import State, StoreError, open_store
 
     store = open_store(name)
     note(f"{store.where}: a store of sessions")

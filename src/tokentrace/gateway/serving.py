@@ -17,7 +17,7 @@ import uvicorn
 from ..engines.protocol import Engine
 from ..errors import InputError
 from ..rendering.renderer import Renderer
-from ..store.opening import open_store
+from ..store.store import open_store
 from .access import Access, Keys
 from .admission import Admission, Limits
 from .app import App
