@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import numpy as np
 
 from tests.conversations import user
@@ -155,12 +154,6 @@ def _in_turn(choices: Sequence[Sampled]) -> Iterator[tuple[int, list[ItemChange]
         for at, choice in enumerate(choices):
             if step < len(choice.pieces):
                 yield at, *choice.pieces[step]
-
-
-def serve(body: str, kind: str = "text/event-stream", status: int = 200) -> httpx2.Client:
-    """A client to which everything is answered like this."""
-    answer = httpx2.Response(status, headers={"content-type": kind}, content=body.encode())
-    return httpx2.Client(transport=httpx2.MockTransport(lambda _: answer))
 
 
 HARMONY_CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place":"Zürich"}<|call|>'

@@ -57,16 +57,23 @@ class Served:
             return status, json.loads(raw)
         return status, raw
 
+    def chat(self, session: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        """Ask for a chat completion."""
+        return self.call("POST", f"/sessions/{session}/v1/chat/completions", body, headers)
+
     def state(self, session: str) -> Any:
         status, state = self.call("GET", f"/sessions/{session}")
         assert status == 200, state
         return state
 
     def rows(self, session: str) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{self.url}/sessions/{session}/rows?format=jsonl", headers=self.headers)
-        ) as answer:
+        request = urllib.request.Request(f"{self.url}/sessions/{session}/rows", headers=self.headers)
+        with urllib.request.urlopen(request) as answer:
             return [json.loads(line) for line in answer.read().splitlines()]
+
+    def record(self, session: str) -> Any:
+        """The session's record in memory."""
+        return self.run(self.app.gateway.sessions.get(session)).session
 
     def run(self, work: Any) -> Any:
         """The result of a coroutine, run in the server's loop."""

@@ -3,55 +3,61 @@
 Each agent runs as its users run it, in an environment that is not ours (`real_agents/install.py`), once for all its
 dialects. The model's turns have what makes echoes hard: reasoning, odd spaces in arguments and around content, letters
 that are not ASCII, parallel calls; and their tokens are not those that encoding their text would give.
+
+Claude Code names its session itself, and a proxy that leads nowhere stands before everything else that it might call.
 """
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.gateway.real_agents.install import ENVIRONMENTS
 from tests.gateway.real_agents.running import SCRIPTS, Outcome, need, run_agent
-from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
-from tests.gateway.rows import check_rows
+from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine, check_rows
 from tests.gateway.server import Served, gateway_server
 from tests.support import FULL, make_renderer
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
 
 FAMILIES = ("pocket", "qwen3") if FULL else ("pocket",)
-WHOLE, STREAMED = "whole", "streamed"
-BOTH = (WHOLE, STREAMED)
+BOTH = (False, True)
+"""Whole and streamed."""
 
-WEATHER = Story(
-    (
-        Said("  Let me look.\n", [("weather", '{"city":  "Zürich" , "days":3}')], "I should call."),
+
+def looked(weather: str = "weather") -> list[Said]:
+    return [
+        Said("  Let me look.\n", [(weather, '{"city":  "Zürich" , "days":3}')], "I should call."),
         Said("\n It is sunny in Zürich. "),
-        Said("", [("weather", '{"days" : 1, "city":"Bern"}'), ("weather", '{"city": "Basel", "days": 2}')]),
+        Said("", [(weather, '{"days" : 1, "city":"Bern"}'), (weather, '{"city": "Basel", "days": 2}')]),
         Said('Sunny, too: <b>Bern</b> & "Basel" 🌞', reasoning="Both are sunny."),
         Said("You are welcome.\n\n"),
-    ),
-    about="Zürich",
-)
+    ]
+
+
+WEATHER = Story(looked(), about="Zürich")
 FINAL_ANSWERS = Story(
-    (
-        Said("  Let me look.\n", [("weather", '{"city":  "Zürich" , "days":3}')], "I should call."),
+    [
+        looked()[0],
         Said("", [("final_answer", '{"answer":"sunny"}')], "I know it."),
         Said("", [("weather", '{"days" : 1, "city":"Bern"}')]),
         Said("", [("final_answer", '{ "answer": "sunny, too" }')]),
-    ),
+    ],
     about="Zürich",
 )
 SHELL = Story(
-    (
+    [
         Said(" First\n", [("bash", '{"command":  "echo Grüezi"}')], "Say it."),
         Said("", [("bash", '{"command":"true"}'), ("bash", '{"command": "echo again  "}')]),
         Said("Done.", [("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')], "Submit."),
-    ),
+    ],
     about="Zürich",
 )
 
@@ -61,7 +67,7 @@ class Agent:
     """An agent, and what it does to what it is told."""
 
     environment: str
-    dialects: Mapping[str, Sequence[str]]
+    dialects: Mapping[str, Sequence[bool]]
     """How it talks: by dialect, streamed or not."""
     story: Story = WEATHER
     causes: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
@@ -76,73 +82,65 @@ AGENTS = {
     "langgraph": Agent("current", {"chat": BOTH, "responses": BOTH, "messages": BOTH}),
     "inspect_ai": Agent(
         "current",
-        {"chat": [WHOLE], "responses": [WHOLE], "messages": BOTH},
+        {"chat": [False], "responses": [False], "messages": BOTH},
         causes={"responses": (None, "sub_agent", None, None, None, None)},  # it tries first what the server can do
     ),
     # it asks in another event loop than its connections belong to
-    "strands": Agent("earlier", {"chat": [STREAMED], "messages": [STREAMED]}, loses_answers=True),
-    "qwen_agent": Agent("earlier", {"chat": [STREAMED]}),
-    "mini_swe_agent": Agent("earlier", {"chat": [WHOLE]}, SHELL),
+    "strands": Agent("earlier", {"chat": [True], "messages": [True]}, loses_answers=True),
+    "qwen_agent": Agent("earlier", {"chat": [True]}),
+    "mini_swe_agent": Agent("earlier", {"chat": [False]}, SHELL),
     "autogen": Agent("earlier", {"chat": BOTH}, causes={"chat": (None, "changed_tools", None, None, None)}),
     "smolagents": Agent("current", {"chat": BOTH}, FINAL_ANSWERS, {"chat": (None, *["calls_as_text"] * 3)}),
 }
-
-
 TRIED = list(AGENTS) if FULL else ["pydantic_ai"]
 """One agent that speaks all dialects; the others are part of make test-long."""
 
 
-def ways(agent: str, family: str) -> list[tuple[str, str]]:
+def ways(agent: str, family: str) -> list[tuple[str, bool]]:
     """The dialects and modes that an agent is tried with: all on one family, the last of each dialect's on others."""
     dialects = AGENTS[agent].dialects.items()
     return [(dialect, mode) for dialect, modes in dialects for mode in (modes if family == "pocket" else modes[-1:])]
 
 
-CASES = [
-    pytest.param(agent, family, dialect, mode, id=f"{agent}-{family}-{dialect}-{mode}")
-    for agent in TRIED
-    for family in FAMILIES
-    for dialect, mode in ways(agent, family)
-]
+def stage_of(family: str, stories: dict[str, Story]) -> Stage:
+    renderer = create_renderer(POCKET) if family == "pocket" else make_renderer(family)
+    return Stage(renderer, "<|end|>" if family == "pocket" else "<|im_end|>", stories)
+
+
+def causes_of(state: Any) -> list[str | None]:
+    return [turn["cause"] and turn["cause"]["cause"] for turn in state["tree"]]
 
 
 @dataclass
 class Theatre:
     """Gateways of all families, and the agents that have run."""
 
-    stages: dict[str, Stage] = field(default_factory=dict)
-    served: dict[str, Served] = field(default_factory=dict)
+    folder: Path
+    stages: dict[str, tuple[Stage, Served]] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    folder: Path = Path()
-
-
-def session_of(agent: str, dialect: str, mode: str) -> str:
-    return f"{agent}-{dialect}-{mode}"
 
 
 @pytest.fixture(scope="module")
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
     need(request.config, *ENVIRONMENTS)
-    made = Theatre(folder=tmp_path_factory.mktemp("agents"))
+    theatre = Theatre(tmp_path_factory.mktemp("agents"))
     with ExitStack() as stack:
         for family in FAMILIES:
-            renderer = create_renderer(POCKET) if family == "pocket" else make_renderer(family)
-            stage = Stage(renderer, "<|end|>" if family == "pocket" else "<|im_end|>")
-            made.stages[family] = stage
+            stage = stage_of(family, {})
             engine = lambda stage=stage: StoryEngine(stage)  # noqa: E731
-            made.served[family] = stack.enter_context(gateway_server(engine, renderer))
-        yield made
+            theatre.stages[family] = stage, stack.enter_context(gateway_server(engine, stage.renderer))
+        yield theatre
 
 
 def ran(theatre: Theatre, name: str) -> Outcome:
     """What became of an agent, which is run once."""
     if name not in theatre.outcomes:
         agent, runs = AGENTS[name], []
-        for family, served in theatre.served.items():
-            for dialect, mode in ways(name, family):
-                session = session_of(name, dialect, mode)
-                theatre.stages[family].stories[session] = agent.story
-                run = {"url": f"{served.url}/sessions/{session}", "dialect": dialect, "stream": mode == STREAMED}
+        for family, (stage, served) in theatre.stages.items():
+            for dialect, stream in ways(name, family):
+                session = f"{name}-{dialect}-{stream}"
+                stage.stories[session] = agent.story
+                run = {"url": f"{served.url}/sessions/{session}", "dialect": dialect, "stream": stream}
                 if dialect == "messages":  # the session by its key, which Anthropic's clients send in two ways
                     _, made = served.call("POST", "/sessions", {"id": session})
                     run |= {"url": served.url, "key": made["key"]}
@@ -151,27 +149,132 @@ def ran(theatre: Theatre, name: str) -> Outcome:
     return theatre.outcomes[name]
 
 
-@pytest.mark.parametrize(("agent", "family", "dialect", "mode"), CASES)
+@pytest.mark.parametrize(
+    ("agent", "family", "dialect", "stream"),
+    [(agent, family, *way) for agent in TRIED for family in FAMILIES for way in ways(agent, family)],
+)
 def test_what_the_engine_saw_is_what_is_exported(
-    theatre: Theatre, agent: str, family: str, dialect: str, mode: str
+    theatre: Theatre, agent: str, family: str, dialect: str, stream: bool
 ) -> None:
-    outcome, session = ran(theatre, agent), session_of(agent, dialect, mode)
+    outcome, session = ran(theatre, agent), f"{agent}-{dialect}-{stream}"
     assert outcome.status == 0, outcome.output[-4000:]
-    stage, served = theatre.stages[family], theatre.served[family]
+    stage, served = theatre.stages[family]
     assert stage.unsaid(session) == 0
     state = served.state(session)
-    about = [turn for turn in state["tree"] if turn["cause"]]
-    causes = [turn["cause"] and turn["cause"]["cause"] for turn in state["tree"]]
+    causes = causes_of(state)
     if AGENTS[agent].loses_answers:
         causes = [cause for cause in causes if cause != "retry"]
     expected = AGENTS[agent].causes.get(dialect, [None] * len(AGENTS[agent].story.turns))
-    assert causes == list(expected), about
+    assert causes == list(expected), [turn for turn in state["tree"] if turn["cause"]]
     rows = served.rows(session)
-    assert len(rows) == 1 + len(about)
+    assert len(rows) == 1 + sum(cause is not None for cause in causes_of(state))
     check_rows(stage, session, rows)
     assert {turn["dialect"] for turn in state["tree"]} == {dialect}
+    assert outcome.strayed == ""
 
 
-@pytest.mark.parametrize("agent", TRIED)
-def test_agents_stay_on_this_machine(theatre: Theatre, agent: str) -> None:
-    assert ran(theatre, agent).strayed == ""
+# -- Claude Code
+
+SKY = "mcp__sky__weather"
+TOLD = looked(SKY)
+TASK = (
+    '{"description":  "Weather" , "prompt": "Look at the sky over Zürich, and tell what you see.", '
+    '"subagent_type": "general-purpose", "run_in_background": false}'
+)
+DELEGATED = [
+    Said("I send somebody.", [("Agent", TASK)]),
+    Said("", [(SKY, '{"city":"Zürich" , "days":3}')], "I am the one who was sent."),
+    Said(" Sunny in Zürich."),
+    Said("It is sunny, I am told."),
+    Said("", [("Bash", '{"command":  "echo Grüezi" , "description": "Says it"}')]),
+    Said("Said."),
+    Said("You are welcome."),
+]
+COMPACTED = [
+    *TOLD,
+    Said("<summary>The weather was told for Zürich, Bern and Basel: sunny.</summary>", reasoning="In short."),
+    Said("", [("Read", '{"file_path": "missing.txt" , "limit":3}')], "I read."),
+    Said("There is no such file."),
+    Said(" No."),
+]
+SITTINGS = [
+    ["What is the weather in Zürich?", "And in Bern and Basel?"],
+    ["Thank you!", "/compact", "Is there a file?", "Are you sure?"],
+]
+
+
+class Everywhere(dict[str, Story]):
+    """The same story for every session: Claude Code makes up its name."""
+
+    def __init__(self, story: Story) -> None:
+        super().__init__()
+        self._story = story
+
+    def __missing__(self, session: str) -> Story:
+        return self._story
+
+
+@contextmanager
+def dead_end() -> Iterator[tuple[str, list[str]]]:
+    """A proxy that answers nobody, and what it was asked for."""
+    asked: list[str] = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+
+        def answer() -> None:
+            while True:
+                try:
+                    one, _ = listening.accept()
+                except OSError:
+                    return
+                with closing(one):
+                    asked.append(one.recv(200).decode("ascii", "replace").partition("\r\n")[0])
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(60)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "story", "sittings", "causes", "branches"),
+    [
+        # a conversation is one row
+        *((family, Story(TOLD, "Zürich"), None, [None] * 5, [0] * 5) for family in ("pocket", "qwen3")),
+        # a sub-agent is a row of its own
+        *(
+            (family, Story(DELEGATED, "Zürich"), None, [None, "sub_agent", *[None] * 5], [0, 1, 1, 0, 0, 0, 0])
+            for family in ("pocket", "qwen3")
+        ),
+        # closed and opened again it goes on, and compacted it begins anew: what is asked for a summary leaves out the
+        # last words of the conversation, which are kept as they are
+        (
+            "pocket",
+            Story(COMPACTED),
+            SITTINGS,
+            [*[None] * 5, "compaction", "compaction", None, None],
+            [*[0] * 5, 1, 2, 2, 2],
+        ),
+    ],
+)
+def test_claude_code(
+    request: pytest.FixtureRequest, tmp_path: Path, family: str, story: Story, sittings: Any, causes: Any, branches: Any
+) -> None:
+    need(request.config, "claude")
+    stage = stage_of(family, Everywhere(story))
+    with dead_end() as (proxy, asked), gateway_server(lambda: StoryEngine(stage), stage.renderer) as served:
+        proxies = {"HTTPS_PROXY": proxy, "HTTP_PROXY": proxy, "NO_PROXY": "127.0.0.1"}
+        run = {"url": served.url, "dialect": "messages", "stream": True} | ({"sittings": sittings} if sittings else {})
+        outcome = run_agent("claude", SCRIPTS / "run_claude_code.py", [run], tmp_path, proxies)
+        assert outcome.status == 0, outcome.output[-4000:]
+        assert (asked, outcome.strayed) == ([], "")
+        (session,) = stage.exchanges
+        assert stage.unsaid(session) == 0
+        assert session in outcome.output  # as Claude Code calls it
+        rows = served.rows(session)
+        check_rows(stage, session, rows)
+        state = served.state(session)
+    assert causes_of(state) == causes
+    assert [turn["branch"] for turn in state["tree"]] == branches
+    assert len(rows) == max(branches) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,33 +34,18 @@ RENDERER = create_renderer(POCKET)
 STOP = RENDERER.get_stop_token_ids()[0]
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with gateway_server() as server:
-        yield server
-
-
-def post(served: Served, session: str, body: dict[str, Any], headers: Any = None) -> tuple[int, Any]:
-    return served.call("POST", f"/sessions/{session}/v1/chat/completions", {"model": "m", **body}, headers)
-
-
-def says(text: str) -> Callable[[], ScriptedEngine]:
-    ids = RENDERER.tokenizer.encode(text).tolist()
-    return lambda: ScriptedEngine(lambda prompt, sampling: ids, piece=1)
-
-
 # -- requests that come again
 
 
 def test_the_same_request_is_another_sample_unless_it_has_the_same_key(served: Served) -> None:
     """A retry that an SDK counts is one too: what this gateway has seen may have been another request."""
     retries: list[Any] = [{"x-stainless-retry-count": count} for count in "0112"]
-    answers = [post(served, "again", {"messages": [ASK]}, headers)[1] for headers in retries]
+    answers = [served.chat("again", {"messages": [ASK]}, headers)[1] for headers in retries]
     state = served.state("again")
     assert len({answer["id"] for answer in answers}) == state["turns"] == 4
     assert [turn["cause"] and turn["cause"]["cause"] for turn in state["tree"]] == [None, "retry", "retry", "retry"]
     body = {"messages": [ASK], "logprobs": True, "top_logprobs": 2}
-    third, fourth = (post(served, "again", body, {"idempotency-key": "k1"}) for _ in range(2))
+    third, fourth = (served.chat("again", body, {"idempotency-key": "k1"}) for _ in range(2))
     assert third == fourth
     assert third[1]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     assert served.state("again")["turns"] == 5
@@ -69,11 +54,11 @@ def test_the_same_request_is_another_sample_unless_it_has_the_same_key(served: S
 def test_samples_of_one_prompt_share_all_of_it(served: Served) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
     body = {"messages": messages, "tools": TOOLS, "n": 3}
-    reply = post(served, "shared", body)[1]["choices"][0]["message"]
+    reply = served.chat("shared", body)[1]["choices"][0]["message"]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "391"} for call in reply.get("tool_calls", [])]
     again = {**body, "messages": [*messages, reply, *(results or [{"role": "user", "content": "Sure?"}])], "n": 1}
     for _ in range(3):
-        assert post(served, "shared", again)[0] == 200
+        assert served.chat("shared", again)[0] == 200
     state = served.state("shared")
     sampled = sum(turn["stop"] - turn["start"] for turn in state["tree"])
     prompts = state["tree"][0]["start"] + state["tree"][3]["start"] - state["tree"][0]["stop"]
@@ -102,9 +87,9 @@ def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
     last = served.state("ids")["tree"][-2:]
     assert last[0]["cause"] is None
     assert last[1]["cause"]["cause"] == "edit"
-    live = served.run(served.app.gateway.sessions.get("ids"))
-    assert live.session.trajectory.stream(last[0]["branch"]).tolist() == stream
-    assert live.session.trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
+    trajectory = served.record("ids").trajectory
+    assert trajectory.stream(last[0]["branch"]).tolist() == stream
+    assert trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
 
 
 def test_what_cannot_be_recorded_is_refused_before_it_is_sampled(served: Served) -> None:
@@ -124,10 +109,9 @@ def test_what_cannot_be_recorded_is_refused_before_it_is_sampled(served: Served)
 def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_reported(served: Served, stream: bool) -> None:
     session = f"stopped-{stream}"
     body = {"messages": [{"role": "user", "content": "What is 17 * 23?"}], "stop": [" "], "stream": stream}
-    assert post(served, session, body)[0] == 200
+    assert served.chat(session, body)[0] == 200
     [turn] = served.state(session)["tree"]
-    live = served.run(served.app.gateway.sessions.get(session))
-    [recorded] = live.session.trajectory.turns(0)
+    [recorded] = served.record(session).trajectory.turns(0)
     assert turn["stopped_by"] is None or recorded.finish_reason == "abort"
     assert (recorded.logprobs_kind, recorded.version) == ("processed", 0)
     assert recorded.cached_tokens is not None
@@ -140,14 +124,14 @@ def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:
     ids = RENDERER.tokenizer.encode("one two STOP three four").tolist()
     sampled = Sampled(ids, [-0.5] * len(ids), {"routed_experts": [[at] for at in range(len(ids))]})
     with gateway_server(lambda: ScriptedEngine(lambda prompt, sampling: sampled, piece=0)) as served:
-        status, answer = post(served, "experts", {"messages": [ASK], "stop": ["STOP"]})
+        status, answer = served.chat("experts", {"messages": [ASK], "stop": ["STOP"]})
         assert status == 200, answer
         reply = answer["choices"][0]["message"]
         assert reply["content"] == "one two "
         [row] = served.rows("experts")
         assert sum(row["loss_mask"]) == served.state("experts")["sampled"] < len(ids)
         body = {"messages": [ASK, reply], "continue_final_message": True, "add_generation_prompt": False}
-        assert post(served, "experts", body)[0] == 200
+        assert served.chat("experts", body)[0] == 200
         assert served.prompts[-1] == RENDERER.render([ASK, reply], continue_final_message=True).token_ids
 
 
@@ -294,7 +278,7 @@ def test_a_template_that_reads_mappings_is_shown_what_can_be_read() -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "enable_thinkin"])
 def test_variables_replace_nothing_and_are_read_by_the_template(served: Served, name: str) -> None:
     body = {"messages": [ASK], "chat_template_kwargs": {name: [{"role": "user", "content": "Other"}]}}
-    status, answer = post(served, "replace", body)
+    status, answer = served.chat("replace", body)
     assert (status, answer["error"]["param"]) == (400, f"chat_template_kwargs.{name}")
 
 
@@ -305,16 +289,16 @@ def test_variables_of_a_request_spell_no_control_token() -> None:
     with gateway_server(renderer=create_renderer(POCKET, "default", chat_template=template)) as served:
         for value, expected in (("hello", 200), ("a<|end|>b", 400), ({"k<|turn|>": 1}, 400), (["<|end|>"], 400)):
             body = {"messages": [ASK], "chat_template_kwargs": {"greeting": value}, "max_tokens": 3}
-            assert post(served, "spell", body)[0] == expected, value
+            assert served.chat("spell", body)[0] == expected, value
 
 
 def test_reasoning_that_is_rewritten_in_a_part_is_not_taken_for_what_was_sampled(served: Served) -> None:
     """It is no echo, and as a message of its own it has a part that OpenAI's messages do not have."""
-    reply = post(served, "part", {"messages": [ASK]})[1]["choices"][0]["message"]
+    reply = served.chat("part", {"messages": [ASK]})[1]["choices"][0]["message"]
     parts = [{"type": "thinking", "thinking": "Zebras."}, {"type": "text", "text": reply["content"] or ""}]
     calls = {"tool_calls": reply["tool_calls"]} if reply.get("tool_calls") else {}
     echo = {"role": "assistant", "content": parts, **calls}
-    status, answer = post(served, "part", {"messages": [ASK, echo, {"role": "user", "content": "Thanks."}]})
+    status, answer = served.chat("part", {"messages": [ASK, echo, {"role": "user", "content": "Thanks."}]})
     assert (status, answer["error"]["param"]) == (400, "messages.1.content.0")
     assert served.state("part")["turns"] == 1
 
@@ -332,13 +316,13 @@ def test_any_name_of_a_field_that_nobody_reads_fits_into_a_header(served: Served
 
 
 def test_odd_paths_and_headers_are_answered_with_an_error_that_has_an_id(served: Served) -> None:
-    status, answer = post(served, "typo/v1", {"messages": [ASK]})
+    status, answer = served.chat("typo/v1", {"messages": [ASK]})
     assert status == 404
     assert "twice" in answer["error"]["message"]
     status, answer = served.call("POST", "/sessions/typo/v1/messages", {"messages": []})
     assert (status, bool(answer["request_id"])) == (400, True)
     for session in ("a%00b", "%2e%2e", "x" * 129, "%F0%9F%8C%9E"):
-        assert post(served, session, {"messages": [ASK]})[0] in (400, 404), session
+        assert served.chat(session, {"messages": [ASK]})[0] in (400, 404), session
     for headers in ({"x-session-id": "a b"}, {"x-session-id": "é"}, {"authorization": "Bearer \xff"}):
         assert served.call("POST", "/v1/chat/completions", {"messages": [ASK]}, headers)[0] in (200, 400), headers
     assert served.call("GET", "/healthz", None, {"x-long": "y" * 100_000})[0] in (200, 400, 431)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gateway.recorded import TOOLS, Bench, Message, results, say, use, user
-from tests.support import examples
+from tests.support import FULL, examples
 from tokentrace.conversation.responses import from_responses
 
 FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.1"]
@@ -79,7 +79,8 @@ ECHOES: dict[str, Echo] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_append_only_agent_gives_one_row_however_it_echoes(family: str) -> None:
-    for name, echo in ECHOES.items():
+    at = FAMILIES.index(family)
+    for name, echo in list(ECHOES.items())[slice(None) if FULL or not at else slice(at % 4, None, 4)]:
         bench = Bench(family)
         messages: list[Message] = [SYSTEM, TASK]
         script = [

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,10 +30,10 @@ from tests.gateway.answers import (
     pocket,
     renderer,
     sampled,
-    serve,
     streamed,
     written,
 )
+from tests.lazy import lazy
 from tests.parsing.forms import families
 from tests.support import examples
 from tokentrace.conversation.responses import from_responses, unsealed
@@ -44,39 +45,35 @@ from tokentrace.gateway.messages import Messages, signature
 from tokentrace.gateway.requests import AnswerOptions, RequestError
 from tokentrace.gateway.responses import Responses
 
+anthropic, openai, pydantic = lazy("anthropic"), lazy("openai"), lazy("pydantic")
 HI: Any = [user("x")]
 
 
 # -- real clients
 
 
-def openai_client(body: str, kind: str = "text/event-stream", status: int = 200) -> Any:
-    import openai
+def sdk(kind: Any, body: str, media: str = "text/event-stream", status: int = 200) -> Any:
+    """A client to which everything is answered like this."""
+    answer = httpx2.Response(status, headers={"content-type": media}, content=body.encode())
+    http = httpx2.Client(transport=httpx2.MockTransport(lambda _: answer))
+    return kind(api_key="k", base_url="http://localhost", http_client=http, max_retries=0)
 
-    return openai.OpenAI(api_key="k", base_url="http://localhost", http_client=serve(body, kind, status), max_retries=0)
 
-
-def anthropic_client(body: str, kind: str = "text/event-stream", status: int = 200) -> Any:
-    import anthropic
-
-    http = serve(body, kind, status)
-    return anthropic.Anthropic(api_key="k", base_url="http://localhost", http_client=http, max_retries=0)
+def frames(sse: str) -> list[Any]:
+    """The data of all events."""
+    pieces = [frame.partition("data: ")[2] for frame in sse.split("\n\n")]
+    return [json.loads(data) for data in pieces if data and data != "[DONE]"]
 
 
 def chat_whole(answer: dict[str, Any]) -> Any:
-    from openai.types.chat import ChatCompletion
-
-    ChatCompletion.model_validate(answer, strict=True)
-    with openai_client(json.dumps(answer), "application/json") as client:
-        return _choices(client.chat.completions.create(model="m", messages=HI).to_dict())
+    return _choices(openai.types.chat.ChatCompletion.model_validate(answer, strict=True).to_dict())
 
 
 def chat_together(sse: str) -> Any:
-    from openai.types.chat import ChatCompletionChunk
-
-    for frame in sse.split("\n\n")[:-2]:  # not the end, nor an error
-        ChatCompletionChunk.model_validate(json.loads(frame.removeprefix("data: ")), strict=True)
-    with openai_client(sse) as client, client.chat.completions.stream(model="m", messages=HI) as stream:
+    for chunk in frames(sse):
+        if "error" not in chunk:
+            openai.types.chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+    with sdk(openai.OpenAI, sse) as client, client.chat.completions.stream(model="m", messages=HI) as stream:
         return _choices(stream.until_done().current_completion_snapshot.to_dict())
 
 
@@ -95,23 +92,18 @@ def _choices(completion: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def messages_whole(answer: dict[str, Any]) -> Any:
-    from anthropic.types import Message
-
-    Message.model_validate(answer, strict=True)
-    with anthropic_client(json.dumps(answer), "application/json") as client:
-        return _filled(client.messages.create(model="m", max_tokens=9, messages=HI).to_dict())
+    return _filled(anthropic.types.Message.model_validate(answer, strict=True).to_dict())
 
 
 def messages_together(sse: str) -> Any:
-    from anthropic.types import RawMessageStreamEvent
-    from pydantic import TypeAdapter
-
-    event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-    for frame in sse.split("\n\n")[:-1]:
-        data = json.loads(frame.split("\ndata: ")[1])
-        if data["type"] not in ("ping", "error"):
-            event.validate_python(data, strict=True)
-    with anthropic_client(sse) as client, client.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
+    adapter = pydantic.TypeAdapter(anthropic.types.RawMessageStreamEvent)
+    for event in frames(sse):
+        if event["type"] not in ("ping", "error"):
+            adapter.validate_python(event, strict=True)
+    with (
+        sdk(anthropic.Anthropic, sse) as client,
+        client.messages.stream(model="m", max_tokens=9, messages=HI) as stream,
+    ):
         return _filled(stream.get_final_message().to_dict())
 
 
@@ -122,21 +114,14 @@ def _filled(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def responses_whole(answer: dict[str, Any]) -> Any:
-    from openai.types.responses import Response
-
-    Response.model_validate(answer, strict=True)
-    with openai_client(json.dumps(answer), "application/json") as client:
-        assert client.responses.create(model="m", input="x").to_dict() == answer
+    assert openai.types.responses.Response.model_validate(answer, strict=True).to_dict() == answer
     return answer
 
 
 def responses_together(sse: str) -> Any:
     """The last event has the whole answer; the others must add up to its items."""
-    from openai.types.responses import ResponseStreamEvent
-    from pydantic import TypeAdapter
-
-    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    events = [json.loads(frame.split("\ndata: ")[1]) for frame in sse.split("\n\n")[:-1]]
+    adapter = pydantic.TypeAdapter(openai.types.responses.ResponseStreamEvent)
+    events = frames(sse)
     for event in events:
         adapter.validate_python(event, strict=True)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -160,7 +145,7 @@ def responses_together(sse: str) -> Any:
     assert [_without_tokens(done[at]) for at in sorted(done)] == output
     assert [texts[at] for at in sorted(texts)] == [_text(item) for item in output]
     if answer["status"] == "completed":
-        with openai_client(sse) as client, client.responses.stream(model="m", input="x") as stream:
+        with sdk(openai.OpenAI, sse) as client, client.responses.stream(model="m", input="x") as stream:
             assert [item.id for item in stream.get_final_response().output] == [item["id"] for item in output]
     return answer
 
@@ -356,21 +341,15 @@ def test_a_stream_that_fails_ends_with_the_error(client: Client) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 500, 503])
 def test_clients_know_the_errors(client: Client, status: int) -> None:
-    import anthropic
-    import openai
-
     error = RequestError("no", field="n", status=status, code="c")
-    body = json.dumps(client.dialect.error(error))
+    told = (json.dumps(client.dialect.error(error)), "application/json", status)
     if client.dialect is Messages:
-        with (
-            anthropic_client(body, "application/json", status) as sdk,
-            pytest.raises(anthropic.APIStatusError) as raised,
-        ):
-            sdk.messages.create(model="m", max_tokens=9, messages=HI)
-        assert raised.value.body["error"] == {"type": error.kind, "message": "n: no"}  # type: ignore[index]
+        with sdk(anthropic.Anthropic, *told) as one, pytest.raises(anthropic.APIStatusError) as raised:
+            one.messages.create(model="m", max_tokens=9, messages=HI)
+        assert raised.value.body["error"] == {"type": error.kind, "message": "n: no"}
         return
-    with openai_client(body, "application/json", status) as sdk, pytest.raises(openai.APIStatusError) as failed:
-        sdk.responses.create(model="m", input="x")
+    with sdk(openai.OpenAI, *told) as one, pytest.raises(openai.APIStatusError) as failed:
+        one.responses.create(model="m", input="x")
     assert (failed.value.status_code, failed.value.param, failed.value.code) == (status, "n", "c")
 
 

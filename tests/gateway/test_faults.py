@@ -15,7 +15,7 @@ import apsw
 import pytest
 
 from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
-from tests.gateway.server import Served, gateway_server
+from tests.gateway.server import Served, gateway_server, until
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
 from tokentrace.engines import Capabilities, EngineError, LogprobKind, ScriptedEngine, VLLMEngine
 from tokentrace.engines.http import Connection
@@ -88,69 +88,46 @@ class ClosingEngine(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def closing() -> Iterator[str]:
+def closing() -> Iterator[tuple[ThreadingHTTPServer, Served]]:
+    """Such an engine, and a gateway before it."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), ClosingEngine)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
+    url, size = f"http://127.0.0.1:{server.server_address[1]}", pocket().tokenizer.vocabulary.size
+    told = Capabilities("vllm", vocab_size=size, streams=True, logprobs=LogprobKind.PROCESSED)
+    with gateway_server(lambda: VLLMEngine(Connection(url), told, check_echo=False)) as served:
+        yield server, served
     server.shutdown()
     server.server_close()
     thread.join(30)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_an_engine_that_hangs_up_in_the_middle_of_its_answer(closing: str, stream: bool) -> None:
-    size = pocket().tokenizer.vocabulary.size
-    told = Capabilities("vllm", vocab_size=size, streams=True, logprobs=LogprobKind.PROCESSED)
-    with gateway_server(lambda: VLLMEngine(Connection(closing), told, check_echo=False)) as served:
-        for dialect in PATHS:
-            with pytest.raises(Refused) as refused:
-                Agent("a", "s", dialect, stream).ask(served.url)
-            assert refused.value.status in ((200, 502, 503) if stream else (502, 503))
-        state = served.state("s")
-        assert (state["turns"], len(state["incomplete"])) == (0, 3)
+def test_an_engine_that_hangs_up_in_the_middle_of_its_answer(closing: Any, stream: bool) -> None:
+    _, served = closing
+    for dialect in PATHS:
+        with pytest.raises(Refused) as refused:
+            Agent("a", "s", dialect, stream).ask(served.url)
+        assert refused.value.status in ((200, 502, 503) if stream else (502, 503))
+    state = served.state("s")
+    assert (state["turns"], len(state["incomplete"])) == (0, 3)
 
 
-def test_a_gateway_whose_engine_is_gone_is_not_ready() -> None:
-    size = pocket().tokenizer.vocabulary.size
-    told = Capabilities("vllm", vocab_size=size, streams=True, logprobs=LogprobKind.PROCESSED)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ClosingEngine)
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    with gateway_server(lambda: VLLMEngine(Connection(url), told, check_echo=False)) as served:
-        try:
-            assert served.call("GET", "/readyz") == (
-                200,
-                {"draining": False, "paused": False, "store": "ok", "engine": "ok"},
-            )
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(30)
-        status, state = served.call("GET", "/readyz")
-        assert (status, state["engine"]) == (503, "unavailable")
-        assert served.call("GET", "/healthz")[0] == 200
+def test_a_gateway_whose_engine_is_gone_is_not_ready(closing: Any) -> None:
+    server, served = closing
+    ready = {"draining": False, "paused": False, "store": "ok", "engine": "ok"}
+    assert served.call("GET", "/readyz") == (200, ready)
+    server.shutdown()
+    server.server_close()
+    assert served.call("GET", "/readyz") == (503, {**ready, "engine": "unavailable"})
+    assert served.call("GET", "/healthz")[0] == 200
 
 
 # -- stores
 
 
-def scripted() -> ScriptedEngine:
-    return ScriptedEngine(counting, piece=2)
-
-
-def check_goes_on(served: Served, agents: list[Agent]) -> None:
-    """Every agent goes on in its line, and the record is whole."""
-    for agent in agents:
-        agent.ask(served.url)
-        state = served.state(agent.session)
-        assert (state["turns"], state["rows"]) == (len(agent.heard), 1)
-        assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
-
-
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    with gateway_server(scripted, store=str(tmp_path / "store.db")) as served:
+    with gateway_server(lambda: ScriptedEngine(counting, piece=2), store=str(tmp_path / "store.db")) as served:
         agents = every_kind([f"s{at}" for at in range(6)], 6)
         for agent in agents:
             agent.ask(served.url)
@@ -164,7 +141,11 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         assert refused.value.body["error"]["code"] == "store"
         assert "no room left" in refused.value.body["error"]["message"]
         connection.pragma("max_page_count", 2**30)
-        check_goes_on(served, [*agents, filled])
+        for agent in [*agents, filled]:  # every agent goes on in its line, and the record is whole
+            agent.ask(served.url)
+            state = served.state(agent.session)
+            assert (state["turns"], state["rows"]) == (len(agent.heard), 1)
+            assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
 
 
 # -- readers
@@ -185,31 +166,23 @@ def slow_reader(served: Served, body: dict[str, Any]) -> socket.socket:
 def test_a_reader_that_never_reads_and_one_that_hangs_up_harm_nobody() -> None:
     """Their turns are stored or given up, their places are free again, and others go on."""
     words = answer_ids("word " * 20_000)
-    gates: list[Gate] = []
-
-    def engine() -> ScriptedEngine:
-        gates.append(Gate())
-        script = lambda prompt, sampling: words if sampling.max_tokens > 12 else counting(prompt, sampling)  # noqa: E731
-        return ScriptedEngine(script, piece=1000, latency=gates[0])
-
+    gate = Gate()
+    script = lambda prompt, sampling: words if sampling.max_tokens > 12 else counting(prompt, sampling)  # noqa: E731
     body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 30_000, "stream": True, "logprobs": True}
-    with gateway_server(engine) as served:
+    with gateway_server(lambda: ScriptedEngine(script, piece=1000, latency=gate)) as served:
         gateway = served.app.gateway
         readers = [slow_reader(served, body) for _ in range(3)]
-        served.run(gates[0].waiting(3))
-        served.run(gates[0].open(3))
-        served.run(gates[0].waiting(3))
+        served.run(gate.waiting(3))
+        served.run(gate.open(3))
+        served.run(gate.waiting(3))
         vanished = readers.pop()
         vanished.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # hangs up without a word
         vanished.close()
-        pause = threading.Event()
-        while gateway.admission.in_flight > 2:
-            pause.wait(0.01)
-        served.run(gates[0].open())
+        until(lambda: gateway.admission.in_flight <= 2)
+        served.run(gate.open())
         for agent in every_kind(["others"], 6):
             assert agent.ask(served.url).text
-        while gateway.admission.in_flight:
-            pause.wait(0.01)
+        until(lambda: not gateway.admission.in_flight)
         state = served.state("slow")
         assert (state["turns"], len(state["incomplete"])) == (2, 1)
         assert state["incomplete"][0]["ended"] == "the agent went away"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -33,15 +32,6 @@ def served(script: Script) -> Iterator[Served]:
         yield server
 
 
-def ask(served: Served, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
-    request = urllib.request.Request(served.url + path, headers=headers or {})
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
-
-
 def got(served: Served, path: str) -> Any:
     status, value = served.call("GET", path)
     assert status == 200, value
@@ -53,8 +43,8 @@ def got(served: Served, path: str) -> Any:
 
 def test_nothing_may_run_or_load_but_the_page_itself(served: Served) -> None:
     for path in ("/", *(f"/page/{name}" for name in page_files())):
-        status, headers, _ = ask(served, path)
-        assert status == 200
+        with urllib.request.urlopen(served.url + path) as answer:
+            headers = answer.headers
         policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
         assert policy == {
             "default-src": "'none'", "script-src": "'self'", "style-src": "'self'", "connect-src": "'self'",
@@ -74,15 +64,15 @@ def test_the_files_load_nothing_from_elsewhere_and_write_no_html() -> None:
 
 @pytest.mark.parametrize("name", ["routes.py", "..%2froutes.py", "%2e%2e/app.py", "__init__.py", "none.js"])
 def test_only_the_files_of_the_page_are_served(served: Served, name: str) -> None:
-    assert ask(served, f"/page/{name}")[0] == 404
+    assert served.call("GET", f"/page/{name}")[0] == 404
 
 
 # -- what it is told
 
 
 def test_the_tokens_of_a_branch_are_those_of_the_record(served: Served) -> None:
-    live = served.run(served.app.gateway.sessions.get("interesting"))
-    trajectory = live.session.trajectory
+    record = served.record("interesting")
+    trajectory = record.trajectory
     for branch in range(trajectory.num_branches):
         told = got(served, f"/sessions/interesting/tokens?branch={branch}")
         assert told["ids"] == trajectory.stream(branch).tolist()
@@ -97,7 +87,7 @@ def test_the_tokens_of_a_branch_are_those_of_the_record(served: Served) -> None:
         for piece in told["pieces"]:
             assert (piece["turn"] is not None) == (piece["kind"] == "sampled")
             if piece["turn"] is not None:
-                turn = live.session.turns[piece["turn"]]
+                turn = record.turns[piece["turn"]]
                 assert turn.start <= piece["start"] < piece["stop"] <= turn.stop
 
 

@@ -110,19 +110,14 @@ def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) 
 
 
 def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> None:
-    gates: list[Gate] = []
-
-    def engine() -> FaultyEngine:
-        gates.append(Gate())
-        return scripted(latency=gates[-1])
-
-    with two_gateways(place, engine) as (one, other), ThreadPoolExecutor(2) as threads:
+    gate = Gate()
+    with two_gateways(place, lambda: scripted(latency=gate)) as (one, other), ThreadPoolExecutor(2) as threads:
         first = threads.submit(Agent("a", "s").ask, one.url, "Hello?", idempotency_key="k")
-        one.run(gates[0].waiting())
+        one.run(gate.waiting())
         until(lambda: one.state("s")["incomplete"])
         again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", idempotency_key="k")
         until(lambda: other.app.gateway.admission.under_way)
-        one.run(gates[0].open())
+        one.run(gate.open())
         assert first.result(60) == again.result(60)
         assert not other.prompts
         assert one.state("s")["turns"] == 1

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.gateway.server import TOOLS, Served
 from tokentrace.gateway.gateway import resolved
 from tokentrace.gateway.requests import RequestError
 
 FLAT: Any = [{"type": "function", **TOOLS[0]["function"]}]
 ASK: Any = {"role": "user", "content": "What is 17 * 23?"}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with gateway_server() as server:
-        yield server
 
 
 def ask(served: Served, session: str, input: Any, **more: Any) -> Any:
@@ -71,10 +64,10 @@ def test_a_conversation_goes_on(served: Served, way: str, stream: bool) -> None:
     state = served.state(session)
     assert [turn["cause"] for turn in state["tree"]] == [None] * 3
     assert [turn["reused"] for turn in state["tree"]] == [0] + [turn["stop"] for turn in state["tree"][:-1]]
-    live = served.run(served.app.gateway.sessions.get(session))
-    stream_ids = live.session.trajectory.stream(0).tolist()
+    record = served.record(session)
+    stream_ids = record.trajectory.stream(0).tolist()
     assert all(stream_ids[: len(prompt)] == prompt for prompt in served.prompts[seen:])
-    roles = [message["role"] for message in live.session.conversation(2)]
+    roles = [message["role"] for message in record.conversation(2)]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
-from tests.gateway.rows import check_rows
+from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine, check_rows
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.lazy import lazy
 from tokentrace import create_renderer

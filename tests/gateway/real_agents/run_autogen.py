@@ -1,10 +1,8 @@
 """autogen: an assistant that reflects on what its tools say, three questions."""
 
-import asyncio
-
 from autogen_agentchat.agents import AssistantAgent
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from task import QUESTIONS, SYSTEM, Run, runs, weather
+from task import QUESTIONS, SYSTEM, Run, run_all, weather
 
 INFO = {
     "vision": False,
@@ -31,9 +29,4 @@ async def talk(run: Run) -> None:
     await client.close()
 
 
-async def main() -> None:
-    for run in runs():
-        await talk(run)
-
-
-asyncio.run(main())
+run_all(talk)

@@ -1,10 +1,9 @@
 """Claude Code, through claude-agent-sdk, which brings it: a tool of ours, one conversation in one or more sittings."""
 
-import asyncio
 import os
 
 from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, create_sdk_mcp_server, tool
-from task import Run, runs
+from task import Run, run_all
 from task import weather as tell_weather
 
 
@@ -38,10 +37,5 @@ async def talk(run: Run) -> None:
                         options.resume = message.session_id
 
 
-async def main() -> None:
-    for run in runs():
-        await talk(run)
-
-
 os.environ.pop("PYTHONPATH", None)
-asyncio.run(main())
+run_all(talk)

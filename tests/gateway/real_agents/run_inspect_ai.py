@@ -1,10 +1,8 @@
 """inspect-ai: its generate loop, three questions, over all three dialects."""
 
-import asyncio
-
 from inspect_ai.model import ChatMessageSystem, ChatMessageUser, GenerateConfig, execute_tools, get_model
 from inspect_ai.tool import Tool, tool
-from task import QUESTIONS, SYSTEM, Run, runs
+from task import QUESTIONS, SYSTEM, Run, run_all
 from task import weather as tell_weather
 
 
@@ -44,9 +42,4 @@ async def talk(run: Run) -> None:
         print(repr(output.completion))
 
 
-async def main() -> None:
-    for run in runs():
-        await talk(run)
-
-
-asyncio.run(main())
+run_all(talk)

@@ -1,10 +1,8 @@
 """openai-agents: one agent, three questions, over chat completions and responses."""
 
-import asyncio
-
 from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
 from openai import AsyncOpenAI
-from task import QUESTIONS, SYSTEM, Run, runs, weather
+from task import QUESTIONS, SYSTEM, Run, run_all, weather
 
 
 async def talk(run: Run) -> None:
@@ -24,9 +22,4 @@ async def talk(run: Run) -> None:
         print(repr(result.final_output))
 
 
-async def main() -> None:
-    for run in runs():
-        await talk(run)
-
-
-asyncio.run(main())
+run_all(talk)

@@ -1,14 +1,12 @@
 """pydantic-ai: one agent, three questions, over all three dialects."""
 
-import asyncio
-
 from anthropic import AsyncAnthropic
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from task import QUESTIONS, SYSTEM, Run, runs, weather
+from task import QUESTIONS, SYSTEM, Run, run_all, weather
 
 
 def model_of(run: Run):
@@ -36,9 +34,4 @@ async def talk(run: Run) -> None:
         print(repr(result.output))
 
 
-async def main() -> None:
-    for run in runs():
-        await talk(run)
-
-
-asyncio.run(main())
+run_all(talk)

@@ -1,8 +1,9 @@
 """What every agent is asked, and the tool that it has. It runs in the agents' environments: standard library only."""
 
+import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 SYSTEM = "You tell the weather."
@@ -29,6 +30,16 @@ def runs() -> Iterator[Run]:
     """The conversations that the command line asks for."""
     for run in json.loads(sys.argv[1]):
         yield Run(**run)
+
+
+def run_all(talk: Callable[[Run], Awaitable[None]]) -> None:
+    """Have them, one after the other."""
+
+    async def main() -> None:
+        for run in runs():
+            await talk(run)
+
+    asyncio.run(main())
 
 
 def weather(city: str, days: int) -> str:
