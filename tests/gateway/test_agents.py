@@ -173,8 +173,6 @@ def test_what_the_engine_saw_is_what_is_exported(
     assert outcome.strayed == ""
 
 
-# -- Claude Code
-
 SKY = "mcp__sky__weather"
 TOLD = looked(SKY)
 TASK = (

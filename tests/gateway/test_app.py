@@ -34,9 +34,6 @@ RENDERER = create_renderer(POCKET)
 STOP = RENDERER.get_stop_token_ids()[0]
 
 
-# -- requests that come again
-
-
 def test_the_same_request_is_another_sample_unless_it_has_the_same_key(served: Served) -> None:
     """A retry that an SDK counts is one too: what this gateway has seen may have been another request."""
     retries: list[Any] = [{"x-stainless-retry-count": count} for count in "0112"]
@@ -64,9 +61,6 @@ def test_samples_of_one_prompt_share_all_of_it(served: Served) -> None:
     prompts = state["tree"][0]["start"] + state["tree"][3]["start"] - state["tree"][0]["stop"]
     assert state["tokens"] == sampled + prompts
     assert len(served.rows("shared")) == state["rows"] == 5
-
-
-# -- prompts of ids
 
 
 def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
@@ -102,9 +96,6 @@ def test_what_cannot_be_recorded_is_refused_before_it_is_sampled(served: Served)
     assert (status, len(served.prompts)) == expected, answer
 
 
-# -- stop texts
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_reported(served: Served, stream: bool) -> None:
     session = f"stopped-{stream}"
@@ -134,8 +125,6 @@ def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:
         assert served.chat("experts", body)[0] == 200
         assert served.prompts[-1] == RENDERER.render([ASK, reply], continue_final_message=True).token_ids
 
-
-# -- calls with broken arguments
 
 QUOTED = '<tool_call>\n{"name": "compute", "arguments": {"n": 1, "formula": "say "17"}}\n</tool_call>'
 CUT = '<tool_call>\n{"name": "compute", "arguments": {"n": 1, "formula": "17 * '
@@ -270,9 +259,6 @@ def test_a_template_that_reads_mappings_is_shown_what_can_be_read() -> None:
     assert [note.partition(":")[0] for note in notes] == ["message 1"]
     with pytest.raises(InputError):
         render_readably(renderer, [{"role": "user", "content": 7}])
-
-
-# -- what is refused, and headers
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "enable_thinkin"])

@@ -21,8 +21,6 @@ TASK: Message = {"role": "user", "content": "What is the weather like in Zürich
 SUNNY = "sunny  \n, 21 degrees, a light breeze from the south; humidity 40 %, no rain expected before the evening\n"
 
 
-# -- echoes
-
 Echo = Callable[[Message], Message]
 
 
@@ -96,9 +94,6 @@ def test_an_append_only_agent_gives_one_row_however_it_echoes(family: str) -> No
             messages += results(reply, SUNNY) if reply.get("tool_calls") else [user("Thank you!")]
         assert bench.causes == [None] * 4, (name, [turn.cause for turn in bench.turns])
         bench.check(rows=1)
-
-
-# -- agents that rewrite
 
 
 def conversation(bench: Bench, calls: int = 3) -> list[Message]:
@@ -181,9 +176,6 @@ def test_results_that_python_takes_for_equal_are_not_the_same(one: Any, other: A
     bench.check(rows=2)
 
 
-# -- fields that no token comes of
-
-
 def test_a_name_that_comes_later_is_no_other_history() -> None:
     """As Semantic Kernel does: it leaves out content beside calls, and names its messages once a turn is over."""
     bench = Bench("qwen3")
@@ -234,9 +226,6 @@ def test_a_field_tells_two_histories_apart_if_a_token_comes_of_it(family: str, a
     assert (bench.turns[-1].base == 0) is (prompts[0] == prompts[1]), bench.turns[-1].cause
 
 
-# -- reasoning repeated as content
-
-
 def test_reasoning_repeated_as_content_is_a_repair_only_if_the_remaining_content_is_the_same(bench: Bench) -> None:
     reply = bench.ask([SYSTEM, TASK], say("Sunny.", "It is summer."))
     bench.ask([SYSTEM, TASK, _thinking_aloud(reply), user("Sure?")], say("Sure."))
@@ -246,9 +235,6 @@ def test_reasoning_repeated_as_content_is_a_repair_only_if_the_remaining_content
     assert bench.causes == [None, None, "edit"]
     assert "'It is summer.Rainy.' in place of" in bench.turns[2].cause.words  # type: ignore[union-attr]
     bench.check(rows=2)
-
-
-# -- what is in doubt
 
 
 def test_replies_that_differ_in_reasoning_alone_are_told_apart_or_not_guessed(bench: Bench) -> None:
@@ -268,9 +254,6 @@ def test_equal_calls_are_told_apart_by_their_ids(bench: Bench) -> None:
         bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."))
         assert bench.turns[-1].base == at
     bench.check(rows=2)
-
-
-# -- reasoning and words of the agent's
 
 
 @pytest.mark.parametrize("which", [0, 1, -1])

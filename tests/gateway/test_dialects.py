@@ -49,9 +49,6 @@ anthropic, openai, pydantic = lazy("anthropic"), lazy("openai"), lazy("pydantic"
 HI: Any = [user("x")]
 
 
-# -- real clients
-
-
 def sdk(kind: Any, body: str, media: str = "text/event-stream", status: int = 200) -> Any:
     """A client to which everything is answered like this."""
     answer = httpx2.Response(status, headers={"content-type": media}, content=body.encode())
@@ -206,8 +203,6 @@ def client(request: pytest.FixtureRequest) -> Client:
     return CLIENTS[request.param]
 
 
-# -- the law
-
 LOOKED = {"place": "Zürich"}
 INPUTS: dict[str, list[dict[str, Any]]] = {
     "a broken call": [],
@@ -353,9 +348,6 @@ def test_clients_know_the_errors(client: Client, status: int) -> None:
     assert (failed.value.status_code, failed.value.param, failed.value.code) == (status, "n", "c")
 
 
-# -- ids, logprobs, usage
-
-
 def test_every_dialect_carries_ids(client: Client) -> None:
     choice = written(pocket(), COMPLETIONS["everything"], AnswerOptions(**client.options))
     head = head_of(pocket(), token_fields=("tokentrace",), **client.options)
@@ -439,9 +431,6 @@ def test_several_choices_and_usage() -> None:
     usage = Messages(head).whole([choices[1].reply])["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (len(head.prompt_ids) - 3, 3)
     assert Responses(head).whole([choices[1].reply])["usage"]["input_tokens"] == len(head.prompt_ids)
-
-
-# -- what one dialect has alone
 
 
 def test_thinking_is_signed_and_its_echo_is_read() -> None:

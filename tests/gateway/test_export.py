@@ -51,9 +51,6 @@ async def rows_of(store: Store, *ids: str, **options: Any) -> list[dict[str, Any
     return [json.loads(line) for line in (await exported(store, *ids, **options)).splitlines()]
 
 
-# -- laws
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 14))
 def test_each_sampled_token_is_in_the_loss_of_exactly_one_row(chance: random.Random, turns: int) -> None:
@@ -156,9 +153,6 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-# -- columns
-
-
 def test_side_channels_stand_at_the_tokens_they_are_of() -> None:
     async def make() -> list[dict[str, Any]]:
         async with temporary() as store:
@@ -229,9 +223,6 @@ def test_a_row_says_why_its_branch_began_and_what_it_was_about() -> None:
     assert [json.loads(span["version"]) for span in one["versions"]] == [1, "v2"]
     assert (one["source"], one["sample"], two["sample"], one["num_messages"]) == ("s", 0, 1, 4)
     assert one["message_indices"][one["turns"][1]["start"]] == 3
-
-
-# -- states
 
 
 def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones_stay_open() -> None:

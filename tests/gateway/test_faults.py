@@ -123,9 +123,6 @@ def test_a_gateway_whose_engine_is_gone_is_not_ready(closing: Any) -> None:
     assert served.call("GET", "/healthz")[0] == 200
 
 
-# -- stores
-
-
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     with gateway_server(lambda: ScriptedEngine(counting, piece=2), store=str(tmp_path / "store.db")) as served:
         agents = every_kind([f"s{at}" for at in range(6)], 6)
@@ -146,9 +143,6 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
             state = served.state(agent.session)
             assert (state["turns"], state["rows"]) == (len(agent.heard), 1)
             assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
-
-
-# -- readers
 
 
 def slow_reader(served: Served, body: dict[str, Any]) -> socket.socket:

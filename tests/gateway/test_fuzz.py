@@ -265,9 +265,6 @@ def test_no_body_makes_the_routes_of_administrators_fail(served: Served, errors:
     mutate()
 
 
-# -- what users type is text
-
-
 def with_text(path: str, text: str) -> dict[str, Any]:
     """A body that has a text everywhere where users, tools and schemas have their say."""
     body = copy.deepcopy(GOOD[path])

@@ -49,9 +49,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-# -- keys
-
-
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str]]:
     path = tmp_path_factory.mktemp("keys") / "gateway.keys"
@@ -146,9 +143,6 @@ def test_without_keys_only_this_machine_is_served(served: Served) -> None:
     assert served.call("POST", "/sessions", {}, {"origin": "http://evil.example"})[0] == 403
 
 
-# -- budgets
-
-
 def test_budgets_and_forced_sampling(served: Served) -> None:
     settings = {"sampling": {"temperature": 0, "max_tokens": 5}, "max_turns": 2}
     assert served.call("POST", "/sessions", {"id": "b", "settings": settings})[0] == 201
@@ -201,9 +195,6 @@ def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool, threads: Th
         served.run(gate.open())
         assert sorted(answer.result(60) for answer in answers) == [-403] * 16 + [10, 30, 30, 30]
         assert served.state("few")["sampled"] == 100
-
-
-# -- load and disconnects
 
 
 def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gate], threads: ThreadPoolExecutor) -> None:
@@ -282,9 +273,6 @@ def test_a_retry_while_the_first_is_under_way_shares_its_answer(
     assert served.state("twice")["turns"] == 1
 
 
-# -- weights and leaving
-
-
 def test_weights_change_between_tokens_and_the_record_says_where(
     gated: tuple[Served, Gate], threads: ThreadPoolExecutor
 ) -> None:
@@ -319,9 +307,6 @@ def test_draining_finishes_what_is_under_way(gated: tuple[Served, Gate], threads
     assert answer.result(60)[0] == 200
     assert draining.result(60)[1]["in_flight"] == 0
     assert served.state("d")["turns"] == 1
-
-
-# -- the life of a session
 
 
 def test_a_session_is_sealed_exported_and_dropped(served: Served) -> None:
@@ -372,9 +357,6 @@ def test_rows_come_in_three_formats_with_rewards_and_move_the_state(served: Serv
     for query in ("format=xml", "keep_state=maybe", "state=gone", "state=dropped", "sort=up"):
         assert served.call("GET", f"/rows?{query}")[0] == 400, query
     assert served.call("GET", "/sessions/batch-b/rows?state=open")[0] == 400
-
-
-# -- traces
 
 
 def test_a_request_is_a_trace_of_its_stages_without_what_was_said() -> None:

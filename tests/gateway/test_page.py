@@ -38,9 +38,6 @@ def got(served: Served, path: str) -> Any:
     return value
 
 
-# -- files and policy
-
-
 def test_nothing_may_run_or_load_but_the_page_itself(served: Served) -> None:
     for path in ("/", *(f"/page/{name}" for name in page_files())):
         with urllib.request.urlopen(served.url + path) as answer:
@@ -65,9 +62,6 @@ def test_the_files_load_nothing_from_elsewhere_and_write_no_html() -> None:
 @pytest.mark.parametrize("name", ["routes.py", "..%2froutes.py", "%2e%2e/app.py", "__init__.py", "none.js"])
 def test_only_the_files_of_the_page_are_served(served: Served, name: str) -> None:
     assert served.call("GET", f"/page/{name}")[0] == 404
-
-
-# -- what it is told
 
 
 def test_the_tokens_of_a_branch_are_those_of_the_record(served: Served) -> None:
@@ -108,9 +102,6 @@ def test_a_turn_says_what_was_new_and_why_it_branched(served: Served) -> None:
         "written another way" in repair for repair in got(served, f"/sessions/interesting/turns/{repaired}")["repairs"]
     )
     assert got(served, "/sessions/interesting/turns/2")["labels"] == [{"name": "reward", "value": 1, "turn": 2}]
-
-
-# -- in a browser
 
 
 def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Chromium) -> None:

@@ -180,9 +180,6 @@ def test_functions_of_a_namespace_are_functions() -> None:
     assert request.wishes == ("tools.0.description",)
 
 
-# -- Claude Code
-
-
 def claude_code(**more: Any) -> dict[str, Any]:
     """A body with the fields that Claude Code 2.1.325 sends."""
     text = {"type": "text", "text": "Where am I?"}
@@ -249,8 +246,6 @@ def test_a_deferred_tool_is_defined_where_it_is_referred_to() -> None:
     with pytest.raises(RequestError, match="defer_loading"):
         Messages.read(claude_code(messages=messages, tools=[TOOL]), {})
 
-
-# -- the door: what is refused
 
 SPACE = {"type": "namespace", "name": "n", "tools": []}
 DOOR: list[tuple[str, str, dict[str, Any]]] = [

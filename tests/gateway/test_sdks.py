@@ -52,9 +52,6 @@ def served(stage: Stage) -> Iterator[Served]:
         yield server
 
 
-# -- every way to ask
-
-
 def chat_create(client: Any, messages: Any) -> Any:
     return client.chat.completions.create(model="pocket", messages=messages, tools=TOOLS).choices[0].message
 
@@ -225,9 +222,6 @@ def test_models(served: Served) -> None:
         assert client.models.retrieve("pocket").id == "pocket"
 
 
-# -- what is wrong, and what is lost
-
-
 @pytest.mark.parametrize(("api", "sdk"), [("chat", openai), ("messages", anthropic)], ids=["openai", "anthropic"])
 def test_what_would_fail_again_is_sent_once(served: Served, api: str, sdk: Any) -> None:
     session, sent = f"sealed-{api}", list[str]()
@@ -261,9 +255,6 @@ def test_a_lost_answer_is_sampled_once_with_a_key(served: Served, stage: Stage, 
         id = (client.chat.completions if sdk == "openai" else client.messages).create(**asked).id
     assert (json.loads(lost[0])["id"] == id) is bool(key)
     assert served.state(session)["turns"] == (1 if key else 2)
-
-
-# -- the session, by each client's key
 
 
 def check_one_row(served: Served, stage: Stage, session: str) -> None:

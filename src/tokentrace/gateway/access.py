@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import functools
 import hashlib
-import ipaddress
 import os
 import re
 import secrets
@@ -16,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from ..errors import InputError, brief
 from ..files import owned
@@ -26,6 +23,7 @@ from .sessions import ID, ID_RULE
 
 SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
 """Headers that name a session. The first one that is there counts."""
+_PORT: Final = re.compile(r":\d+$")
 _LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
 
 
@@ -174,18 +172,9 @@ def _key(headers: Mapping[str, str]) -> str:
 def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
     """Refuse what another site makes a browser send: browsers add keys by themselves, or need none."""
     host, origin = headers.get("host", ""), headers.get("origin", "")
-    if loopback and not _is_loopback(host):
+    if loopback and _PORT.sub("", host.lower()) not in ("localhost", "127.0.0.1", "[::1]"):
         problem = f"the Host {brief(host)} is not this machine: without keys only localhost is served"
         raise RequestError(problem, status=403)
     is_foreign = bool(origin) and origin.partition("://")[2] != host
     if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise RequestError(f"requests of other sites ({brief(origin)}) are refused", status=403, code="forbidden")
-
-
-@functools.lru_cache(maxsize=64)
-def _is_loopback(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -106,9 +106,6 @@ def _shows(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[M
     return -1 not in places and places == sorted(places) and places[-1] <= question
 
 
-# -- calls that are not JSON
-
-
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
     """A rendered conversation, and notes on calls whose arguments are not JSON, which the template did not get."""
     try:

@@ -102,9 +102,6 @@ async def find_sessions(gateway: Gateway, query: Query) -> list[SessionInfo]:
     return infos
 
 
-# -- sessions
-
-
 async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
     body, store = await _body(gateway, http, _NewSession), gateway.store
     id, settings, key = body.id or uuid.uuid4().hex, body.settings or {}, new_key()
@@ -215,9 +212,6 @@ async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
 
     headers = {"content-disposition": f'attachment; filename="{name}.{query.format}"'}
     return StreamingResponse(body(), headers=headers, media_type=query.format.media_type)
-
-
-# -- weights, shutting down, metrics
 
 
 async def _control(gateway: Gateway, http: HTTPRequest) -> Any:

@@ -124,8 +124,6 @@ class Answer:
             raise request_error(cause) if isinstance(cause, EngineError | StoreError) else cause from error
         return replies
 
-    # -- sampling
-
     async def _sample(self, choice: int, placed: Placement, feed: Feed) -> Reply:
         request, metrics = self.request, self.gateway.metrics
         parser = placed.conversation.renderer.streaming_parser(tools=placed.conversation.tools, prompt_ids=placed.ids)
@@ -197,8 +195,6 @@ class Answer:
         """Which weights sample now, if the engine does not say."""
         version = None if self.live is None else self.live.settings.version
         return version if self.gateway.version is None else self.gateway.version
-
-    # -- storing
 
     async def _store(self, placed: Placement, replies: Sequence[Reply], seconds: float) -> None:
         conversation, request = placed.conversation, self.request

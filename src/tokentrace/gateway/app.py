@@ -48,9 +48,6 @@ PREFIXES: Final = ("", "/sessions/{session}")
 """Where the dialects' routes are: with the session in the key or a header, or in the path."""
 
 
-# -- agents
-
-
 async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -> Response:
     """Answer an agent's request once its key and session are known."""
     session, details = http.state.session, http.scope["tokentrace"]
@@ -144,9 +141,6 @@ async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
         state["engine"] = "unavailable"
     is_ready = state["store"] == state["engine"] == "ok" and not admission.draining
     return json_response(state, 200 if is_ready else 503)
-
-
-# -- the table of routes
 
 
 @dataclass(frozen=True, slots=True)

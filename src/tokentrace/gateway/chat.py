@@ -75,6 +75,13 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
     with wire.naming_fields(first=past.items):
         new = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
     messages = [*past.messages, *new]
+    continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
+    if continued and prompted:
+        raise RequestError("cannot be true beside continue_final_message", field="add_generation_prompt")
+    if prompted is False and not continued:
+        raise RequestError("false needs continue_final_message: a turn has to begin", field="add_generation_prompt")
+    if continued and messages[-1].get("role") != "assistant":
+        raise RequestError("needs an assistant message at the end", field="continue_final_message")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
     on = {"enabled": True, "disabled": False}.get(body.thinking.type if body.thinking else "", body.enable_thinking)
     form = body.response_format or {}
@@ -87,7 +94,7 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
         max_tokens=min(limits, default=None),
         stop=wire.stop_texts(body.stop, "stop", 16),
         n=body.n or 1,
-        continued=_is_continued(body, messages),
+        continued=continued,
         structure=wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema"),
         hints=wire.thinking_hints(on, body.reasoning_effort),
         starts=range(len(messages)),
@@ -115,20 +122,6 @@ def _tools(tools: list[Any]) -> Sequence[Mapping[str, Any]] | None:
             raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
     with wire.naming_fields():
         return openai_tools(tools, wrap=True) or None
-
-
-def _is_continued(body: ChatBody, messages: Sequence[Mapping[str, Any]]) -> bool:
-    continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
-    if continued and prompted:
-        raise RequestError("cannot be true beside continue_final_message", field="add_generation_prompt")
-    if prompted is False and not continued:
-        raise RequestError("false needs continue_final_message: a turn has to begin", field="add_generation_prompt")
-    if continued and messages[-1].get("role") != "assistant":
-        raise RequestError("needs an assistant message at the end", field="continue_final_message")
-    return continued
-
-
-# -- answers
 
 
 class Chat(Dialect):

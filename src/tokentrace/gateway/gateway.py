@@ -66,8 +66,6 @@ class Gateway:
     def __post_init__(self) -> None:
         self.renderer = self.renderer.silent()
 
-    # -- answering a request
-
     async def begin(self, id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
         """Make the prompt of a request, or return the answer that a request of this `name` has or will have."""
         claim = self.admission.admit(id)
@@ -156,8 +154,6 @@ class Gateway:
         token_bytes = self.renderer.tokenizer.vocabulary.token_bytes
         return Head(request, id, int(created), request.model or self.model, prompt_ids, token_bytes)
 
-    # -- template variables
-
     def renderer_with(self, variables: Mapping[str, Any]) -> Renderer:
         """The renderer with more template variables; made once for each set of them."""
         if not variables:
@@ -180,8 +176,6 @@ class Gateway:
                 raise RequestError(problem, field=field, code="invalid_value")
             if problem := unread_variable(name, [template]):
                 raise RequestError(problem, field=field, code="unsupported_parameter")
-
-    # -- stored answers
 
     @contextlib.asynccontextmanager
     async def _named(self, id: str, *names: str) -> AsyncIterator[tuple[SessionRecord, list[RecordedTurn]]]:
@@ -259,8 +253,6 @@ class Gateway:
                 break
             await asyncio.sleep(_POLL_SECONDS)  # another gateway of the store answers it
         return None
-
-    # -- weights
 
     def state(self) -> dict[str, Any]:
         names = ("paused", "draining", "in_flight", "waiting")

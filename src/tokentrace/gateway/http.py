@@ -36,8 +36,6 @@ _NOSNIFF: Final = {"x-content-type-options": "nosniff"}
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
-# -- requests
-
 
 async def read_body(http: Request, limit: int) -> bytes:
     """The whole body. Raises RequestError if it is longer than `limit` bytes."""
@@ -100,9 +98,6 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
     return Body(value, past, texts, tools)
-
-
-# -- answers
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -139,9 +139,6 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
     )
 
 
-# -- the conversation
-
-
 def _messages(
     items: list[Any], deferred: Mapping[str, Message], past: wire.ReadHistory
 ) -> tuple[list[Message], list[int]]:
@@ -219,9 +216,6 @@ def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, 
     visible = [function for tool, function in pairs if tool.get("defer_loading") is not True]
     late = [function for tool, function in pairs if tool.get("defer_loading") is True]
     return visible, {function["function"]["name"]: function for function in late}
-
-
-# -- answers
 
 
 def signature(id: str) -> str:

@@ -278,8 +278,6 @@ def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoni
     return hints if on is None else {**hints, "enable_thinking": on, "thinking": on}
 
 
-# -- what is wrong with a request
-
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",

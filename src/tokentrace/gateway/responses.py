@@ -45,7 +45,6 @@ _Included = Literal[
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
 """What a request may include. Tools that are not served have nothing to include."""
-_Summary = Literal["auto", "concise", "detailed"]
 _NULLABLE: Final = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
 _OPTIONAL: Final = ("user", "safety_identifier", "prompt_cache_key")
 """Fields that the answer repeats as they are: always, or only if they were sent."""
@@ -57,7 +56,7 @@ _HOSTED: Final = re.compile(
 
 class _Reasoning(Struct):
     effort: str | None = None
-    summary: _Summary | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class _Text(Struct):
@@ -106,7 +105,11 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     references: dict[int, list[str]] = {}
     starts: list[int] = []
-    previous = None if body.previous_response_id is None else bare_id(body.previous_response_id)
+    id = body.previous_response_id
+    previous = None if id is None else id.removeprefix(PREFIX)
+    if previous is not None and (previous == id or not (previous.isascii() and previous.isalnum())):
+        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
+        raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
     if body.input is None:
         raise RequestError("is missing", field="input", fix="send a string or a list of items")
     with wire.naming_fields("input", past.items):
@@ -155,15 +158,6 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
             repeated=_repeated(body, reasoning, text, form),
         ),
     )
-
-
-def bare_id(id: str) -> str:
-    """The `Head.id` of a response's id. Raises RequestError if it cannot be one of ours."""
-    bare = id.removeprefix(PREFIX)
-    if bare == id or not (bare.isascii() and bare.isalnum()):
-        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
-        raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
-    return bare
 
 
 def _repeated(body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dict[str, Any]) -> dict[str, Any]:
@@ -233,8 +227,6 @@ def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
         raise RequestError("must be a string", field="text.format.name")
     return structure, {"type": kind, "name": name, "schema": schema, "strict": bool(form.get("strict"))}
 
-
-# -- answers
 
 _PREFIXES: Final = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}
 _TEXTS: Final = {

@@ -24,7 +24,6 @@ from ..store.packing import unpack_channels
 from ..store.store import Closed, Label, SessionInfo, State, Store, StoreError, TurnRecord
 from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import Turn
 from .session import SessionRecord
 from .turns import RecordedTurn
 
@@ -86,6 +85,10 @@ class SessionRows:
         along = trajectory.turns(sample.branch)
         turns = [self.session.turns[self._numbers[turn.write]] for turn in along if turn.branch == sample.branch]
         cause, last = turns[0].cause, turns[-1]
+        channels: dict[str, list[tuple[int, Any]]] = {}  # what engines reported besides logprobs
+        for turn in along:
+            for name, values in unpack_channels(self._channels.get(self._numbers[turn.write], b"")).items():
+                channels.setdefault(name, []).append((turn.start, values[: len(turn)]))
         tools = self.session.roots[last.root][0]
         return {
             "source": self.info.id,
@@ -104,7 +107,7 @@ class SessionRows:
             "tools": None if tools is None else _text(tools),
             "tokenizer": last.tokenizer,
             "template": last.template,
-            **channel_values(self._channels_of(along, len(sample))),
+            **channel_values({name: Channel(len(sample), tuple(each)) for name, each in channels.items()}),
         }
 
     def _turn(self, turn: RecordedTurn) -> dict[str, Any]:
@@ -115,14 +118,6 @@ class SessionRows:
             "reward": as_float(reward) if is_number(reward) else None,
             **{name: [_utf8(text) for text in getattr(turn, name)] for name in _TURN_LISTS},
         }
-
-    def _channels_of(self, along: Sequence[Turn], length: int) -> dict[str, Channel]:
-        """What engines reported about the tokens of a row besides logprobs."""
-        pieces: dict[str, list[tuple[int, Any]]] = {}
-        for turn in along:
-            for name, values in unpack_channels(self._channels.get(self._numbers[turn.write]) or b"").items():
-                pieces.setdefault(name, []).append((turn.start, values[: len(turn)]))
-        return {name: Channel(length, tuple(spans)) for name, spans in pieces.items()}
 
 
 _TURN_FIELDS: Final = {

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
 from typing import Any, Final
@@ -48,9 +48,6 @@ HEADERS: Final = {
     "cache-control": "no-cache",
 }
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-
-
-# -- views
 
 
 def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> dict[str, Any]:
@@ -133,9 +130,6 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
-# -- routes
-
-
 async def _file(gateway: Gateway, http: HTTPRequest) -> Response:
     name = http.path_params.get("file", "index.html")
     if name not in page_files():
@@ -173,11 +167,13 @@ async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) -> dict[str, Any]:
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in info.metadata.items()}
+    metadata = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
     glance = {
         "id": info.id,
         "state": str(info.state),
         "created": info.created,
-        "metadata": _brief_metadata(info.metadata),
+        "metadata": visible(metadata if len(metadata) <= 160 else metadata[:159] + "…"),
         "turns": info.turns,
         "sampled": info.sampled,
         "reward": reward,
@@ -189,13 +185,6 @@ def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) ->
     trajectory = live.session.trajectory
     tree = {"tokens": trajectory.num_tokens, "rows": trajectory.num_samples, "branches": trajectory.num_branches}
     return {**glance, **tree, "last": live.session.turns[-1].time}
-
-
-def _brief_metadata(metadata: Mapping[str, Any], limit: int = 160) -> str:
-    """Metadata in a line: ``task: 12 · model: small``."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
-    text = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
-    return visible(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
 async def _tokens(gateway: Gateway, http: HTTPRequest) -> Any:
