@@ -90,14 +90,10 @@ class Agent:
     def _body(self, asked: list[dict[str, Any]]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": "pocket", "stream": self.stream}
         if self.dialect == "responses":
+            body |= {"input": asked, "max_output_tokens": self.max_tokens}
             if self.previous and self.heard:
-                return {
-                    **body,
-                    "input": asked[-1:],
-                    "previous_response_id": f"resp_{self.heard[-1].id}",
-                    "max_output_tokens": self.max_tokens,
-                }
-            return {**body, "input": asked, "max_output_tokens": self.max_tokens}
+                body |= {"input": asked[-1:], "previous_response_id": f"resp_{self.heard[-1].id}"}
+            return body
         if self.dialect == "chat" and self.stream:
             body["stream_options"] = {"include_usage": True}
         return {**body, "messages": asked, "max_tokens": self.max_tokens}
@@ -111,22 +107,17 @@ class Agent:
             response = connection.getresponse()
             if response.status != 200:
                 raise Refused(response.status, json.loads(response.read()))
-            if not self.stream:
-                return self._whole(json.loads(response.read()))
-            return self._streamed(_events(response))
+            return self._streamed(_events(response)) if self.stream else self._whole(json.loads(response.read()))
         finally:
             connection.close()
 
     def _whole(self, answer: dict[str, Any]) -> Heard:
-        id = _bare(answer["id"])
-        self.started.add(id)
+        self.started.add(id := _bare(answer["id"]))
         usage = answer["usage"]
         if self.dialect == "chat":
             return Heard(id, answer["choices"][0]["message"]["content"] or "", usage["completion_tokens"])
-        if self.dialect == "messages":
-            text = "".join(block.get("text", "") for block in answer["content"])
-            return Heard(id, text, usage["output_tokens"])
-        parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+        items = answer["content"] if self.dialect == "messages" else answer["output"]
+        parts = [part for item in items for part in (item.get("content", ()) if item["type"] == "message" else [item])]
         return Heard(id, "".join(part.get("text", "") for part in parts), usage["output_tokens"])
 
     def _streamed(self, events: Iterator[Any]) -> Heard:
@@ -151,10 +142,8 @@ class Agent:
                     return Heard(id, text, tokens)
                 case "response.created":
                     id = _bare(event["response"]["id"])
-                case "response.output_text.delta":
-                    text += event["delta"]
                 case "response.completed" | "response.incomplete":
-                    return Heard(id, text, event["response"]["usage"]["output_tokens"])
+                    return self._whole(event["response"])
             self.started.add(id)
         raise Unfinished(id)
 
@@ -165,17 +154,14 @@ def _bare(id: str) -> str:
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
     """The data of server-sent events, as it arrives; a frame that was cut off is none."""
-    data: list[str] = []
+    data = ""
     for raw in response:
-        if not raw.endswith(b"\n"):
-            return
-        line = raw.decode().rstrip("\r\n")
+        line = raw.decode()
         if line.startswith("data:"):
-            data.append(line[5:].strip())
-        elif not line and data:
-            said = "\n".join(data)
-            data = []
-            yield said if said == "[DONE]" else json.loads(said)
+            data = line[5:].strip()
+        elif line in ("\n", "\r\n") and data:
+            yield data if data == "[DONE]" else json.loads(data)
+            data = ""
 
 
 def every_kind(sessions: Sequence[str], count: int, **rest: Any) -> list[Agent]:

@@ -248,30 +248,39 @@ def test_a_deferred_tool_is_defined_where_it_is_referred_to() -> None:
 
 
 SPACE = {"type": "namespace", "name": "n", "tools": []}
+ALONE: dict[str, dict[str, list[Any]]] = {
+    "chat messages responses": {
+        "temperature": [1e-5, -1, float("nan")], "top_p": [0, True], "top_k": [-2], "seed": [-1],
+        "frequency_penalty": [2.1], "repetition_penalty": [0], "min_p": ["much"], "logit_bias": [{"5": 1}],
+        "guided_json": [{}], "return_token_ids": ["yes"], "tools": [{"a": 1}], "stream": [1],
+    },
+    "chat": {
+        "messages": [[], "Hi."], "tool_choice": ["sometimes"], "max_tokens": [0], "stop": [["a"] * 17, [""]],
+        "n": [0], "top_logprobs": [2], "reasoning_effort": ["<|im_end|>"], "add_generation_prompt": [False],
+        "continue_final_message": [True], "audio": [{"voice": "x"}], "modalities": [["text", "audio"]],
+        "chat_template": ["{{ x }}"],
+    },
+    "messages": {
+        "max_tokens": [None], "messages": [[{"role": "system", "content": []}]], "system": [3], "container": ["c"],
+        "mcp_servers": [[{"url": "x"}]], "thread": [{"type": "continue", "previous_message_id": "msg_1"}],
+    },
+    "responses": {
+        "input": [None, []], "background": [True], "conversation": ["conv_1"], "prompt": [{"id": "p"}],
+        "context_management": [[{"type": "compaction"}]], "truncation": ["always"], "metadata": [3],
+        "previous_response_id": ["chatcmpl-1", "a1b2", "resp_", "resp_a-b", "resp_ä", "", "msg_a1b2"],
+        "tool_choice": ["all"], "tools": [[{**SPACE, "tools": [FLAT]}, {**FLAT, "name": "n__look"}]],
+    },
+    "tokens": {"token_ids": [[], [-1]]},
+}  # fmt: skip
+"""By dialect: values of a field that are refused."""
 DOOR: list[tuple[str, str, dict[str, Any]]] = [
     *(
-        (name, field, body)
-        for name in ("chat", "messages", "responses")
-        for field, body in (
-            ("temperature", {"temperature": 1e-5}),
-            ("temperature", {"temperature": -1}),
-            ("temperature", {"temperature": float("nan")}),
-            ("top_p", {"top_p": 0}),
-            ("top_p", {"top_p": True}),
-            ("top_k", {"top_k": -2}),
-            ("seed", {"seed": -1}),
-            ("frequency_penalty", {"frequency_penalty": 2.1}),
-            ("repetition_penalty", {"repetition_penalty": 0}),
-            ("min_p", {"min_p": "much"}),
-            ("logit_bias", {"logit_bias": {"5": 1}}),
-            ("guided_json", {"guided_json": {}}),
-            ("return_token_ids", {"return_token_ids": "yes"}),
-            ("tools", {"tools": {"a": 1}}),
-            ("stream", {"stream": 1}),
-        )
+        (name, field, {field: value})
+        for names, fields in ALONE.items()
+        for name in names.split()
+        for field, values in fields.items()
+        for value in values
     ),
-    ("chat", "messages", {"messages": []}),
-    ("chat", "messages", {"messages": "Hi."}),
     ("chat", "messages.0", {"messages": [3]}),
     ("chat", "messages.1.content", {"messages": [user("a"), user(3)]}),
     ("chat", "messages.0.role", {"messages": [{"content": "a"}]}),
@@ -279,27 +288,12 @@ DOOR: list[tuple[str, str, dict[str, Any]]] = [
     ("chat", "tools.0.function.name", {"tools": [{"type": "function", "function": {}}]}),
     ("chat", "functions", {"tools": [LOOK], "functions": [LOOK["function"]]}),
     ("chat", "thinking.type", {"thinking": {"type": "much"}}),
-    ("chat", "tool_choice", {"tool_choice": "sometimes"}),
-    ("chat", "max_tokens", {"max_tokens": 0}),
-    ("chat", "stop", {"stop": ["a"] * 17}),
-    ("chat", "stop", {"stop": [""]}),
     ("chat", "stop.0", {"stop": [1]}),
-    ("chat", "n", {"n": 0}),
-    ("chat", "top_logprobs", {"top_logprobs": 2}),
     ("chat", "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("chat", "response_format.type", {"response_format": {"type": "xml"}}),
     ("chat", "response_format.json_schema.schema", {"response_format": {"type": "json_schema"}}),
-    ("chat", "reasoning_effort", {"reasoning_effort": "<|im_end|>"}),
-    ("chat", "add_generation_prompt", {"add_generation_prompt": False}),
-    ("chat", "continue_final_message", {"continue_final_message": True}),
-    ("chat", "audio", {"audio": {"voice": "x"}}),
-    ("chat", "modalities", {"modalities": ["text", "audio"]}),
-    ("chat", "chat_template", {"chat_template": "{{ x }}"}),
-    ("messages", "max_tokens", {"max_tokens": None}),
-    ("messages", "messages", {"messages": [{"role": "system", "content": []}]}),
     ("messages", "messages.0.role", {"messages": [{"role": "tool", "content": "a"}]}),
     ("messages", "messages.0.content.0.type", {"messages": [{"role": "user", "content": [{}]}]}),
-    ("messages", "system", {"system": 3}),
     ("messages", "system.0.text", {"system": [{"type": "text"}]}),
     ("messages", "tools.0.input_schema", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
     ("messages", "tools.0.input_schema", {"tools": [{"name": "look"}]}),
@@ -309,43 +303,24 @@ DOOR: list[tuple[str, str, dict[str, Any]]] = [
     ("messages", "output_config.effort", {"output_config": {"effort": "\n"}}),
     ("messages", "output_config.format.type", {"output_config": {"format": {"type": "xml"}}}),
     ("messages", "output_config.format", {"output_config": {"format": {"type": "json_schema"}}}),
-    ("messages", "mcp_servers", {"mcp_servers": [{"url": "x"}]}),
-    ("messages", "container", {"container": "c"}),
-    ("messages", "thread", {"thread": {"type": "continue", "previous_message_id": "msg_1"}}),
     ("messages", "x-tokentrace-token-ids", {"return_token_id_information": True}),
-    ("responses", "input", {"input": None}),
-    ("responses", "input", {"input": []}),
     ("responses", "input.0.type", {"input": [{"type": "web_search_call"}]}),
     ("responses", "input.0.call_id", {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}),
-    ("responses", "background", {"background": True}),
-    ("responses", "conversation", {"conversation": "conv_1"}),
-    ("responses", "prompt", {"prompt": {"id": "p"}}),
-    ("responses", "context_management", {"context_management": [{"type": "compaction"}]}),
-    *(
-        ("responses", "previous_response_id", {"previous_response_id": id})
-        for id in ("chatcmpl-1", "a1b2", "resp_", "resp_a-b", "resp_ä", "", "msg_a1b2")
-    ),
     ("responses", "include.0", {"include": ["everything"]}),
     ("responses", "reasoning.effort", {"reasoning": {"effort": "huge"}}),
     ("responses", "reasoning.summary", {"reasoning": {"summary": "long"}}),
     ("responses", "text.format.type", {"text": {"format": {"type": "xml"}}}),
     ("responses", "text.format.schema", {"text": {"format": {"type": "json_schema", "name": "a"}}}),
     ("responses", "text.format.name", {"text": {"format": {"type": "json_schema", "schema": {}}}}),
-    ("responses", "truncation", {"truncation": "always"}),
-    ("responses", "metadata", {"metadata": 3}),
-    ("responses", "tool_choice", {"tool_choice": "all"}),
     ("responses", "tools.0", {"tools": [{"type": "function"}]}),
     ("responses", "tools.0.type", {"tools": [{"name": "f"}]}),
     ("responses", "tools.0.defer_loading", {"tools": [{**FLAT, "defer_loading": True}]}),
     ("responses", "tools.0", {"tools": [{"type": "namespace", "tools": []}]}),
     ("responses", "tools.0.tools.0.type", {"tools": [{**SPACE, "tools": [3]}]}),
-    ("responses", "tools", {"tools": [{**SPACE, "tools": [FLAT]}, {**FLAT, "name": "n__look"}]}),
     *(
         ("responses", "tools.1.type", {"tools": [FLAT, {"type": kind}]})
         for kind in ("computer", "mcp", "custom", "local_shell", "shell", "apply_patch", "my_web_search")
     ),
-    ("tokens", "token_ids", {"token_ids": []}),
-    ("tokens", "token_ids", {"token_ids": [-1]}),
     ("tokens", "sampling_params.temperature", {"sampling_params": {"temperature": -1}}),
     ("tokens", "stop", {"sampling_params": {"stop": "x"}}),
 ]
