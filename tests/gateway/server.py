@@ -126,13 +126,8 @@ def gateway_server(
         made = remembering((engine or (lambda: EmbeddedEngine(seed=0)))(), prompts)
         try:
             async with open_gateway(made, renderer or create_renderer(POCKET), chosen, tracing=tracing) as app:
-                found.update(app=app, loop=asyncio.get_running_loop(), stop=asyncio.Event())
-                serving = asyncio.create_task(
-                    serve(app, chosen, ready=lambda url: (found.update(url=url), ready.set()))
-                )
-                await asyncio.wait((serving, asyncio.create_task(found["stop"].wait())), return_when="FIRST_COMPLETED")
-                app.server.should_exit = True
-                await serving
+                found.update(app=app, loop=asyncio.get_running_loop())
+                await serve(app, chosen, ready=lambda url: (found.update(url=url), ready.set()))
         finally:
             await made.close()
 
@@ -152,7 +147,7 @@ def gateway_server(
     try:
         yield Served(found["url"], found["app"], found["loop"], prompts)
     finally:
-        found["loop"].call_soon_threadsafe(found["stop"].set)
+        found["app"].server.should_exit = True
         thread.join(30)
         if "error" in found:
             raise found["error"]

@@ -24,7 +24,6 @@ _ANSWER: Final = {"role": "assistant", "content": "plums"}
 _LATE_WORD: Final = "Cherries"
 _FIRST_WORDS: Final = ("Oranges", "Cherries", "Apricots", "Quinces", "Lemons")
 _JOINABLE: Final = frozenset({"role", "content", *NOISE})
-"""A message with other fields is not joined to another: they would be lost."""
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _CACHE: Final[WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]]] = WeakKeyDictionary()
 

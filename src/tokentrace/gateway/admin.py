@@ -32,8 +32,6 @@ Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Query(Struct, forbid_unknown_fields=True):
-    """What an address may ask for: sessions, their rows, or tokens."""
-
     state: State | None = None
     search: str = ""
     after: str = ""

@@ -131,7 +131,6 @@ class Admission:
                 del self._turns[id], self._tokens[id]
 
     def check_open(self, live: LiveSession, turns: int = 1) -> None:
-        """Raise RequestError if a session is closed, or its turns so far leave no room for so many."""
         info, limit = live.info, live.settings.max_sampled_tokens
         if info.state is not State.OPEN:
             raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .gateway import Gateway
 
 _ATTEMPTS: Final = 100
-"""How often a turn is written while others write to the same session."""
 _AT_ONCE_SECONDS: Final = 0.05
 """A request that is sampled within it is not noted in the store as being under way."""
 _FIRST_PIECES: Final = 8
@@ -137,7 +136,14 @@ class Answer:
                 if not pieces and request.stream:
                     metrics.first_token.observe(time.perf_counter() - began)
                 pieces.append(delta)
-                piece, changes = _read_piece(parser, stream, delta, token_by_token=bool(request.stop))
+                piece, ids, changes = delta, delta.ids.tolist(), list[ItemChange]()
+                if not request.stop:
+                    changes = stream.feed(parser.feed(ids))
+                for at, id in enumerate(ids if request.stop else (), 1):
+                    changes += stream.feed(parser.feed([id]))
+                    if stream.stopped_by is not None:
+                        piece = _first(delta, at)
+                        break
                 count += len(piece.ids)
                 self.sampled += len(piece.ids)
                 if is_labelled and self._weights is not None and len(piece.ids):
@@ -254,26 +260,10 @@ class Answer:
 
 
 def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[ItemChange]]:
-    """The reply of a completion that has ended, and the last changes of its items."""
     events = parser.finish()
     changes = stream.finish(events, cut_off=parser.response.finish is Finish.LENGTH)
     reply = Reply(stream.items, completion, parser.response, stream.stopped_by, tuple(stream.statuses), stream.late_ids)
     return reply, changes
-
-
-def _read_piece(
-    parser: StreamingParser, stream: ItemStream, delta: Delta, *, token_by_token: bool
-) -> tuple[Delta, list[ItemChange]]:
-    """The piece up to a stop text, and the changes that it brings."""
-    ids = delta.ids.tolist()
-    if not token_by_token:
-        return delta, stream.feed(parser.feed(ids))
-    changes: list[ItemChange] = []
-    for count, token in enumerate(ids, 1):
-        changes += stream.feed(parser.feed([token]))
-        if stream.stopped_by is not None:
-            return _first(delta, count), changes
-    return delta, changes
 
 
 def _first(delta: Piece, count: int) -> Piece:

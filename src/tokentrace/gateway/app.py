@@ -204,12 +204,8 @@ class App:
         assert isinstance(error, HTTPException)
         try:
             await self.access.caller(http.headers)
-            problem = RequestError(
-                f"there is no {http.method} {http.url.path[:200]}",
-                fix="is /v1 missing from the base URL, or twice?",
-                status=error.status_code,
-                code="no_route",
-            )
+            message = f"there is no {http.method} {http.url.path[:200]}; is /v1 missing from the base URL, or twice?"
+            problem = RequestError(message, status=error.status_code, code="no_route")
         except TokentraceError as denied:
             problem = request_error(denied)
         response = _error(problem, Chat)

@@ -24,7 +24,6 @@ _HARMLESS: Final = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
     "prediction", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning", "separate_reasoning",
 )  # fmt: skip
-"""Fields without any effect on the sampled tokens."""
 
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
@@ -41,8 +40,6 @@ class _Thinking(Struct):
 
 
 class ChatBody(wire.AgentBody):
-    """The body of ``POST /v1/chat/completions``."""
-
     messages: list[Any] | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None

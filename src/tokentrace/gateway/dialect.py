@@ -149,7 +149,6 @@ class ItemStream:
         self._grow(PartKind.CONTENT, text[:end])
 
     def _release(self) -> None:
-        """Add what was withheld, now that it cannot become a stop text."""
         text, self._withheld = self._withheld, ""
         self._grow(PartKind.CONTENT, text)
 
@@ -178,7 +177,6 @@ class ItemStream:
 
     @property
     def _call(self) -> Item | None:
-        """The item of the attempt that is being written, if the client knows of it."""
         return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
 
     def _end_call(self, call: ParsedToolCall, lead: str) -> None:
@@ -300,7 +298,6 @@ class Dialect(ABC):
     name: ClassVar[str]
     history: ClassVar[str] = "messages"
     end: ClassVar[bytes] = b""
-    """The frame that ends a stream, after the last event."""
     read: ClassVar[Callable[..., Request]]
     """Reads a body and headers, and what was read before of its history.
 
@@ -328,7 +325,6 @@ class Dialect(ABC):
         return [event for change in changes for event in self.encode(change)]
 
     def encode(self, change: ItemChange) -> list[StreamEvent]:
-        """The events for one change, in an API without choices and tokens."""
         raise NotImplementedError
 
     @abstractmethod
@@ -399,7 +395,6 @@ def encode_sse(event: Mapping[str, Any]) -> bytes:
 
 
 def response_name(id: str) -> str:
-    """The name of an answer in a store. Ignores the prefix that a dialect gives its id."""
     return "response:" + id.rsplit("_", 1)[-1].rsplit("-", 1)[-1]
 
 

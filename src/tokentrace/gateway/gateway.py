@@ -49,8 +49,6 @@ _ITEM_FIELDS: Final = {"rs": "reasoning_content", "msg": "content"}
 
 @dataclass(slots=True)
 class Gateway:
-    """Answers requests with an engine, and records every turn."""
-
     engine: Engine
     renderer: Renderer
     store: Store
@@ -110,19 +108,12 @@ class Gateway:
         renderer = self.renderer_with(variables)
         digests = sorted(renderer.template_digests().items())
         template = ",".join(f"{name}={digest}" for name, digest in digests)
-        return Conversation(
-            with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
-            request.tools,
-            renderer,
-            root_key(request.tools, variables, template if request.prompt_ids is None else "ids"),
-            variables,
-            request.continued,
-            request.prompt_ids,
-            ",".join(digest[:16] for _, digest in digests),
-        )
+        root = root_key(request.tools, variables, template if request.prompt_ids is None else "ids")
+        messages = with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0)
+        more = (request.continued, request.prompt_ids, ",".join(digest[:16] for _, digest in digests))
+        return Conversation(messages, request.tools, renderer, root, variables, *more)
 
     def _sampling(self, live: LiveSession, request: Request, length: int) -> SamplingParams:
-        """How to sample: the session's settings come first, then the request's."""
         settings, room = live.settings, self.engine.capabilities.max_length
         if settings.max_prompt_tokens is not None and length > settings.max_prompt_tokens:
             problem = f"the prompt has {length} tokens, and the session allows {settings.max_prompt_tokens}"

@@ -37,7 +37,6 @@ _HARMLESS: Final = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta",
     "anthropic_version", "user_profile_id", "workspace_id", "diagnostics", "fallbacks", "fallback_credit_token",
 )  # fmt: skip
-"""Fields without any effect on the sampled tokens."""
 
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
@@ -47,7 +46,6 @@ _REFUSED: Final[wire.Refused] = {
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """Makes clients that know threads send the whole conversation instead, from then on."""
 _KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
-"""A context edit that changes nothing."""
 _EFFORTS: Final = "messages.output_config"
 _STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
@@ -70,8 +68,6 @@ class _Format(Struct):
 
 
 class MessagesBody(wire.AgentBody):
-    """The body of ``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
-
     messages: list[Any] | None = None
     system: str | list[Any] | None = None
     tools: list[Any] | None = None

@@ -40,8 +40,6 @@ REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in
 
 
 class TokenFields(StrEnum):
-    """How an answer carries ids and logprobs."""
-
     TOKENTRACE = "tokentrace"
     VLLM = "vllm"
     NEMO_GYM = "nemo_gym"
@@ -52,8 +50,6 @@ class StreamOptions(Struct):
 
 
 class SamplingBody(Struct):
-    """How to sample, in the words of vLLM and OpenAI."""
-
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -69,8 +65,6 @@ SAMPLING: Final = SamplingBody.__struct_fields__
 
 
 class AgentBody(SamplingBody):
-    """Fields that all APIs for conversations share."""
-
     model: str | None = None
     stream: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -89,12 +83,10 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
     calls_allowed: bool = True
     """False: what the model writes as calls is text."""
     object_arguments: bool = False
-    """True: the arguments of a call must be an object."""
     usage_in_stream: bool = False
     functions: bool = False
     """True: the first call is a legacy ``function_call``."""
     tokens_as_ids: bool = False
-    """True: logprobs name a token by its id."""
     token_fields: tuple[TokenFields, ...] = ()
     encrypted: bool = False
     """True: Responses repeats reasoning as an opaque string."""
@@ -131,18 +123,15 @@ class Request:
     n: int = 1
     stream: bool = False
     continued: bool = False
-    """True if the last message is an assistant's, to be continued."""
     structure: Mapping[str, Any] | None = None
     """What the content must be: ``{"type": "json_object"}`` or ``{"type": "json_schema", "schema": {…}}``."""
     prompt_ids: Ids | None = None
-    """The prompt itself, instead of messages."""
     stop_token_ids: tuple[int, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Template variables. One that the template does not read is refused."""
     hints: Mapping[str, Any] = field(default_factory=dict)
     """Template variables that are set only if the template reads them (reasoning effort, thinking on or off)."""
     previous: str | None = None
-    """The id of the response whose conversation comes before `messages`."""
     references: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By number of an incomplete assistant message: the ids of stored items that belong to it."""
     instructions: int = 0
@@ -307,7 +296,6 @@ class RequestError(TokentraceError):
 
     @property
     def kind(self) -> str:
-        """OpenAI's and Anthropic's name for errors of this status."""
         return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
 
 

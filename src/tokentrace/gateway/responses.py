@@ -77,8 +77,6 @@ class _Namespace(Struct):
 
 
 class ResponsesBody(wire.AgentBody):
-    """The body of ``POST /v1/responses``."""
-
     input: str | list[Any] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -113,14 +111,8 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
     if body.input is None:
         raise RequestError("is missing", field="input", fix="send a string or a list of items")
     with wire.naming_fields("input", past.items):
-        messages = from_responses(
-            body.input,
-            body.instructions,
-            before=past.messages,
-            open_calls=previous is not None,
-            references=references,
-            starts=starts,
-        )
+        more: dict[str, Any] = {"before": past.messages, "open_calls": previous is not None}
+        messages = from_responses(body.input, body.instructions, references=references, starts=starts, **more)
     instructions = int(bool(body.instructions))
     tools, namespaces, hidden = _tools(body.tools or [])
     reasoning, text, included = body.reasoning or _Reasoning(), body.text or _Text(), body.include or []
@@ -324,7 +316,6 @@ class Responses(Dialect):
         return [self._event("response.failed", response=failed), self._event("error", **fields)]
 
     def _response(self, status: str) -> dict[str, Any]:
-        """A response without output: the request's settings, as they were understood."""
         request = self.head.request
         nothing = {"description": None, "parameters": None}
         return {

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ..data.tables import CHANNELS, ROLLOUT, Columns, TableWriter, channel_values, sample_columns, samples_table
 from ..errors import SampleError
@@ -27,6 +27,7 @@ from ..trajectory.trajectory import Trajectory
 from .session import SessionRecord
 from .turns import RecordedTurn
 
+Infos: TypeAlias = AsyncIterable[SessionInfo] | Iterable[SessionInfo]
 REWARD: Final = "reward"
 _TABLE_TOKENS: Final = 1 << 18
 _TABLE_ROWS: Final = 256
@@ -40,7 +41,6 @@ class SessionRows:
     labels: Sequence[Label] = ()
     session: SessionRecord = field(init=False)
     _numbers: dict[int, int] = field(default_factory=dict)
-    """The number of a turn by the number of the write that its completion is in the trajectory."""
     _channels: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,6 @@ class SessionRows:
 
     @property
     def causes(self) -> list[str]:
-        """Why each branch after the first that makes a row began."""
         return [branch.cause for branch in self.session.trajectory.branches[1:] if branch.sampled]
 
     def tables(self) -> Iterator[Any]:
@@ -166,7 +165,7 @@ class Export:
     dropped meanwhile gives no rows.
     """
 
-    def __init__(self, store: Store, sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) -> None:
+    def __init__(self, store: Store, sessions: Infos) -> None:
         self._store, self._sessions = store, sessions
         self._sealed: list[str] = []
         self.sessions = self.rows = self.tokens = self.trained = self.marked = 0
@@ -211,11 +210,7 @@ class Export:
 
 
 async def export_rows(
-    store: Store,
-    sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo],
-    format: ExportFormat,
-    *,
-    keep_state: bool = False,
+    store: Store, sessions: Infos, format: ExportFormat, *, keep_state: bool = False
 ) -> AsyncGenerator[bytes]:
     """The bytes of a file of rows. Sealed sessions are exported after the last byte, unless `keep_state` is set."""
     export, pipe = Export(store, sessions), io.BytesIO()
@@ -244,7 +239,7 @@ async def export_rows(
         await export.mark()
 
 
-async def _each(sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) -> AsyncIterator[SessionInfo]:
+async def _each(sessions: Infos) -> AsyncIterator[SessionInfo]:
     if isinstance(sessions, AsyncIterable):
         async for info in sessions:
             yield info

@@ -36,7 +36,6 @@ class ServeSettings:
     store: str | None = None
     keys: Path | None = None
     dev: bool = False
-    """No keys, this machine only, sessions created on first use."""
     create_sessions: bool = False
     matcher: str | None = None
     model: str = "tokentrace"
@@ -109,9 +108,8 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
         listening.bind((settings.host, settings.port))
     except OSError as error:
         listening.close()
-        raise InputError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; use another --port"
-        ) from error
+        place = f"{settings.host}:{settings.port}"
+        raise InputError(f"cannot listen on {place}: {error.strerror}; use another --port") from error
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
     grace = max(1, int(settings.patience) + 1)
     config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet)

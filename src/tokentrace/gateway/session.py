@@ -40,7 +40,6 @@ from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn,
 
 _UNFINISHED: Final = ("length", "abort")
 _RECENT: Final = 3
-"""How many recorded conversations are candidates for the one that a request was made of."""
 
 
 @dataclass(slots=True)
@@ -261,13 +260,8 @@ class SessionRecord:
     def _render(self, conversation: Conversation, sent: SentMessages) -> Placement:
         """The prompt of a conversation that continues no recorded turn."""
         continued = conversation.continued
-        rendered, unread = render_readably(
-            conversation.renderer,
-            conversation.messages,
-            tools=conversation.tools,
-            add_generation_prompt=not continued,
-            continue_final_message=continued,
-        )
+        how = {"tools": conversation.tools, "add_generation_prompt": not continued, "continue_final_message": continued}
+        rendered, unread = render_readably(conversation.renderer, conversation.messages, **how)
         ids = np.asarray(rendered.ids, np.int32)
         if continued:
             self._check_unfinished(ids, "messages")
@@ -315,7 +309,6 @@ class SessionRecord:
         return self.trajectory.stream(turn.branch)[: turn.stop]
 
     def _is_tip(self, turn: RecordedTurn) -> bool:
-        """True if nothing follows the turn in its branch."""
         return turn.stop == self._tips[turn.branch]
 
     # -- why a turn begins a branch
@@ -367,12 +360,7 @@ class SessionRecord:
     # -- recording a turn
 
     def prepare(
-        self,
-        placed: Placement,
-        completion: Completion,
-        reply: Message,
-        details: Mapping[str, Any],
-        sampling: Mapping[str, Any],
+        self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
     ) -> PreparedTurn:
         """Make a turn with these details, and what a store keeps of it. The record stays as it is until `apply`."""
         if placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None:  # it was changed since
@@ -482,13 +470,7 @@ def _are_instructions(messages: Messages) -> bool:
     return all(message.get("role") in INSTRUCTIONS for message in messages)
 
 
-def _whole(
-    conversation: Conversation,
-    sent: SentMessages,
-    ids: Ids,
-    spans: Sequence[tuple[int, int, int]] = (),
-    notes: tuple[str, ...] = (),
-) -> Placement:
+def _whole(conversation: Conversation, sent: SentMessages, ids: Ids, spans: Any = (), notes: Any = ()) -> Placement:
     wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
     return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, list(spans), wire, notes=notes)
 

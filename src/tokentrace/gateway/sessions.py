@@ -47,7 +47,6 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, value: Any) -> SessionSettings:
-        """Settings as JSON has them. Raises RequestError that names what is wrong."""
         settings = convert(value, cls, "settings")
         names = ("max_tokens", *SAMPLING)
         if not settings.sampling.keys() <= set(names):
@@ -59,8 +58,6 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True, eq=False)
 class LiveSession:
-    """A session in memory, and the lock for whoever reads or writes it."""
-
     info: SessionInfo
     settings: SessionSettings
     session: SessionRecord

@@ -33,8 +33,6 @@ class _Sampling(wire.SamplingBody):
 
 
 class TokensBody(Struct):
-    """The body of ``POST /inference/v1/generate``."""
-
     token_ids: Annotated[list[Any], Meta(min_length=1, max_length=_MOST)]
     sampling_params: _Sampling | None = None
     model: str | None = None
@@ -44,7 +42,6 @@ class TokensBody(Struct):
 
 
 def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body. Raises RequestError that names the field which cannot be served."""
     body = wire.convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
     wire.refuse(raw.get("sampling_params") or {}, _REFUSED)

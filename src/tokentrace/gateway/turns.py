@@ -96,7 +96,6 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     """How many messages of the base's conversation come before its own."""
     messages: list[Mapping[str, Any]]
     reply: Mapping[str, Any]
-    """As the agent got it, in OpenAI's shape."""
     root: Key
     keys: list[Key]
     """The keys before its own messages, after each of them, and after the reply."""
@@ -109,7 +108,6 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     cause: Finding | None = None
     tools: list[Any] | None = None
     variables: dict[str, Any] = {}
-    """Those of its root, in the first turn that has it."""
     repairs: list[str] = []
     notes: list[str] = []
     reused: int = 0
@@ -150,8 +148,6 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedTurn:
-    """A turn that is not part of its session yet."""
-
     turn: RecordedTurn
     record: TurnRecord
     trajectory: Trajectory

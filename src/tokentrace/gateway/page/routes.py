@@ -126,7 +126,6 @@ def _index(value: Any) -> int | None:
 
 
 def _number(value: float | None) -> float | None:
-    """A number for JSON; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
