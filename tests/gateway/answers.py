@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.conversations import user
+from tests.gateway.recorded import tool
 from tests.gateway.talking import pocket
 from tests.parsing.forms import answered, ids_of
 from tests.support import make_renderer
@@ -19,14 +20,7 @@ from tokentrace.gateway.dialect import Dialect, Head, ItemChange, ItemStream, Re
 from tokentrace.gateway.requests import AnswerOptions, Request
 from tokentrace.parsing.response import PartKind
 
-LOOK: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks.",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
-    },
-}
+LOOK: Any = tool("look", "place")
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place":  "Zürich" }}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "look", "arguments": {"place": \n</tool_call>'

@@ -18,7 +18,7 @@ from tokentrace.gateway.requests import AnswerOptions, Request, RequestError
 from tokentrace.gateway.responses import Responses
 from tokentrace.gateway.tokens import Tokens
 
-TOOL: dict[str, Any] = {"name": "look", "description": "Looks.", "input_schema": LOOK["function"]["parameters"]}
+TOOL: dict[str, Any] = {"name": "look", "description": "Does look.", "input_schema": LOOK["function"]["parameters"]}
 FLAT: dict[str, Any] = {"type": "function", **LOOK["function"]}
 ASK: dict[str, tuple[type[Dialect], dict[str, Any]]] = {
     "chat": (Chat, {"model": "m", "messages": [user("Hi.")]}),

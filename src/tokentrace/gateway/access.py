@@ -60,10 +60,9 @@ def add_key(path: Path, role: Role, name: str = "") -> str:
 
 
 class Keys:
-    """The keys of a file, one a line: ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments.
+    """The keys of a file, one a line: ``admin|agent sha256:… [name]``. A changed file is read again.
 
-    Raises InputError if the file is missing or malformed. A changed file is read again; while it cannot be read, no
-    key is valid.
+    Raises InputError if it is missing or malformed; if that happens later, no key is valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +78,6 @@ class Keys:
         return self._callers.get(hashed)
 
     def _now(self) -> tuple[int, ...] | None:
-        """Changes when the file changes."""
         try:
             stat = self._path.stat()
         except OSError:
@@ -150,7 +148,7 @@ class Access:
             return key if is_name else "key-" + hash_key(key).removeprefix("sha256:")[:16]
         if not id:
             how = f"use /sessions/{{id}}/v1 as the base URL, the key of a session, or the header {SESSION_HEADERS[0]}"
-            raise RequestError("the request names no session", fix=how, code="no_session")
+            raise RequestError(f"the request names no session; {how}", code="no_session")
         if not ID.fullmatch(id):
             raise RequestError(f"{brief(id)} is not the name of a session: {ID_RULE}", code="no_session")
         return id

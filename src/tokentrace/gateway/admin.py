@@ -1,7 +1,4 @@
-"""The routes for administrators: sessions, their rows and rewards, weights, shutting down, metrics.
-
-A route returns a response, or a value that is sent as JSON.
-"""
+"""The routes for administrators. Each returns a response, or a value that is sent as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from ..store.store import Label, SessionInfo, State, is_storable
 from .access import hash_key, new_key
 from .gateway import Gateway
 from .http import json_response, parse_json, read_body
-from .requests import RequestError, Schema, convert
+from .requests import RequestError, convert
 from .rows import ExportFormat, export_rows
 from .sessions import ID, ID_RULE, LiveSession, SessionSettings, Version, dropped
 
@@ -74,10 +71,6 @@ async def _json(gateway: Gateway, http: HTTPRequest) -> Any:
     return parse_json(raw) if raw.strip() else {}
 
 
-async def _body(gateway: Gateway, http: HTTPRequest, schema: type[Schema]) -> Schema:
-    return convert(await _json(gateway, http), schema)
-
-
 async def named_session(gateway: Gateway, http: HTTPRequest) -> SessionInfo:
     """The session that the path names. Raises RequestError if there is none."""
     return await gateway.sessions.info(http.path_params["session"])
@@ -101,7 +94,7 @@ async def find_sessions(gateway: Gateway, query: Query) -> list[SessionInfo]:
 
 
 async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
-    body, store = await _body(gateway, http, _NewSession), gateway.store
+    body, store = convert(await _json(gateway, http), _NewSession), gateway.store
     id, settings, key = body.id or uuid.uuid4().hex, body.settings or {}, new_key()
     if not ID.fullmatch(id):
         raise RequestError(f"must be {ID_RULE}", field="id")
@@ -136,7 +129,7 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 async def _update(gateway: Gateway, http: HTTPRequest) -> Any:
-    live, body = await _live(gateway, http), await _body(gateway, http, _Changes)
+    live, body = await _live(gateway, http), convert(await _json(gateway, http), _Changes)
     if body.settings is not None:
         SessionSettings.read(body.settings)
     info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
@@ -154,7 +147,7 @@ async def _seal(gateway: Gateway, http: HTTPRequest) -> Any:
 async def _drop(gateway: Gateway, http: HTTPRequest) -> Any:
     id = (await named_session(gateway, http)).id
     await gateway.store.set_state(id, State.DROPPED)
-    live = gateway.sessions.peek(id)
+    live = gateway.sessions.live.get(id)
     if live is not None:
         gateway.sessions.forget(live)
     return {"id": id, "state": State.DROPPED}
@@ -213,7 +206,7 @@ async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
 
 
 async def _control(gateway: Gateway, http: HTTPRequest) -> Any:
-    body = await _body(gateway, http, _Control)
+    body = convert(await _json(gateway, http), _Control)
     match http.url.path:
         case "/admin/pause":
             await gateway.pause(wait=body.wait)
@@ -228,7 +221,7 @@ async def _metrics(gateway: Gateway, http: HTTPRequest) -> Response:
     metrics, admission = gateway.metrics, gateway.admission
     metrics.in_flight.set(admission.in_flight)
     metrics.waiting.set(admission.waiting)
-    metrics.live.set(len(gateway.sessions))
+    metrics.live.set(len(gateway.sessions.live))
     return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -79,9 +79,9 @@ class Admission:
     def admit(self, session: str) -> Claim:
         """Take on a request. Raises RequestError if too many wait, or if the gateway is shutting down."""
         if self.draining:
-            raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
+            raise RequestError("the gateway is shutting down", status=503, code="draining", retry=5)
         if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
-            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
+            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry=1)
         claim = Claim(self, session)
         self.claims.add(claim)
         return claim
@@ -107,11 +107,10 @@ class Admission:
     async def budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
         """Reserve turns and tokens of a session; yields how many tokens each turn may sample.
 
-        Waits while requests under way have reserved what is left: what they do not use becomes free again. Raises
-        RequestError if the budget is used up.
+        Waits while other requests have reserved what is left. Raises RequestError if the budget is used up.
         """
         while True:
-            live = self.sessions.peek(id) or await self.sessions.get(id)
+            live = self.sessions.live.get(id) or await self.sessions.get(id)
             self.check_open(live, turns)
             tokens, limit, most = max_tokens, live.settings.max_sampled_tokens, live.settings.max_turns
             if limit is not None:

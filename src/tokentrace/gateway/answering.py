@@ -44,6 +44,7 @@ class Answer:
     dialect: type[Dialect]
     request: Request
     head: Head
+    claim: Claim
     placed: Placement | None = None
     sampling: SamplingParams | None = None
     live: LiveSession | None = None
@@ -52,7 +53,6 @@ class Answer:
     turns: list[RecordedTurn] = field(default_factory=list)
     sampled: int = 0
     """How many tokens were sampled, whatever became of them."""
-    claim: Claim | None = None
 
     async def run(self, feed: Feed) -> Sequence[Reply]:
         """Sample, and store what was sampled. `feed` gets what arrives, in order."""
@@ -69,17 +69,11 @@ class Answer:
                 if max_tokens < self.sampling.max_tokens:
                     self.sampling = replace(self.sampling, max_tokens=max_tokens)
                 self.replies = await self._sample_and_store(self.placed, feed)
-            if self.claim is not None:
-                self.claim.end((self.head, self.replies))
+            self.claim.end((self.head, self.replies))
             return self.replies
         finally:
             self.gateway.metrics.tokens.labels("sampled").inc(self.sampled)
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Let those who wait for this answer sample for themselves, unless there is one."""
-        if self.claim is not None:
-            self.claim.end()
+            self.claim.end()  # without an answer, those who wait for it sample for themselves
 
     async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
         """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""

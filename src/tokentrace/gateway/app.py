@@ -45,14 +45,13 @@ DIALECTS: Final[Mapping[str, type[Dialect]]] = {
     "/inference/v1/generate": Tokens,
 }
 PREFIXES: Final = ("", "/sessions/{session}")
-"""Where the dialects' routes are: with the session in the key or a header, or in the path."""
 
 
 async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -> Response:
     """Answer an agent's request once its key and session are known."""
     session, details = http.state.session, http.scope["tokentrace"]
     raw = await read_body(http, gateway.admission.limits.body_bytes)
-    live, name = gateway.sessions.peek(session), ""
+    live, name = gateway.sessions.live.get(session), ""
     body = parse_body(raw, dialect.history, None if live is None else live.last.get(dialect.name))
     request = dialect.read(body.value, http.headers, body.past)
     if key := http.headers.get("idempotency-key"):
@@ -146,7 +145,6 @@ async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     answer: Callable[[Gateway, HTTPRequest], Awaitable[Any]]
-    """Returns a response, or a value that is sent as JSON."""
     method: str
     path: str
     key: str = "admin"
@@ -240,8 +238,8 @@ class _Handler:
 def _error(error: RequestError, dialect: type[Dialect]) -> Response:
     id = secrets.token_hex(16)
     headers = {"x-request-id": id, "request-id": id}
-    if error.retry_after is not None:
-        headers["retry-after"] = f"{error.retry_after:g}"
+    if error.retry:
+        headers["retry-after"] = f"{error.retry:g}"
     if error.status == 409 or error.code == "matcher_failed":  # clients retry these, and they fail again
         headers["x-should-retry"] = "false"
     if error.status == 401:

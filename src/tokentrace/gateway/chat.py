@@ -1,9 +1,4 @@
-"""OpenAI's Chat Completions. Pure.
-
-Also reads vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_kwargs``, ``continue_final_message``,
-``add_generation_prompt``, ``return_token_ids`` and ``return_tokens_as_token_ids``, Qwen's ``enable_thinking``, the
-``thinking`` of DeepSeek and Z.ai, and the legacy ``functions`` and ``function_call``.
-"""
+"""OpenAI's Chat Completions, with vLLM's, Qwen's, DeepSeek's and Z.ai's fields, and legacy functions. Pure."""
 
 from __future__ import annotations
 
@@ -152,13 +147,11 @@ class Chat(Dialect):
         return {**frame, **self.prompt_fields}
 
     def open(self) -> list[StreamEvent]:
-        """The role of each choice; the first chunk has the prompt's ids if they were requested."""
         chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self.head.request.n)]
         chunks[0] |= self.prompt_fields
         return chunks
 
     def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
-        """A chunk for each change; token fields are on the last one."""
         deltas = [one for change in changes if (one := self._delta(choice, change)) is not None]
         tokens: dict[str, Any] = {}
         if delta is not None and len(delta.ids):

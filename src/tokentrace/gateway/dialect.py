@@ -25,7 +25,6 @@ from .requests import AnswerOptions, Request, RequestError, TokenFields
 
 StreamEvent: TypeAlias = dict[str, Any]
 CallId: TypeAlias = Callable[[int], str]
-"""Makes an id for the attempt with this index, if the model wrote none."""
 QUIET: Final = 32
 """How many silent pieces of a call pass before a change shows that the stream is alive."""
 OPENAI_END: Final = b"data: [DONE]\n\n"
@@ -34,9 +33,6 @@ _LOWEST: Final = -9999.0
 """OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
 _UNSAFE: Final = re.compile("\x85|\u2028|\u2029".encode())
 """Characters that JSON allows but some readers take for the end of a line."""
-
-
-# -- the items of an answer
 
 
 @dataclass(slots=True, eq=False)
@@ -132,8 +128,6 @@ class ItemStream:
         self._close()
         return [*changes, *self._changes]
 
-    # -- text
-
     def _content(self, text: str) -> None:
         if not self._stop:
             self._grow(PartKind.CONTENT, text)
@@ -144,7 +138,8 @@ class ItemStream:
             end, _, self.stopped_by = min(matches)
             self._withheld = ""
         else:
-            end = len(text) - max(_overlap(text, stop) for stop in self._stop)
+            starts = (stop[:size] for stop in self._stop for size in range(1, len(stop)))
+            end = len(text) - max((len(start) for start in starts if text.endswith(start)), default=0)
             self._withheld = text[end:]
         self._grow(PartKind.CONTENT, text[:end])
 
@@ -173,8 +168,6 @@ class ItemStream:
             self._changes.append(ItemChange("closed", self._open))
             self._open = None
 
-    # -- calls
-
     @property
     def _call(self) -> Item | None:
         return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
@@ -198,11 +191,6 @@ class ItemStream:
         self._start(PartKind.TOOL_CALL, name=call.name, id=id, attempt=call.index, arguments=arguments)
         self._grow(PartKind.TOOL_CALL, call.arguments_text)
         self._close()
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of a text that begins a stop text."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
 def changes_of(items: Iterable[Item]) -> list[ItemChange]:
@@ -230,9 +218,6 @@ def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, li
         if remaining[at] <= 0:
             at += 1
     return spans
-
-
-# -- an answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,9 +284,7 @@ class Dialect(ABC):
     history: ClassVar[str] = "messages"
     end: ClassVar[bytes] = b""
     read: ClassVar[Callable[..., Request]]
-    """Reads a body and headers, and what was read before of its history.
-
-    Raises RequestError that names the field which cannot be served."""
+    """Reads a body, headers and what was read before of its history. Raises RequestError that names a field."""
 
     def __init__(self, head: Head) -> None:
         self.head, self.options = head, head.request.answer
@@ -314,8 +297,6 @@ class Dialect(ABC):
     @abstractmethod
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer at once."""
-
-    # -- the stream
 
     def open(self) -> list[StreamEvent]:
         return []
@@ -334,8 +315,6 @@ class Dialect(ABC):
     def fail(self, error: RequestError) -> list[StreamEvent]:
         """The events for an answer that cannot be finished. No end follows: nobody is to take it for an answer."""
         return [self.error(error)]
-
-    # -- what several dialects say
 
     @property
     def prompt_fields(self) -> dict[str, Any]:

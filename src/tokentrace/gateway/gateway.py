@@ -57,7 +57,6 @@ class Gateway:
     admission: Admission
     model: str = "tokentrace"
     version: str | int | None = None
-    """Which weights sample, if neither the engine nor the session says so."""
     tracing: Tracing = field(default_factory=Tracing)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
 
@@ -73,7 +72,7 @@ class Gateway:
             if earlier is not None:
                 claim.end(earlier)
                 head, replies = earlier
-                return Answer(self, id, dialect, request, head, replies=replies)
+                return Answer(self, id, dialect, request, head, claim, replies=replies)
             self.admission.check_open(live)
             request = await self._with_previous(id, request)
             began = time.perf_counter()
@@ -85,7 +84,7 @@ class Gateway:
         except BaseException:
             claim.end()
             raise
-        return Answer(self, id, dialect, request, head, placed, sampling, live, name, claim=claim)
+        return Answer(self, id, dialect, request, head, claim, placed, sampling, live, name)
 
     async def count(self, id: str, request: Request) -> int:
         live = await self.sessions.get(id)
@@ -137,8 +136,8 @@ class Gateway:
             raise RequestError(str(error), code="invalid_value") from error
         for name in sampling.optional:
             if name not in self.engine.capabilities.sampling:
-                problem = f"{self.engine.capabilities.engine} does not have this setting"
-                raise RequestError(problem, field=name, fix="leave it out", code="unsupported_parameter")
+                problem = f"{self.engine.capabilities.engine} does not have this setting; leave it out"
+                raise RequestError(problem, field=name, code="unsupported_parameter")
         return sampling
 
     def _head(self, request: Request, prompt_ids: Ids, id: str, created: float) -> Head:

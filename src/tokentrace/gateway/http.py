@@ -149,10 +149,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
 
 
 class StreamedAnswer(Response):
-    """An answer that is sent as server-sent events while it is sampled; `opened` waits for its first token.
-
-    Afterwards `status_code` is that of an error in the middle, or 499 if the client left.
-    """
+    """An answer sent as server-sent events while it is sampled. `status_code` ends as an error's, or 499."""
 
     media_type = "text/event-stream"
 
@@ -207,7 +204,7 @@ class StreamedAnswer(Response):
             self._details["sampled"] = self._answer.sampled
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        self._answer.give_up()
+        self._answer.claim.end()
         self._news.set()
 
     def _write(self, events: list[StreamEvent]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,28 +11,21 @@ from ..errors import InputError
 from ..rollout.loading import load_object
 from .requests import RequestError
 
-__all__ = ["MEANINGS", "Matcher", "load_matcher", "meaning"]
+__all__ = ["MEANINGS", "load_matcher", "meaning"]
 
 
-class Matcher(StrEnum):
-    """How faithfully an agent has to repeat what was recorded."""
-
-    STRICT = "strict"  # every field counts as it is
-    NORMAL = "normal"  # messages with the same meaning are the same
-
-
-MEANINGS: Final[Mapping[Matcher, Meaning]] = {Matcher.STRICT: strict_meaning, Matcher.NORMAL: meaning}
+MEANINGS: Final[Mapping[str, Meaning]] = {"strict": strict_meaning, "normal": meaning}
+"""What counts in a message: every field as it is, or what it means."""
 
 
 def load_matcher(text: str, folder: Path | None = None) -> Meaning:
     """What counts in a message: ``strict``, ``normal``, or a function (``module:function``, or a file in `folder`).
 
-    The function gets a message, which it must not change, and returns a JSON value. Messages of the same role with
-    equal values are the same, and the recorded tokens are used for both: the model never sees what the function leaves
-    out. Raises InputError if there is no such function.
+    The function gets a message and returns a JSON value. Messages of one role with equal values are the same: the
+    model never sees what the function leaves out. Raises InputError if there is no such function.
     """
-    if text in tuple(Matcher):
-        return MEANINGS[Matcher(text)]
+    if text in MEANINGS:
+        return MEANINGS[text]
     if ":" not in text:
         raise InputError(f"the matcher must be strict, normal or module:function, not {text[:80]!r}")
     function = load_object(text, folder or Path())

@@ -1,8 +1,7 @@
 """Anthropic's Messages. Pure.
 
-Thinking has a signature, since clients want to send one back; any is accepted. ``input_tokens`` are those that were not
-in the engine's cache. A tool use is sent when the call has ended, and input that is broken or cut off is text, unless
-the client asks for eager streaming. What Claude Code sends besides the conversation:
+A tool use is sent when the call has ended, and input that is broken or cut off is text, unless the client asks for
+eager streaming. What Claude Code sends besides the conversation:
 
 - The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is ignored.
 - Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,
@@ -92,8 +91,8 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
     """Read a body of ``/v1/messages/count_tokens``, which needs no limit."""
     body, shared = wire.read_body(raw, MessagesBody, _REFUSED, _HARMLESS)
     if body.thread is not None:
-        fix = "send the whole conversation"
-        raise RequestError("there are no threads here", field="thread", fix=fix, details=_NO_THREADS)
+        problem = "there are no threads here; send the whole conversation"
+        raise RequestError(problem, field="thread", details=_NO_THREADS)
     visible, deferred = _tools(body.tools or [])
     messages, starts = _messages(body.messages or [], deferred, past)
     system, billed = _system(body.system)
@@ -148,7 +147,7 @@ def _messages(
         checked = [_with_texts(one) if one.get("tool_calls") else one for one in checked]
         messages += [_defined(one, deferred) for one in checked if one != {"role": "system", "content": ""}]
     if not messages:
-        raise RequestError("is empty", field="messages", fix="send at least one message with content")
+        raise RequestError("is empty; send at least one message with content", field="messages")
     return messages, starts
 
 
@@ -236,13 +235,11 @@ class Messages(Dialect):
         return {**self._message(content), **self._ending(reply), **self._costs(reply)}
 
     def open(self) -> list[StreamEvent]:
-        """``message_start``: how much of the prompt was cached is reported at the end."""
         usage = {"input_tokens": len(self.head.prompt_ids), "output_tokens": 0}
         message = {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": message}]
 
     def encode(self, change: ItemChange) -> list[StreamEvent]:
-        """The events for a change; a ping while a call is silent."""
         item, place = change.item, {"index": change.item.index}
         empty, kind, field = _BLOCKS[item.kind]
         match change.event:

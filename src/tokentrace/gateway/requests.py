@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,7 @@ from ..errors import InputError, TokentraceError, brief
 from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
 
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """How much to think. No other word is allowed, because a template may print it into its prompt."""
 
 TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
@@ -128,7 +128,6 @@ class Request:
     prompt_ids: Ids | None = None
     stop_token_ids: tuple[int, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Template variables. One that the template does not read is refused."""
     hints: Mapping[str, Any] = field(default_factory=dict)
     """Template variables that are set only if the template reads them (reasoning effort, thinking on or off)."""
     previous: str | None = None
@@ -180,10 +179,7 @@ def check_sampling(values: Mapping[str, Any], within: str = "") -> None:
 
 
 def read_body(raw: Any, schema: type[Body], refused: Refused, harmless: Sequence[str]) -> tuple[Body, dict[str, Any]]:
-    """A body by its schema, and the fields of a `Request` that mean the same in every API for conversations.
-
-    Raises RequestError for a field that would change what is sampled and cannot be served.
-    """
+    """A body by its schema, and the fields of a `Request` that mean the same in every API."""
     body = convert(raw, schema)
     refuse(raw, refused)
     return body, {
@@ -204,7 +200,7 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
     for name in refused.keys() & body.keys():
         harmless, why = refused[name]
         if body[name] is not None and body[name] not in harmless:
-            raise RequestError(why, field=name, fix="leave it out", code="unsupported_parameter")
+            raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter")
 
 
 def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: str = "") -> tuple[str, ...]:
@@ -228,9 +224,8 @@ def requested_token_fields(
     ways |= {default} if body.return_token_ids else set()
     ways |= {TokenFields.NEMO_GYM} if body.return_token_id_information else set()
     if unserved := ways.difference(served):
-        names, choices = ", ".join(unserved), ", ".join(served)
-        problem, code = f"{names} is for another API", "unsupported_parameter"
-        raise RequestError(problem, field=TOKEN_IDS_HEADER, fix=f"use {choices}", code=code)
+        problem = f"{', '.join(unserved)} is for another API; use {', '.join(served)}"
+        raise RequestError(problem, field=TOKEN_IDS_HEADER, code="unsupported_parameter")
     return tuple(way for way in TokenFields if way in ways)
 
 
@@ -254,13 +249,9 @@ def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> 
 
 
 def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
-    """Template variables for thinking on, off or unspecified (None), and for an effort.
-
-    The effort ``none`` switches thinking off; any other switches it on, unless it is off explicitly.
-    """
-    if effort is not None and effort not in get_args(Effort):
-        choices = ", ".join(get_args(Effort))
-        raise RequestError(f"must be one of {choices}, not {brief(effort)}", field=field)
+    """Template variables for thinking on, off or unspecified (None), and for an effort, which may switch it, too."""
+    if effort is not None and effort not in _EFFORTS:
+        raise RequestError(f"must be one of {', '.join(_EFFORTS)}, not {brief(effort)}", field=field)
     hints = {} if effort in (None, "none") else {"reasoning_effort": effort}
     if on is None and effort is not None:
         on = effort != "none"
@@ -280,19 +271,11 @@ class RequestError(TokentraceError):
     """A request that is not answered. `field` is a path in the body (``messages.3.content``)."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        field: str = "",
-        fix: str = "",
-        status: int = 400,
-        code: str = "",
-        retry_after: float | None = None,
-        details: Mapping[str, Any] | None = None,
+        self, message: str, *, field: str = "", status: int = 400, code: str = "", retry: float = 0, details: Any = None
     ) -> None:
         self.field, self.status, self.code = field or None, status, code
-        self.retry_after, self.details = retry_after, details
-        super().__init__((f"{field}: " if field else "") + message + (f"; {fix}" if fix else ""))
+        self.retry, self.details = retry, details
+        super().__init__(f"{field}: {message}" if field else message)
 
     @property
     def kind(self) -> str:
@@ -329,7 +312,7 @@ def request_error(error: TokentraceError, messages: str = "messages") -> Request
             path += [str(each) for each in (error.message, error.field) if each not in (None, "")]
             return RequestError(error.problem, field=".".join(path), code="invalid_value")
         case EngineUnavailable():
-            return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry_after=2)
+            return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry=2)
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
@@ -340,5 +323,5 @@ def request_error(error: TokentraceError, messages: str = "messages") -> Request
         case Closed() | KeyConflict():
             return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
-            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
+            return RequestError(f"the store failed: {error}", status=503, code="store", retry=2)
     return RequestError(str(error), code="invalid_value")

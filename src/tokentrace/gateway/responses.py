@@ -1,10 +1,7 @@
-"""OpenAI's Responses API. Pure.
+"""OpenAI's Responses API, with ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs`` of chat completions. Pure.
 
-Also reads ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``, as in chat completions.
-
-Ids of output items carry `Head.id`, so that items which come back say which turn they are from. An answer always has an
-item, so that clients can repeat something. Functions in a namespace (Codex has MCP tools in such) get it in front of
-their names. The model does not see tools that OpenAI runs itself, and the answer says so.
+Ids of output items carry `Head.id`, so that items which come back name their turn. An answer always has an item, so
+that clients can repeat something. The answer names tools that OpenAI runs itself: the model does not see them.
 """
 
 from __future__ import annotations
@@ -109,7 +106,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
         problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
         raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
     if body.input is None:
-        raise RequestError("is missing", field="input", fix="send a string or a list of items")
+        raise RequestError("is missing; send a string or a list of items", field="input")
     with wire.naming_fields("input", past.items):
         more: dict[str, Any] = {"before": past.messages, "open_calls": previous is not None}
         messages = from_responses(body.input, body.instructions, references=references, starts=starts, **more)
@@ -204,7 +201,7 @@ def _function(tool: Any, path: str) -> dict[str, Any]:
     fields = msgspec.structs.asdict(convert(tool, _Function, path))
     for name in ("defer_loading", "async"):
         if tool.get(name):
-            raise RequestError("is not served", field=f"{path}.{name}", fix="leave it out")
+            raise RequestError("is not served; leave it out", field=f"{path}.{name}")
     return {name: value for name, value in fields.items() if value is not None}
 
 

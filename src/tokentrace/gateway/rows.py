@@ -1,7 +1,4 @@
-"""Training rows of sessions: one session is read at a time, and rows leave as they are made.
-
-docs/rows.md is the specification of the columns.
-"""
+"""Training rows of sessions, one session at a time. docs/rows.md specifies the columns."""
 
 from __future__ import annotations
 
@@ -159,11 +156,7 @@ class ExportFormat(StrEnum):
 
 
 class Export:
-    """The rows of some sessions, read one session at a time, and counts of what was read so far.
-
-    An open session can be exported and stays open; this export has nothing that is added to it later. One that is
-    dropped meanwhile gives no rows.
-    """
+    """The rows of some sessions as they are now, read one by one, and counts of what was read."""
 
     def __init__(self, store: Store, sessions: Infos) -> None:
         self._store, self._sessions = store, sessions

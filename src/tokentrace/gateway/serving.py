@@ -66,13 +66,10 @@ async def open_gateway(
     store = open_store(settings.store)
     try:
         await asyncio.to_thread(warm_up, renderer)
-        create = settings.dev or settings.create_sessions
-        size = renderer.tokenizer.vocabulary.size
+        create, size = settings.dev or settings.create_sessions, renderer.tokenizer.vocabulary.size
         sessions = Sessions(store, size, matcher=settings.matcher, create=create)
-        admission = Admission(sessions, settings.limits)
-        tracing = tracing or configured_tracing()
-        about = (settings.model, settings.version)
-        gateway = Gateway(engine, renderer, store, sessions, Metrics(), admission, *about, tracing)
+        about = (settings.model, settings.version, tracing or configured_tracing())
+        gateway = Gateway(engine, renderer, store, sessions, Metrics(), Admission(sessions, settings.limits), *about)
         yield App(gateway, Access(store, keys), public_health=settings.public_health)
     finally:
         await store.close()

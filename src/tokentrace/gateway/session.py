@@ -35,7 +35,6 @@ from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from . import turns
 from .adapting import readable_calls, render_readably
-from .matching import Matcher
 from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn, SentMessages
 
 _UNFINISHED: Final = ("length", "abort")
@@ -48,7 +47,7 @@ class SessionRecord:
 
     trajectory: Trajectory
     means: Meaning = meaning
-    matcher: str = Matcher.NORMAL
+    matcher: str = "normal"
     """The name of `means`. Keys that another matcher made are computed again."""
     turns: list[RecordedTurn] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
@@ -62,8 +61,6 @@ class SessionRecord:
     """For recorded messages that came again with other fields: whether they have the same tokens."""
     _tips: dict[int, int] = field(default_factory=dict)
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
-
-    # -- a request becomes a prompt
 
     def place(self, conversation: Conversation) -> Placement:
         """The prompt for a request: the longest recorded conversation that it begins with, and what is new."""
@@ -150,8 +147,6 @@ class SessionRecord:
             return None
         return next((turn for turn in turns if self._is_tip(turn)), turns[0])
 
-    # -- edits that the keys do not show
-
     def _first_edit(
         self, conversation: Conversation, turn: RecordedTurn, echo: Messages, earlier: SentMessages | None = None
     ) -> int | None:
@@ -209,8 +204,6 @@ class SessionRecord:
         except TokentraceError:
             return False
         return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, prompt[base.stop :])
-
-    # -- the prompt's tokens
 
     def _extend(
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
@@ -279,8 +272,6 @@ class SessionRecord:
         if len(last) and last.finish_reason not in _UNFINISHED:
             raise InputError("ends with a recorded turn, which the model ended itself: add a message", field=field)
 
-    # -- reading the record
-
     def conversation(self, number: int, first: int = 0) -> list[Message]:
         """The messages that a turn answered, as they were recorded, and its reply; from message `first` on."""
         parts: list[Sequence[Message]] = []
@@ -310,8 +301,6 @@ class SessionRecord:
 
     def _is_tip(self, turn: RecordedTurn) -> bool:
         return turn.stop == self._tips[turn.branch]
-
-    # -- why a turn begins a branch
 
     def _cause(self, placed: Placement) -> Finding | None:
         """Why a turn does not extend the end of a branch; None if it does, or is the first."""
@@ -356,8 +345,6 @@ class SessionRecord:
 
     def _shared_prefix(self, keys: Sequence[Key]) -> int:
         return max(at for at, key in enumerate(keys) if at == 0 or key in self._turn_of)
-
-    # -- recording a turn
 
     def prepare(
         self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
@@ -432,7 +419,7 @@ class SessionRecord:
         self.turns.append(turn)
         self._tips[turn.branch] = turn.stop
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
-        self._by_key.setdefault(turn.key, []).append(turn.number)
+        self._by_key.setdefault(turn.keys[-1], []).append(turn.number)
         self._by_reply.setdefault(self._key_alone(turn.reply), []).append(turn.number)
         if thought := reasoning(turn.reply):
             self._by_reasoning.setdefault(thought, []).append(turn.number)

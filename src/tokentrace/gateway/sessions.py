@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -17,7 +17,7 @@ from ..diagnose.message_keys import Meaning
 from ..errors import brief
 from ..store.store import SessionInfo, State, Store, StoreError
 from ..trajectory.trajectory import Trajectory
-from .matching import MEANINGS, Matcher, load_matcher
+from .matching import MEANINGS, load_matcher
 from .requests import SAMPLING, RequestError, check_sampling, convert
 from .session import SessionRecord
 
@@ -38,7 +38,7 @@ Budget: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How a session differs from others. `sampling` overrides what the agent asks for."""
 
-    matcher: Matcher = Matcher.NORMAL
+    matcher: Literal["strict", "normal"] = "normal"
     sampling: dict[str, Any] = {}
     max_turns: Budget | None = None
     max_sampled_tokens: Budget | None = None
@@ -75,7 +75,7 @@ class Sessions:
         self.store, self.create, self._vocab_size = store, create, vocab_size
         self._matcher = matcher or ""
         self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
-        self._live: OrderedDict[str, LiveSession] = OrderedDict()
+        self.live: OrderedDict[str, LiveSession] = OrderedDict()
 
     async def find(self, id: str) -> SessionInfo | None:
         """What the store has about a session; None if there is none of that name."""
@@ -87,8 +87,8 @@ class Sessions:
         if info is None and create and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
         if info is None:
-            fix = "make one with POST /sessions"
-            raise RequestError(f"there is no session {brief(id)}", fix=fix, status=404, code="no_session")
+            problem = f"there is no session {brief(id)}; make one with POST /sessions"
+            raise RequestError(problem, status=404, code="no_session")
         return info
 
     async def get(self, id: str) -> LiveSession:
@@ -96,20 +96,21 @@ class Sessions:
         info = await self.info(id, create=True)
         if info.state is State.DROPPED:
             raise dropped(id)
-        live = self._live.get(id)
+        live = self.live.get(id)
         if live is not None and live.info.settings != info.settings:  # they changed, perhaps at another gateway
             self.forget(live)
             live = None
         if live is None:
             settings = SessionSettings.read(info.settings)
-            means, matcher = MEANINGS[settings.matcher], str(settings.matcher)
-            if self._default is not None and settings.matcher is Matcher.NORMAL and self._default is not means:
+            matcher: str = settings.matcher
+            means = MEANINGS[matcher]
+            if self._default is not None and matcher == "normal" and self._default is not means:
                 means, matcher = self._default, f"custom:{self._matcher}"
             trajectory = Trajectory(name=id, vocab_size=self._vocab_size)
-            live = self._live[id] = LiveSession(info, settings, SessionRecord(trajectory, means, matcher))
-        self._live.move_to_end(id)
-        while len(self._live) > _IN_MEMORY:
-            self._live.popitem(last=False)
+            live = self.live[id] = LiveSession(info, settings, SessionRecord(trajectory, means, matcher))
+        self.live.move_to_end(id)
+        while len(self.live) > _IN_MEMORY:
+            self.live.popitem(last=False)
         if len(live.session.turns) < info.turns:
             async with live.lock:
                 await self._catch_up(live, info)
@@ -147,17 +148,11 @@ class Sessions:
             self.forget(live)
             raise
 
-    def peek(self, id: str) -> LiveSession | None:
-        return self._live.get(id)
-
     def forget(self, live: LiveSession) -> None:
         """Remove a session from memory. Whoever needs it, or waits for it now, reads it again."""
         live.stale = True
-        if self._live.get(live.info.id) is live:
-            del self._live[live.info.id]
-
-    def __len__(self) -> int:
-        return len(self._live)
+        if self.live.get(live.info.id) is live:
+            del self.live[live.info.id]
 
 
 def dropped(id: str) -> RequestError:

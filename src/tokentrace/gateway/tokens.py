@@ -1,7 +1,6 @@
-"""The token-level endpoint: ids in, ids and logprobs out, as in vLLM's ``/inference/v1/generate``. Pure.
+"""Ids in, ids and logprobs out, as in vLLM's ``/inference/v1/generate``, for agents that render themselves. Pure.
 
-For agents that render for themselves. Nothing is matched by meaning: a prompt that begins with a recorded stream
-extends it, and any other branches at its first different id. `VLLMEngine` can connect to a session's base URL.
+A prompt that begins with a recorded stream extends it; any other branches at its first different id.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class Tokens(Dialect):
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._prompt: Mapping[str, Any] = self.prompt_fields
-        """What the next event says about the prompt: only the first does."""
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         [reply] = replies

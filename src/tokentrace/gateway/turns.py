@@ -85,10 +85,7 @@ class Placement:
 
 
 class RecordedTurn(Struct, frozen=True, kw_only=True):
-    """A turn of a session: what it answered, where its tokens are, and what else is recorded of it.
-
-    This is what a store keeps beside tokens, what the state and the page show, and what rows say about a turn.
-    """
+    """A turn as a store keeps it beside its tokens: what it answered, and what else is recorded of it."""
 
     number: int
     base: int | None
@@ -103,7 +100,6 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     branch: int
     start: int
     stop: int
-    """Where the reply's tokens are in the stream of the branch."""
     finish_reason: str
     cause: Finding | None = None
     tools: list[Any] | None = None
@@ -128,10 +124,6 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     late_ids: dict[str, str] = {}
     """By the id that the agent knows: the id that the model wrote after a call's arguments."""
     options: AnswerOptions = AnswerOptions()
-
-    @property
-    def key(self) -> Key:
-        return self.keys[-1]
 
     @property
     def depth(self) -> int:

@@ -1,7 +1,6 @@
-"""The routes of the page: its files, the list of sessions, tokens and turns. All of them are for administrators.
+"""The routes of the page, for administrators: its files, the list of sessions, tokens and turns.
 
-The page loads nothing from elsewhere, and its policy lets a browser run nothing but its own files. Whatever comes from
-agents gets there as JSON and is put into the page as text.
+A browser may run nothing but the page's files. What comes from agents is JSON, and is shown as text.
 """
 
 from __future__ import annotations
@@ -73,7 +72,8 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
             "start": start + begin,
             "stop": start + end,
             "kind": Kind(int(kinds[begin])).name.lower(),
-            **{name: _index(values[begin]) for name, values in (("message", messages), ("turn", turns))},
+            "message": None if messages[begin] < 0 else int(messages[begin]),
+            "turn": None if turns[begin] < 0 else int(turns[begin]),
         }
         for begin, end in segments(kinds, messages, turns)
     ]
@@ -121,10 +121,6 @@ def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> d
     }
 
 
-def _index(value: Any) -> int | None:
-    return None if value < 0 else int(value)
-
-
 def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
@@ -169,16 +165,12 @@ def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) ->
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in info.metadata.items()}
     metadata = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
     glance = {
-        "id": info.id,
-        "state": str(info.state),
-        "created": info.created,
+        **{name: getattr(info, name) for name in ("id", "state", "created", "turns", "sampled")},
         "metadata": visible(metadata if len(metadata) <= 160 else metadata[:159] + "…"),
-        "turns": info.turns,
-        "sampled": info.sampled,
         "reward": reward,
         "under_way": under_way,
     }
-    live = gateway.sessions.peek(info.id)
+    live = gateway.sessions.live.get(info.id)
     if live is None or not live.session.turns:
         return glance
     trajectory = live.session.trajectory
