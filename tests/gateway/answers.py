@@ -43,7 +43,6 @@ COMPLETIONS = {
     "a call without a name": f"I try.\n{NAMELESS}",
     "an argument twice": TWICE,
 }
-"""What pocket and Qwen3 write."""
 
 CUT_OFF = {
     "in its content": "Well, naï",
@@ -54,7 +53,6 @@ CUT_OFF = {
     "in a list": CALL.replace('"Zürich" }}\n</tool_call>', '[1, {"a": [2.5, "x'),
     "after a call": CALL,
 }
-"""The same, cut off by a limit."""
 
 
 def renderer(family: str) -> Renderer:
@@ -63,8 +61,6 @@ def renderer(family: str) -> Renderer:
 
 @dataclass(frozen=True)
 class Sampled:
-    """One completion, as the gateway has it."""
-
     reply: Reply
     pieces: list[tuple[list[ItemChange], Delta | None]]
     """What a stream is fed: the changes and tokens of each piece."""
@@ -101,7 +97,6 @@ def sampled(
 def written(
     made: Renderer, text: str, options: AnswerOptions | None = None, *, stops: bool = True, **more: Any
 ) -> Sampled:
-    """The completion that is written like this, ended with a stop token or cut off."""
     ids = [*ids_of(made, (text,)), *(made.get_stop_token_ids()[:1] if stops else ())]
     return sampled(made, ids, options, ended=FinishReason.STOP if stops else FinishReason.LENGTH, **more)
 
@@ -131,7 +126,6 @@ def head_of(made: Renderer, request: Request | None = None, *, n: int = 1, **opt
 
 
 def streamed(dialect: type[Dialect], head: Head, choices: Sequence[Sampled]) -> list[dict[str, Any]]:
-    """The events of an answer, its choices in turn."""
     encoder = dialect(head)
     events = list(encoder.open())
     for at, changes, delta in _in_turn(choices):
@@ -167,4 +161,3 @@ FAMILIES = {
         "<|tool_call_end|><|tool_calls_section_end|>",
     ],
 }
-"""What some real families write, calls that fail among it."""

@@ -12,7 +12,6 @@ from tests.gateway.story import Script, hostile, interesting, says, talk
 
 
 def main(folder: Path) -> None:
-    """Write the picture into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     script = Script()
     with gateway_server(script.engine) as served, chromium() as browser:

@@ -39,18 +39,15 @@ def user(text: str) -> dict[str, Any]:
 
 
 def say(content: str, reasoning: str = "") -> Message:
-    """What the model is to sample: words."""
     return {"role": "assistant", "content": content, **({"reasoning_content": reasoning} if reasoning else {})}
 
 
 def use(name: str, content: str = "", reasoning: str = "", **arguments: Any) -> Message:
-    """What the model is to sample: a call."""
     calls = [{"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}]
     return {**say(content, reasoning), "tool_calls": calls}
 
 
 def results(reply: Message, *texts: str) -> list[Message]:
-    """The results to a reply's calls."""
     calls = reply.get("tool_calls") or ()
     return [
         {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
@@ -122,7 +119,6 @@ class Bench(Recorder):
         super().__init__(make_renderer(family))
 
     def ask(self, messages: Sequence[Message], script: Message, tools: Sequence[Message] | None = TOOLS) -> Message:
-        """Send a conversation; the model samples the script. Returns the reply as the agent gets it."""
         wire = json.loads(json.dumps(list(messages)))
         return self.apply(self.prepare(wire, self._completion(script, tools), tools)).reply
 
@@ -154,7 +150,6 @@ class Bench(Recorder):
         self._check_replay()
 
     def replayed(self) -> SessionRecord:
-        """The session as a store gives it back."""
         again = SessionRecord(Trajectory(name="recorded"))
         for record in self.records:
             again.replay(record)
@@ -170,8 +165,6 @@ class Bench(Recorder):
 
 
 class Recording(Recorder):
-    """A session in a store."""
-
     def __init__(self, store: Store, id: str, renderer: Renderer) -> None:
         super().__init__(renderer, SessionRecord(Trajectory(name=id)))
         self.store, self.id = store, id

@@ -33,13 +33,10 @@ TOOLS = [
 
 @dataclass
 class Served:
-    """A gateway that is being served."""
-
     url: str
     app: App
     loop: asyncio.AbstractEventLoop
     prompts: list[list[int]] = field(default_factory=list)
-    """Every prompt that the engine was given, in order."""
     headers: dict[str, str] = field(default_factory=dict)
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
@@ -58,7 +55,6 @@ class Served:
         return status, raw
 
     def chat(self, session: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """Ask for a chat completion."""
         return self.call("POST", f"/sessions/{session}/v1/chat/completions", body, headers)
 
     def state(self, session: str) -> Any:
@@ -72,16 +68,13 @@ class Served:
             return [json.loads(line) for line in answer.read().splitlines()]
 
     def record(self, session: str) -> Any:
-        """The session's record in memory."""
         return self.run(self.app.gateway.sessions.get(session)).session
 
     def run(self, work: Any) -> Any:
-        """The result of a coroutine, run in the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
 
 def until(holds: Callable[[], Any]) -> None:
-    """Wait for something that another thread brings about."""
     pause = threading.Event()
     for _ in range(6000):
         if holds():

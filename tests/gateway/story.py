@@ -107,7 +107,6 @@ def interesting(served: Served, script: Script, session: str = "interesting") ->
 
 
 def hostile(served: Served, script: Script, session: str = "hostile") -> None:
-    """Texts that would do harm if they were taken for anything else than text."""
     about = (served, script, session)
     messages = talk(
         *about,

@@ -34,12 +34,9 @@ class Refused(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Heard:
-    """An answer that was heard to its end."""
-
     id: str
     text: str
     tokens: int
-    """How many were sampled, as it says."""
 
 
 @cache
@@ -48,7 +45,6 @@ def pocket() -> Renderer:
 
 
 def counting(prompt: Any, sampling: SamplingParams) -> list[int]:
-    """A script: an answer that tells prompts apart."""
     return answer_ids(f"That is {int(np.asarray(prompt, np.int64) @ np.arange(1, len(prompt) + 1)) % 1_000_003}.")
 
 
@@ -58,7 +54,6 @@ def _stop() -> int:
 
 
 def answer_ids(text: str) -> list[int]:
-    """A whole answer as the pocket model writes it."""
     return [*ids_of(pocket(), (text,)), _stop()]
 
 
@@ -73,7 +68,6 @@ class Agent:
     messages: list[dict[str, Any]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
     started: set[str] = field(default_factory=set)
-    """The ids of all answers that began to arrive."""
     max_tokens: int = 12
     previous: bool = False
     """Whether the conversation is left to the gateway (`previous_response_id`)."""

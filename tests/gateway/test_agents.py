@@ -29,7 +29,6 @@ from tokentrace.pocket import POCKET
 
 FAMILIES = ("pocket", "qwen3") if FULL else ("pocket",)
 BOTH = (False, True)
-"""Whole and streamed."""
 
 
 def looked(weather: str = "weather") -> list[Said]:
@@ -68,7 +67,6 @@ class Agent:
 
     environment: str
     dialects: Mapping[str, Sequence[bool]]
-    """How it talks: by dialect, streamed or not."""
     story: Story = WEATHER
     causes: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     """By dialect, why each of its turns branched; where it is not told, the agent only appends."""
@@ -113,8 +111,6 @@ def causes_of(state: Any) -> list[str | None]:
 
 @dataclass
 class Theatre:
-    """Gateways of all families, and the agents that have run."""
-
     folder: Path
     stages: dict[str, tuple[Stage, Served]] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -133,7 +129,6 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def ran(theatre: Theatre, name: str) -> Outcome:
-    """What became of an agent, which is run once."""
     if name not in theatre.outcomes:
         agent, runs = AGENTS[name], []
         for family, (stage, served) in theatre.stages.items():

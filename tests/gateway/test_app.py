@@ -132,7 +132,6 @@ ANTHROPIC_TOOLS: Any = [{"name": "compute", "input_schema": TOOLS[0]["function"]
 
 
 def breaking() -> ScriptedEngine:
-    """A broken call first, and words once anybody complained."""
     broken, cut, done = (ids_of(RENDERER, (text,)) for text in (QUOTED, CUT, "Well."))
 
     def script(prompt: Sequence[int], sampling: Any) -> list[int]:

@@ -97,7 +97,6 @@ def test_an_append_only_agent_gives_one_row_however_it_echoes(family: str) -> No
 
 
 def conversation(bench: Bench, calls: int = 3) -> list[Message]:
-    """A conversation of some calls and a last word, as the agent has it."""
     messages: list[Message] = [SYSTEM, TASK]
     for day in range(calls):
         reply = bench.ask(
@@ -126,7 +125,6 @@ def test_compaction(bench: Bench) -> None:
 
 
 def test_parallel_sub_agents_in_one_session(bench: Bench) -> None:
-    """Three agents take turns in one session; each has a row of its own."""
     starts = [[SYSTEM, TASK]]
     for place in ("the mountains of Norway", "the islands of Greece"):
         starts.append([{"role": "system", "content": f"You know all about {place}."}, user(f"Is it cold in {place}?")])

@@ -50,14 +50,12 @@ HI: Any = [user("x")]
 
 
 def sdk(kind: Any, body: str, media: str = "text/event-stream", status: int = 200) -> Any:
-    """A client to which everything is answered like this."""
     answer = httpx2.Response(status, headers={"content-type": media}, content=body.encode())
     http = httpx2.Client(transport=httpx2.MockTransport(lambda _: answer))
     return kind(api_key="k", base_url="http://localhost", http_client=http, max_retries=0)
 
 
 def frames(sse: str) -> list[Any]:
-    """The data of all events."""
     pieces = [frame.partition("data: ")[2] for frame in sse.split("\n\n")]
     return [json.loads(data) for data in pieces if data and data != "[DONE]"]
 
@@ -158,8 +156,6 @@ def _text(item: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Client:
-    """How a real client takes a dialect's answers."""
-
     dialect: type[Dialect]
     whole: Callable[[dict[str, Any]], Any]
     together: Callable[[str], Any]
@@ -168,7 +164,6 @@ class Client:
     options: dict[str, Any]
 
     def check(self, head: Head, *choices: Sampled) -> dict[str, Any]:
-        """The answer, which is what its stream adds up to."""
         answer = self.dialect(head).whole([choice.reply for choice in choices])
         sse = as_sse(self.dialect, streamed(self.dialect, head, choices))
         assert self.together(sse) == self.whole(answer)

@@ -8,7 +8,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,16 @@ async def temporary() -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
+
+
+def in_store(test: Callable[[Store], Awaitable[None]]) -> Callable[[], None]:
+    """Run a test with a store."""
+
+    async def main() -> None:
+        async with temporary() as store:
+            await test(store)
+
+    return lambda: asyncio.run(main())
 
 
 async def exported(store: Store, *ids: str, format: ExportFormat = ExportFormat.JSONL, **options: Any) -> bytes:
@@ -145,7 +155,6 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it."""
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -153,24 +162,21 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def test_side_channels_stand_at_the_tokens_they_are_of() -> None:
-    async def make() -> list[dict[str, Any]]:
-        async with temporary() as store:
-            recording = await Recording(store, "s", RENDERER).begin()
-            top = [[[310, -0.5], [311, -1.5]], [[4066, -0.25]]]
-            layered = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
-            first = await recording.turn(
-                [user("a")], [310], channels={"top_logprobs": top, "routed_experts": np.array(layered)}
-            )
-            history = [user("a"), dict(first.reply)]
-            second = await recording.turn(
-                [*history, user("b")], [320], channels={"routed_experts": [[9, 9], [8, 8]], "mask": ["x", "y"]}
-            )
-            await recording.turn([*history, user("b"), dict(second.reply), user("c")], [330])
-            await recording.turn([*history, user("again")], [340, 341], channels={"routed_experts": ["odd", {}, None]})
-            return await rows_of(store, "s")
-
-    one, two = asyncio.run(make())
+@in_store
+async def test_side_channels_stand_at_the_tokens_they_are_of(store: Store) -> None:
+    recording = await Recording(store, "s", RENDERER).begin()
+    top = [[[310, -0.5], [311, -1.5]], [[4066, -0.25]]]
+    layered = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    first = await recording.turn(
+        [user("a")], [310], channels={"top_logprobs": top, "routed_experts": np.array(layered)}
+    )
+    history = [user("a"), dict(first.reply)]
+    second = await recording.turn(
+        [*history, user("b")], [320], channels={"routed_experts": [[9, 9], [8, 8]], "mask": ["x", "y"]}
+    )
+    await recording.turn([*history, user("b"), dict(second.reply), user("c")], [330])
+    await recording.turn([*history, user("again")], [340, 341], channels={"routed_experts": ["odd", {}, None]})
+    one, two = await rows_of(store, "s")
     (a, b, c), (d,) = one["turns"], two["turns"]
     told = {at: value for at, value in enumerate(one["routed_experts"]) if value is not None}
     assert told == {
@@ -194,17 +200,14 @@ def test_side_channels_stand_at_the_tokens_they_are_of() -> None:
     assert experts[d["start"] : d["stop"]] == ["odd", {}, None]
 
 
-def test_a_row_says_why_its_branch_began_and_what_it_was_about() -> None:
-    async def make() -> list[dict[str, Any]]:
-        async with temporary() as store:
-            recording = await Recording(store, "s", RENDERER).begin(metadata={"task": 7})
-            turn = await recording.turn([user("a long question")], [310, 311], stopped_by="END", seconds=0.5)
-            await recording.turn([user("a long question"), dict(turn.reply), user("more")], [312], version="v2")
-            await recording.turn([user("a long question")], [313], wishes=["x"])
-            await store.label("s", [Label("reward", 2, 1), Label("reward", "good", 2), Label("ok", True)])
-            return await rows_of(store, "s")
-
-    one, two = asyncio.run(make())
+@in_store
+async def test_a_row_says_why_its_branch_began_and_what_it_was_about(store: Store) -> None:
+    recording = await Recording(store, "s", RENDERER).begin(metadata={"task": 7})
+    turn = await recording.turn([user("a long question")], [310, 311], stopped_by="END", seconds=0.5)
+    await recording.turn([user("a long question"), dict(turn.reply), user("more")], [312], version="v2")
+    await recording.turn([user("a long question")], [313], wishes=["x"])
+    await store.label("s", [Label("reward", 2, 1), Label("reward", "good", 2), Label("ok", True)])
+    one, two = await rows_of(store, "s")
     assert (one["cause"], one["cause_detail"], one["parent"], one["shared"]) == ("", "", -1, 0)
     assert (two["cause"], two["parent"], two["shared"]) == ("retry", 0, one["turns"][0]["start"])
     assert "earlier point" in two["cause_detail"]
@@ -225,48 +228,42 @@ def test_a_row_says_why_its_branch_began_and_what_it_was_about() -> None:
     assert one["message_indices"][one["turns"][1]["start"]] == 3
 
 
-def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones_stay_open() -> None:
-    async def make() -> None:
-        async with temporary() as store:
-            for name in ("open", "sealed", "kept", "left"):
-                await (await Recording(store, name, RENDERER).begin()).turn([user("a")], [310])
-                if name != "open":
-                    await store.set_state(name, State.SEALED)
+@in_store
+async def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones_stay_open(store: Store) -> None:
+    for name in ("open", "sealed", "kept", "left"):
+        await (await Recording(store, name, RENDERER).begin()).turn([user("a")], [310])
+        if name != "open":
+            await store.set_state(name, State.SEALED)
 
-            async def state(id: str) -> State:
-                info = await store.session(id)
-                assert info is not None
-                return info.state
+    async def state(id: str) -> State:
+        info = await store.session(id)
+        assert info is not None
+        return info.state
 
-            await exported(store, "kept", keep_state=True)
-            assert await state("kept") is State.SEALED
-            found = [await store.session(name) for name in ("open", "sealed")]
-            pieces = export_rows(store, [info for info in found if info], ExportFormat.PARQUET)
-            async for _ in pieces:
-                assert await state("sealed") is State.SEALED
-            assert (await state("open"), await state("sealed")) == (State.OPEN, State.EXPORTED)
-            assert len(await rows_of(store, "sealed")) == 1  # once more is fine
-            left = await store.session("left")
-            assert left is not None
-            pieces = export_rows(store, [left], ExportFormat.JSONL)
-            await anext(pieces)
-            await pieces.aclose()
-            assert await state("left") is State.SEALED
-
-    asyncio.run(make())
+    await exported(store, "kept", keep_state=True)
+    assert await state("kept") is State.SEALED
+    found = [await store.session(name) for name in ("open", "sealed")]
+    pieces = export_rows(store, [info for info in found if info], ExportFormat.PARQUET)
+    async for _ in pieces:
+        assert await state("sealed") is State.SEALED
+    assert (await state("open"), await state("sealed")) == (State.OPEN, State.EXPORTED)
+    assert len(await rows_of(store, "sealed")) == 1  # once more is fine
+    left = await store.session("left")
+    assert left is not None
+    pieces = export_rows(store, [left], ExportFormat.JSONL)
+    await anext(pieces)
+    await pieces.aclose()
+    assert await state("left") is State.SEALED
 
 
-def test_a_session_that_is_dropped_meanwhile_gives_no_rows_and_a_damaged_one_is_an_error() -> None:
-    async def make() -> None:
-        async with temporary() as store:
-            await (await Recording(store, "s", RENDERER).begin()).turn([user("a")], [310])
-            info = await store.session("s")
-            assert info is not None
-            lost = SessionInfo("s", State.OPEN, 1.0, turns=2)
-            with pytest.raises(StoreError, match="1 of its 2 turns"):
-                [table async for table in Export(store, [lost]).tables()]
-            await store.set_state("s", State.DROPPED)
-            assert await exported(store, "s") == b""
-            assert [table async for table in Export(store, [info]).tables()] == []
-
-    asyncio.run(make())
+@in_store
+async def test_a_session_that_is_dropped_meanwhile_gives_no_rows_and_a_damaged_one_is_an_error(store: Store) -> None:
+    await (await Recording(store, "s", RENDERER).begin()).turn([user("a")], [310])
+    info = await store.session("s")
+    assert info is not None
+    lost = SessionInfo("s", State.OPEN, 1.0, turns=2)
+    with pytest.raises(StoreError, match="1 of its 2 turns"):
+        [table async for table in Export(store, [lost]).tables()]
+    await store.set_state("s", State.DROPPED)
+    assert await exported(store, "s") == b""
+    assert [table async for table in Export(store, [info]).tables()] == []

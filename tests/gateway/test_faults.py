@@ -89,7 +89,6 @@ class ClosingEngine(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def closing() -> Iterator[tuple[ThreadingHTTPServer, Served]]:
-    """Such an engine, and a gateway before it."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), ClosingEngine)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -111,7 +111,6 @@ def served() -> Iterator[Served]:
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What a test's requests made the gateway log as failures."""
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 

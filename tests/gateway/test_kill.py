@@ -30,7 +30,6 @@ SESSIONS = [f"s{at}" for at in range(5)]
 AFRESH = 10
 """After so many rounds the store is a new one: each check reads everything."""
 GONE = (OSError, http.client.HTTPException, Unfinished, ValueError)
-"""What an agent notices of a gateway that is killed."""
 
 
 @contextmanager

@@ -272,7 +272,6 @@ ALONE: dict[str, dict[str, list[Any]]] = {
     },
     "tokens": {"token_ids": [[], [-1]]},
 }  # fmt: skip
-"""By dialect: values of a field that are refused."""
 DOOR: list[tuple[str, str, dict[str, Any]]] = [
     *(
         (name, field, {field: value})

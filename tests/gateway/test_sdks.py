@@ -120,11 +120,8 @@ def message_beta(client: Any, messages: Any) -> Any:
 
 @dataclass(frozen=True)
 class Api:
-    """How a client's answers are read, and sent back."""
-
     asks: Sequence[Callable[..., Any]]
     calls: Callable[[Any], list[tuple[str, Any]]]
-    """The id and arguments of each call."""
     text: Callable[[Any], str]
     echo: Callable[[Any], list[Any]]
     results: Callable[[list[tuple[str, str]]], list[Any]]

@@ -22,11 +22,9 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = ("current", "earlier")
 """By the generation of Anthropic's client that the agents in it use. The long tests have one more, `claude`."""
 PIPS = 4
-"""How many fetch and unpack at once."""
 
 
 def requirements(name: str) -> Path:
-    """The pinned packages of an environment."""
     return HERE / f"{name}.txt"
 
 

@@ -48,7 +48,6 @@ class Outcome:
     status: int
     output: str
     strayed: str
-    """Where it tried to connect to, beyond this machine."""
 
 
 def run_agent(

@@ -27,15 +27,12 @@ class Said:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the engine was given and what it answered."""
-
     prompt: list[int]
     ids: list[int]
     logprobs: list[float]
 
 
 def hermes(said: Said, stop: str) -> str:
-    """A turn as Qwen3 and pocket write it."""
     calls = [
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
         for name, arguments in said.calls
@@ -72,7 +69,6 @@ class Story:
 
     turns: Sequence[Said]
     about: str = ""
-    """What the prompts of the story have in them."""
 
 
 @dataclass
@@ -88,7 +84,6 @@ class Stage:
     _sampled: int = 0
 
     def answer(self, session: str, prompt: Ids) -> Sampled:
-        """The turn of the session's story that follows this prompt."""
         story, prompts = self.stories[session], self._prompts[session]
         text = self.renderer.tokenizer.decode(prompt.tolist())
         if story.about in text:
@@ -104,7 +99,6 @@ class Stage:
         return Sampled(ids, logprobs)
 
     def unsaid(self, session: str) -> int:
-        """How many turns of the story were not asked for."""
         return len(self.stories[session].turns) - len(self._prompts[session])
 
 
@@ -126,8 +120,6 @@ def check_rows(stage: Stage, session: str, rows: Sequence[Mapping[str, Any]]) ->
 
 
 class StoryEngine(ScriptedEngine):
-    """Tells each session its own story, a few tokens at a time."""
-
     def __init__(self, stage: Stage) -> None:
         super().__init__(lambda *_: [], vocab_size=stage.renderer.tokenizer.vocabulary.size)
         self._stage = stage

@@ -12,8 +12,6 @@ QUESTIONS = ["What is the weather in Zürich?", "And in Bern and Basel?", "Thank
 
 @dataclass
 class Run:
-    """One conversation to have."""
-
     url: str
     dialect: str
     stream: bool
@@ -27,14 +25,11 @@ class Run:
 
 
 def runs() -> Iterator[Run]:
-    """The conversations that the command line asks for."""
     for run in json.loads(sys.argv[1]):
         yield Run(**run)
 
 
 def run_all(talk: Callable[[Run], Awaitable[None]]) -> None:
-    """Have them, one after the other."""
-
     async def main() -> None:
         for run in runs():
             await talk(run)
