@@ -200,16 +200,11 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 LOOKED = {"place": "Zürich"}
 INPUTS: dict[str, list[dict[str, Any]]] = {
-    "a broken call": [],
+    **dict.fromkeys(("a broken call", "arguments that are no object", "no arguments"), []),
+    **dict.fromkeys(("in a call", "in a list", "after a call's name"), []),
+    **dict.fromkeys(("a quote that is not escaped", "after a call"), [LOOKED]),
     "a broken call between others": [LOOKED, LOOKED],
-    "a quote that is not escaped": [LOOKED],
     "an argument twice": [{"place": "b"}],
-    "arguments that are no object": [],
-    "no arguments": [],
-    "in a call": [],
-    "after a call": [LOOKED],
-    "in a list": [],
-    "after a call's name": [],
 }
 """The inputs of Anthropic's tool uses where something is wrong with a call."""
 
@@ -246,11 +241,8 @@ def test_a_stream_is_the_answer(client: Client, name: str, allowed: bool) -> Non
             if name in COMPLETIONS:
                 assert message["content"] == text.rpartition("</think>\n\n")[2]
     reason = choice.reply.finish_reason
-    assert reason == ("length" if name in CUT_OFF else "tool_calls" if message_has_calls(choice) else "stop")
-
-
-def message_has_calls(choice: Sampled) -> bool:
-    return any(item.name for item in choice.reply.items)
+    has_calls = any(item.name for item in choice.reply.items)
+    assert reason == ("length" if name in CUT_OFF else "tool_calls" if has_calls else "stop")
 
 
 @settings(max_examples=examples(60), deadline=None)

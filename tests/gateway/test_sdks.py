@@ -30,15 +30,11 @@ STORY = Story(
 )
 QUESTION = "What is 17*23?"
 RESULTS = ("391", "not a formula  \n")
-ANTHROPIC_TOOLS: Any = [
-    {
-        "name": tool["function"]["name"],
-        "description": tool["function"]["description"],
-        "input_schema": tool["function"]["parameters"],
-    }
-    for tool in TOOLS
-]
-RESPONSES_TOOLS: Any = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+COMPUTE: Any = TOOLS[0]["function"]
+ANTHROPIC_TOOLS: Any = [{**COMPUTE, "input_schema": COMPUTE["parameters"]}]
+ANTHROPIC_TOOLS[0].pop("parameters")
+CHAT: Any = {"model": "pocket", "tools": TOOLS}
+RESPONSES: Any = {"model": "pocket", "tools": [{"type": "function", **COMPUTE, "strict": False}]}
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +48,8 @@ def served(stage: Stage) -> Iterator[Served]:
         yield server
 
 
-def chat_create(client: Any, messages: Any) -> Any:
-    return client.chat.completions.create(model="pocket", messages=messages, tools=TOOLS).choices[0].message
-
-
 def chat_helper(client: Any, messages: Any) -> Any:
-    with client.chat.completions.stream(model="pocket", messages=messages, tools=TOOLS) as stream:
+    with client.chat.completions.stream(**CHAT, messages=messages) as stream:
         for _ in stream:
             pass
         return stream.get_final_completion().choices[0].message
@@ -67,7 +59,7 @@ def chat_chunks(client: Any, messages: Any) -> Any:
     """Chunks put together by hand, as agents do that have no helper."""
     message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
     usage, more = None, {"stream": True, "stream_options": {"include_usage": True}}
-    for chunk in client.chat.completions.create(model="pocket", messages=messages, tools=TOOLS, **more):
+    for chunk in client.chat.completions.create(**CHAT, messages=messages, **more):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             message["content"] += choice.delta.content or ""
@@ -83,12 +75,8 @@ def chat_chunks(client: Any, messages: Any) -> Any:
     return openai.types.chat.ChatCompletionMessage.model_validate(message)
 
 
-def response_create(client: Any, input: Any, **more: Any) -> Any:
-    return client.responses.create(model="pocket", tools=RESPONSES_TOOLS, input=input, **more)
-
-
 def response_helper(client: Any, input: Any, **more: Any) -> Any:
-    with client.responses.stream(model="pocket", tools=RESPONSES_TOOLS, input=input, **more) as stream:
+    with client.responses.stream(**RESPONSES, input=input, **more) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
     assert text == final.output_text
@@ -96,14 +84,13 @@ def response_helper(client: Any, input: Any, **more: Any) -> Any:
 
 
 def response_events(client: Any, input: Any, **more: Any) -> Any:
-    events = client.responses.create(model="pocket", tools=RESPONSES_TOOLS, stream=True, input=input, **more)
+    events = client.responses.create(**RESPONSES, stream=True, input=input, **more)
     [done] = [event.response for event in events if event.type == "response.completed"]
     return done
 
 
-def message_create(client: Any, messages: Any, door: str = "messages") -> Any:
-    door = client.beta.messages if door == "beta" else client.messages
-    return door.create(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, messages=messages)
+def message_create(client: Any, messages: Any) -> Any:
+    return client.messages.create(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, messages=messages)
 
 
 def message_helper(client: Any, messages: Any) -> Any:
@@ -112,10 +99,6 @@ def message_helper(client: Any, messages: Any) -> Any:
         final = stream.get_final_message()
     assert text == "".join(block.text for block in final.content if block.type == "text")
     return final
-
-
-def message_beta(client: Any, messages: Any) -> Any:
-    return message_create(client, messages, "beta")
 
 
 @dataclass(frozen=True)
@@ -134,21 +117,29 @@ def tool_results(results: list[tuple[str, str]]) -> list[Any]:
 
 APIS = {
     "chat": Api(
-        [chat_create, chat_helper, chat_chunks],
+        [
+            lambda client, messages: client.chat.completions.create(**CHAT, messages=messages).choices[0].message,
+            chat_helper,
+            chat_chunks,
+        ],
         lambda reply: [(call.id, json.loads(call.function.arguments)) for call in reply.tool_calls],
         lambda reply: str(reply.content),
         lambda reply: [reply.model_dump(exclude_none=True)],
         lambda results: [{"role": "tool", "tool_call_id": id, "content": text} for id, text in results],
     ),
     "responses": Api(
-        [response_create, response_helper, response_events],
+        [
+            lambda client, input, **more: client.responses.create(**RESPONSES, input=input, **more),
+            response_helper,
+            response_events,
+        ],
         lambda reply: [(i.call_id, json.loads(i.arguments)) for i in reply.output if i.type == "function_call"],
         lambda reply: str(reply.output_text),
         lambda reply: [item.model_dump(exclude_none=True) for item in reply.output],
         lambda results: [{"type": "function_call_output", "call_id": id, "output": text} for id, text in results],
     ),
     "messages": Api(
-        [message_create, message_helper, message_beta],
+        [message_create, message_helper, lambda client, messages: message_create(client.beta, messages)],
         lambda reply: [(block.id, block.input) for block in reply.content if block.type == "tool_use"],
         lambda reply: str(reply.content[-1].text),
         lambda reply: [{"role": "assistant", "content": reply.content}],
