@@ -200,9 +200,9 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 LOOKED = {"place": "Zürich"}
 INPUTS: dict[str, list[dict[str, Any]]] = {
-    **dict.fromkeys(("a broken call", "arguments that are no object", "no arguments"), []),
-    **dict.fromkeys(("in a call", "in a list", "after a call's name"), []),
-    **dict.fromkeys(("a quote that is not escaped", "after a call"), [LOOKED]),
+    **{key: [] for key in ("a broken call", "arguments that are no object", "no arguments")},
+    **{key: [] for key in ("in a call", "in a list", "after a call's name")},
+    **{key: [LOOKED] for key in ("a quote that is not escaped", "after a call")},
     "a broken call between others": [LOOKED, LOOKED],
     "an argument twice": [{"place": "b"}],
 }
