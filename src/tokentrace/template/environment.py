@@ -107,10 +107,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     # -- on pairs
 
-    def printed(self, value: Any, origin: Beside) -> str:
-        """The text of a value. Made at once: a namespace may change before the template is done."""
-        return text_of(box(value, origin))
-
     def field(self, value: Any, origin: Beside, name: str) -> Any:
         """``value.name``."""
         if type(value) is TemplateNamespace and name in (attributes := attributes_of(value)):

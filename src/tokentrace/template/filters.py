@@ -25,7 +25,7 @@ from markupsafe import Markup
 
 from .budget import TooLarge, check_bits, check_size, counted, listed, step, weigh
 from .jsonify import JsonOptions, dumps
-from .strings import join_traced, join_with, plain_text, promoted
+from .strings import FILTER_METHODS, join_traced, join_with, plain_text, promoted
 from .traced import TRACED_TYPES, TracedBool, TracedMarkup, TracedNone, as_markup, is_traced, opaque, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
@@ -80,8 +80,7 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "string": text_of,
     "safe": lambda value: as_markup(text_of(value)),
     "replace": _replace,
-    "trim": _method("strip"),
-    **{name: _method(name) for name in ("upper", "lower", "capitalize")},
+    **{name: _method(method) for name, method in FILTER_METHODS.items()},
     "list": listed,
 }
 

@@ -154,18 +154,22 @@ def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], Trace
     return method
 
 
-for _name in ("capitalize", "casefold", "lower", "swapcase", "title", "upper"):
+# -- the methods of strings. The text of those that are in no class is UNKNOWN
+
+_CASES: Final = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
+for _name in _CASES:
     setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
 
 TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
-"""Methods of strings that keep the trace."""
+"""Methods that keep the trace."""
+CUTTING_METHODS: Final = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
+"""Those of them whose result is a part of the text, or the text in other letters: it has the text's origin."""
 ASKING_METHODS: Final = frozenset(
-    (
-        *("count", "endswith", "find", "index", "rfind", "rindex", "startswith"),
-        *(name for name in dir(str) if name.startswith("is")),
-    )
-)
-"""Methods of strings that return a count, a position or a truth. The text of all other methods is UNKNOWN."""
+    name for name in dir(str) if name.startswith("is") or name.strip("r") in ("count", "endswith", "find", "index")
+) | {"startswith"}
+"""Methods that return a count, a position or a truth."""
+FILTER_METHODS: Final = {"trim": "strip", "upper": "upper", "lower": "lower", "capitalize": "capitalize"}
+"""Filters that do what a method does."""
 
 
 def plain_text(text: str) -> str:
