@@ -110,6 +110,12 @@ def charge(size: int) -> None:
         _active.budget.charge(size)
 
 
+def charged(size: int, value: Any) -> Any:
+    """A container of `size` bytes that the template made."""
+    charge(size)
+    return value
+
+
 def check_size(size: int) -> None:
     """Raise TooLarge for a text of so many characters. Call it before the text is made."""
     if size > MAX_TEXT:
@@ -178,6 +184,13 @@ def weigh(value: Any) -> int:
         raise TooLarge(f"the template tried to go through a value of {size} characters and parts")
     step(size >> 12)
     return size
+
+
+def weighed(value: Any) -> Any:
+    """`value`, before it is compared, hashed or put into a container."""
+    if isinstance(value, (list, tuple, dict)):
+        weigh(value)
+    return value
 
 
 def attributes_of(namespace: Namespace) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -67,8 +68,12 @@ class Template:
         patch: Patch | None = None,
     ) -> Rendering:
         """Render `messages` (validated). TemplateError names the message it was at."""
+        rows = name_reasoning(messages)
         is_boxed = self.reads_boxed or patch is not None
-        rows: list[Any] = wrap_messages(messages, patch) if is_boxed else name_reasoning(messages)
+        if is_boxed:
+            rows = wrap(rows, Origin(("messages",)))
+        if patch is not None:
+            rows = patch(cast(TracedList, rows))
         names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
         return self._run(names, Trace(None if is_boxed else rows))
 
@@ -127,13 +132,14 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
         raise
     except Exception as error:
         message = trace.current if trace.current >= 0 else None
-        kind = TemplateError
+        is_limit = isinstance(error, (RecursionError, MemoryError, TooLarge))
         match error:
-            case RecursionError() | MemoryError():
-                problem = "out of memory" if isinstance(error, MemoryError) else "the template recurses too deeply"
-                raise TemplateLimitError(problem, message=message) from error
+            case RecursionError():
+                problem = "the template recurses too deeply"
+            case MemoryError():
+                problem = "out of memory"
             case TooLarge():
-                kind, problem = TemplateLimitError, str(error)
+                problem = str(error)
             case jinja2.exceptions.UndefinedError():
                 problem = f"the template needs something that is not there: {_plain_names(str(error))}"
             case jinja2.exceptions.SecurityError():
@@ -143,16 +149,16 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
             case _:
                 failure = f"{type(error).__name__}: {_plain_names(str(error))}"
                 problem = f"the template failed on this conversation: {failure}"
+        kind = TemplateLimitError if is_limit else TemplateError
         raise kind(problem, message=message, line=_line(error, template)) from error
 
 
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
-    line, frame = None, error.__traceback__
-    while frame is not None and template is not None:
-        if frame.tb_frame.f_code.co_filename == "<template>" and frame.tb_lineno is not None:  # some code has none
-            line = template.get_corresponding_lineno(frame.tb_lineno)
-        frame = frame.tb_next
-    return line
+    lines = [
+        frame.f_code.co_filename == "<template>" and line for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    last = next(filter(None, reversed(lines)), None)  # some code has no line
+    return None if template is None or last is None else template.get_corresponding_lineno(last)
 
 
 def _plain_names(text: str) -> str:
@@ -177,12 +183,6 @@ def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
                     break
         rows.append(row)
     return rows
-
-
-def wrap_messages(messages: Sequence[Mapping[str, Any]], patch: Patch | None = None) -> TracedList:
-    """Messages with their origins, boxed, as a format written in Python reads them."""
-    wrapped = wrap(name_reasoning(messages), Origin(("messages",)))
-    return cast(TracedList, wrapped if patch is None else patch(wrapped))
 
 
 def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:

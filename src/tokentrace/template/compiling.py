@@ -31,9 +31,10 @@ from .expressions import Code, Expressions, LoopNames, origin_name
 from .syntax import is_word, items_of, plain_targets, summands, with_children
 
 _IMPORTS: Final = """\
+from tokentrace.template.budget import charged as tt_charged, weighed as tt_weighed
 from tokentrace.template.pairs import PLAIN as tt_plain, PRINTED as tt_printed, SIZED as tt_sized, TEXT as tt_text
 from tokentrace.template.pairs import bounds as tt_bounds, box as tt_box, inside as tt_inside, paid as tt_paid
-from tokentrace.template.pairs import of_get as tt_of_get, of_item as tt_of_item, of_pieces as tt_of_pieces
+from tokentrace.template.pairs import of_item as tt_of_item, of_pieces as tt_of_pieces
 from tokentrace.template.pairs import of_slice as tt_of_slice, split as tt_split
 from tokentrace.template.pairs import item_rows as tt_item_rows, rows as tt_rows
 from tokentrace.template.trace import GENERATION as tt_generation

@@ -139,13 +139,13 @@ class Expressions(CodeGenerator):
         keys = [self.code(item.key, frame).boxed for item in node.items]
         values = [self.code(item.value, frame).boxed for item in node.items]
         rows = (
-            f"{key if is_constant(item.key) else f'environment.weighed({key})'}: {value}"
+            f"{key if is_constant(item.key) else f'tt_weighed({key})'}: {value}"
             for key, value, item in zip(keys, values, node.items, strict=True)
         )
         return self._charged(node, f"{{{', '.join(rows)}}}")
 
     def _charged(self, node: nodes.List | nodes.Tuple | nodes.Dict, source: str) -> Code:
-        return Code(f"environment.charged({64 + 64 * len(node.items)}, {source})")
+        return Code(f"tt_charged({64 + 64 * len(node.items)}, {source})")
 
     # -- looking into values
 
@@ -245,7 +245,8 @@ class Expressions(CodeGenerator):
         )
         if base.origin == default.origin == "None":
             return Code(code)
-        return Code(code, f"tt_of_get({base.origin}, {value}, {key}, {default.origin})")
+        is_there = f"type({value}) is dict and {key} in {value}"
+        return Code(code, f"(tt_inside({base.origin}, {key}) if {is_there} else {default.origin})")
 
     # -- filters and tests
 
@@ -291,7 +292,7 @@ class Expressions(CodeGenerator):
     def code_Compare(self, node: nodes.Compare, frame: Frame) -> Code:
         if len(node.ops) != 1:
             operands = [node.expr, *(operand.expr for operand in node.ops)]
-            first, *more = (f"environment.weighed({self.code(operand, frame).boxed})" for operand in operands)
+            first, *more = (f"tt_weighed({self.code(operand, frame).boxed})" for operand in operands)
             links = (f" {operators[operand.op]} {code}" for operand, code in zip(node.ops, more, strict=True))
             return Code(f"({first}{''.join(links)})", is_count=True)
         op, sides = node.ops[0].op, (node.expr, node.ops[0].expr)
@@ -303,7 +304,7 @@ class Expressions(CodeGenerator):
         else:  # may fail, with an error that names the types
             values = [left.boxed, right.boxed]
         if not (left.is_count or right.is_count or any(map(is_constant, sides))):
-            values = [f"environment.weighed({value})" for value in values]
+            values = [f"tt_weighed({value})" for value in values]
         return Code(f"({values[0]} {operators[op]} {values[1]})", is_count=True)
 
     def _within(self, op: str, item: nodes.Expr, container: nodes.Expr, frame: Frame) -> Code:

@@ -23,10 +23,10 @@ from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import pass_eval_context
 from markupsafe import Markup
 
-from .budget import TooLarge, check_bits, check_size, counted, listed, step, weigh
+from .budget import TooLarge, check_size, counted, listed, step, weigh, weighed
 from .jsonify import JsonOptions, dumps
 from .strings import FILTER_METHODS, join_traced, join_with, plain_text, promoted
-from .traced import TRACED_TYPES, TracedBool, TracedMarkup, TracedNone, as_markup, is_traced, opaque, plain, text_of
+from .traced import TRACED_TYPES, TracedMarkup, as_markup, derived, is_traced, opaque, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
 """No number may be a larger argument of a filter: it may be a width, or a number of digits."""
@@ -99,8 +99,9 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         values = list(args[context:])
-        if name not in _LAZY or name in ("batch", "slice"):
-            _check_counts(values[1:], kwargs)
+        numbers = [abs(value) for value in (*values[1:], *kwargs.values()) if isinstance(value, int)]
+        if max(numbers, default=0) > _MAX_COUNT and (name not in _LAZY or name in ("batch", "slice")):
+            raise TooLarge(f"{max(numbers)} is too large an argument for a filter")
         if name in _LAZY:
             if values and values[0] and name != "items":
                 values[0] = counted(values[0])
@@ -113,18 +114,11 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args[:context], *values, **kwargs)
         if name in _SORTING:
             return counted(result) if isinstance(result, GeneratorType) else result
-        if isinstance(result, int):
-            check_bits(result.bit_length())
-        is_spelled = name in ("escape", "forceescape", "striptags", "e")  # ``&#60;`` is ``<``: a count may be a letter
-        return opaque(result) if is_spelled or is_traced([*values, *kwargs.values()]) else result
+        if name in ("escape", "forceescape", "striptags", "e"):  # ``&#60;`` is ``<``: a count may be a letter
+            return opaque(result)
+        return derived(result, *values, *kwargs.values())
 
     return guarded
-
-
-def _check_counts(args: list[Any], kwargs: Mapping[str, Any]) -> None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > _MAX_COUNT:
-            raise TooLarge(f"{value} is too large an argument for a filter")
 
 
 # -- tests
@@ -139,10 +133,6 @@ def within(item: Any, container: Any) -> bool:
     return item in container
 
 
-def _is_boolean(value: Any) -> bool:
-    return value is True or value is False or isinstance(value, TracedBool)
-
-
 def _is_same(value: Any, other: Any) -> bool:
     """``value is sameas other``. The same field may have been boxed twice."""
     is_boxed = type(value) in TRACED_TYPES and type(value) is type(other)
@@ -150,11 +140,11 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
-    "none": lambda value: value is None or isinstance(value, TracedNone),
-    "true": lambda value: value is True or (isinstance(value, TracedBool) and bool(value)),
-    "false": lambda value: value is False or (isinstance(value, TracedBool) and not value),
-    "boolean": _is_boolean,
-    "integer": lambda value: isinstance(value, int) and not _is_boolean(value),
+    "none": lambda value: plain(value) is None,
+    "true": lambda value: plain(value) is True,
+    "false": lambda value: plain(value) is False,
+    "boolean": lambda value: isinstance(plain(value), bool),
+    "integer": lambda value: isinstance(plain(value), int) and not isinstance(plain(value), bool),
     "in": within,
     "sameas": _is_same,
 }
@@ -170,8 +160,7 @@ def _weighing(test: Callable[..., bool]) -> Callable[..., bool]:
     def weighing(*args: Any, **kwargs: Any) -> bool:
         step()
         for value in args:
-            if isinstance(value, (list, tuple, dict)):
-                weigh(value)
+            weighed(value)
         return test(*args, **kwargs)
 
     return weighing

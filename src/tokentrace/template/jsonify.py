@@ -145,7 +145,7 @@ class _Writer:
             yield traced(brackets[1] if self._indent is None else newline + brackets[1], origin)
 
     def _entry(self, value: dict[Any, Any], key: Any, newline: str, origin: Origin | None) -> Iterator[str]:
-        name = key if isinstance(key, str) else _key_text(key)
+        name = key if isinstance(key, str) else next(iter(json.loads(json.dumps({plain(key): 0}))))
         is_field = type(value) is TracedDict
         yield self._string(name, value.origin.at(name, KEY) if is_field else origin)  # type: ignore[attr-defined]
         yield traced(self._colon, origin)
@@ -160,8 +160,3 @@ class _Writer:
         return join_traced(
             (quote, *(traced(escape(text)[1:-1], part_origin) for text, part_origin in runs_of(value)), quote)
         )
-
-
-def _key_text(key: Any) -> str:
-    """A key that is not text, as JSON writes it. Raises TypeError for what cannot be a key."""
-    return str(next(iter(json.loads(json.dumps({plain(key): 0})))))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .budget import charge, check_items, listed
 from .origin import KEY, Origin
@@ -33,13 +33,10 @@ _CACHED: Final = 1 << 11
 """Origins of the items of longer lists are made anew each time."""
 
 
-class Pieces:
+class Pieces(NamedTuple):
     """What is beside a list of pieces of a text: the origin of that text."""
 
-    __slots__ = ("origin",)
-
-    def __init__(self, origin: Origin) -> None:
-        self.origin = origin
+    origin: Origin
 
 
 Origins = tuple[Origin | None, ...]
@@ -87,11 +84,6 @@ def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
         return inside(origin, plain(key))
     is_item = type(value) is list and type(key) is int and -len(value) <= key < len(value)
     return _origins(value, origin)[key] if is_item and origin is not None else None
-
-
-def of_get(origin: Beside, value: Any, key: str, default: Beside) -> Beside:
-    """The origin of ``value.get(key, default)``."""
-    return inside(origin, key) if type(value) is dict and key in value else default
 
 
 def bounds(*ends: Any) -> slice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -25,31 +26,20 @@ class ControlTokens(NamedTuple):
     ends: list[int]
 
 
+@dataclass(eq=False)
 class Encoded:
-    """Ids, and the characters of the text at which each token starts and ends.
+    """Ids, and the characters of the text at which each token starts and ends. Tokens may share a character."""
 
-    Tokens may share a character. `begins` is where the text that a token spells starts, without white space that it
-    absorbs. `forged` are control tokens that stayed text as it is not trusted: the span of each, and the token.
-    """
-
-    def __init__(
-        self,
-        ids: Ids,
-        rendering: Rendering,
-        control: npt.NDArray[np.bool_],
-        starts: Positions,
-        ends: Positions,
-        begins: Positions | None = None,
-        forged: Sequence[tuple[int, str]] = (),
-    ) -> None:
-        self.ids = ids
-        self.rendering = rendering
-        self.starts = starts
-        self.ends = ends
-        self.forged = forged
-        self.control = control
-        """True where a token is a control token."""
-        self._begins = starts if begins is None else begins
+    ids: Ids
+    rendering: Rendering
+    control: npt.NDArray[np.bool_]
+    """True where a token is a control token."""
+    starts: Positions
+    ends: Positions
+    begins: Positions | None = None
+    """Where the text that each token spells starts, without white space that it absorbs (None: `starts`)."""
+    forged: Sequence[tuple[int, str]] = ()
+    """Control tokens that stayed text as it is not trusted: the span of each, and the token."""
 
     @computed
     def spans(self) -> npt.NDArray[np.int32]:
@@ -62,9 +52,9 @@ class Encoded:
 
     @computed
     def _tokens_in_spans(self) -> npt.NDArray[np.intp]:
-        ends = self.rendering.ends
+        ends, begins = self.rendering.ends, self.starts if self.begins is None else self.begins
         bounds = np.zeros(len(ends) + 1, np.intp)
-        bounds[1:] = self._begins.searchsorted(np.asarray(ends, self._begins.dtype), "left")
+        bounds[1:] = begins.searchsorted(np.asarray(ends, begins.dtype), "left")
         bounds[-1] = len(self.ids) if ends else 0
         return bounds[1:] - bounds[:-1]
 

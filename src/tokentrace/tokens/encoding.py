@@ -21,7 +21,7 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from .control import ControlMatch, PlainPiece, Positions, Trust, TrustedSpans, split
 from .encoded import Encoded
-from .tokenizer import Ids, Tokenizer
+from .tokenizer import Ids, Tokenizer, with_offsets
 
 _NEAR: Final = 64
 """Bytes of ASCII between others up to which these are one piece of text."""
@@ -68,7 +68,8 @@ def encode_spans(
         encoded = _encode_whole(tokenizer, rendering, raw)
         if encoded is not None and not (is_checked and _is_forged(encoded, trust_of, inner)):
             return encoded
-    parts = unlimited = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
+    core = tokenizer.core
+    parts = unlimited = split(text, TrustedSpans([len(text)], [Trust.ANY]), core.patterns, core.normalize)
     forged: list[tuple[int, str]] = []
     if is_checked:
         trust = [Trust.ANY if origin is None else trust_of(origin) for origin in rendering.origins]
@@ -79,13 +80,13 @@ def encode_spans(
             forged = _forged(unlimited, spans)
         if forged and policy is ControlPolicy.REJECT:
             raise ForgedControl(*forged[0])
-        parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
+        parts = split(text, spans, core.patterns, core.normalize)
     nothing = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
     pieces = (_encode_part(tokenizer, part, is_checked) for part in parts)
     ids, starts, ends, begins = map(np.concatenate, zip(nothing, *pieces, strict=True))
     if _matches(parts) == _matches(unlimited) and not np.array_equal(ids, tokenizer.encode(text)):
         # all control tokens were allowed: the ids are the tokenizer's, however it computes them
-        ids, offsets = tokenizer.reference(text)
+        ids, offsets = with_offsets(core.slow, text)
         starts, ends = _ordered(offsets)
         begins = starts
     return Encoded(ids, rendering, tokenizer.vocabulary.is_control.take(ids), starts, ends, begins, forged)
@@ -179,9 +180,9 @@ def _encode_part(
 def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Positions, Positions]:
     """The tokens of a piece, and where each is, in characters of the piece."""
     vocabulary, text = tokenizer.vocabulary, part.text
-    options = {"first": part.start == 0, "normalized": part.places is not None}
-    if options["normalized"] or not vocabulary.nfc or unicodedata.is_normalized("NFC", text):
-        ids, raw = tokenizer.encode_plain(text, **options), text.encode("utf-8")
+    is_first, is_normalized = part.start == 0, part.places is not None
+    if is_normalized or not vocabulary.nfc or unicodedata.is_normalized("NFC", text):
+        ids, raw = tokenizer.core.encode_plain(text, is_first, is_normalized), text.encode("utf-8")
         bounds = np.append(0, np.cumsum(vocabulary.byte_lengths[ids], dtype=np.int64))
         spelled = raw
         if bounds[-1] == len(raw) + 1 and vocabulary.spaced:
@@ -189,7 +190,7 @@ def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Position
             bounds[1:] -= 1  # a space that the tokenizer writes before the first word
         if bounds[-1] == len(raw) and (vocabulary.exact or vocabulary.spells(ids.tolist(), spelled)):
             return ids, *_characters(raw, len(text), bounds)
-    ids, offsets = tokenizer.offsets(text, **options)
+    ids, offsets = with_offsets(tokenizer.core.plain(is_first, is_normalized), text)
     return ids, *_ordered(offsets)
 
 

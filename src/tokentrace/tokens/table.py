@@ -106,15 +106,13 @@ def join(tables: Sequence[TokenTable]) -> TokenTable:
     if len(tables) == 1 and type(tables[0]) is TokenTable:
         return tables[0]
     parts = [table.columns() for table in tables]
-    names = [name for name in COLUMNS if name not in _OPTIONAL or any(name in part for part in parts)]
-    columns = {name: [part[name] if name in part else _filler(name, part) for part in parts] for name in names}
-    return TokenTable(**{name: np.concatenate(pieces) for name, pieces in columns.items()})
+    for name, filler in _OPTIONAL.items():
+        for part in parts if any(name in part for part in parts) else ():
+            if name not in part:
+                part[name] = np.full(len(part["ids"]), filler, np.uint8 if name == "parts" else np.float32)
+    return TokenTable(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def message_spans(owners: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
     """Runs of tokens of one message, as ``(start, stop, message)``, from the message of each token (-1: none)."""
     return [(start, stop, int(owners[start])) for start, stop in segments(owners) if owners[start] >= 0]
-
-
-def _filler(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return np.full(len(columns["ids"]), _OPTIONAL[name], np.uint8 if name == "parts" else np.float32)
