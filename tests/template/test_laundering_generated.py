@@ -161,16 +161,14 @@ def ours(case: Case, which: int = 0) -> Rendering | None:
         return None
 
 
-def case_of(operation: int, value: int, args: int, named: int, consumer: int) -> Case:
-    chosen = {"which_r": operation, "which_v": value, "which_args": args, "which_kw": named}
-    return {**chosen, "which_consumer": consumer}
+def case_of(*numbers: int) -> Case:
+    return dict(zip(("which_r", "which_v", "which_args", "which_kw", "which_consumer"), numbers, strict=True))
 
 
 def describe(case: Case) -> str:
     """What a case tries, for people."""
-    value, args, named = VALUES[case["which_v"]], ARGUMENTS[case["which_args"]], NAMED[case["which_kw"]]
-    operation = list(OPERATIONS.values())[case["which_r"]]
-    return f"r = {operation}, v = {value}, args = {args}, kw = {named}: {CONSUMERS[case['which_consumer']]}"
+    tables = (list(OPERATIONS.values()), VALUES, ARGUMENTS, NAMED, CONSUMERS)
+    return ", ".join(table[at] for table, at in zip(tables, case.values(), strict=True))
 
 
 def from_the_secret(first: str, second: str) -> set[int]:

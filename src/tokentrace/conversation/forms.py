@@ -207,7 +207,6 @@ def _adapt_calls(calls: Sequence[Any], index: int, form: Any, changes: list[Chan
 
 
 def _arguments(arguments: Any, form: Any, place: Place) -> tuple[str, Any]:
-    """What happens to arguments, and what they become."""
     is_text = isinstance(arguments, str)
     if arguments is None or (is_text and form.text and not arguments.strip()):
         after: Any = {} if arguments is None and form.mapping else "{}"

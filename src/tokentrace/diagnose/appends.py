@@ -21,8 +21,7 @@ from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..study.turns import common_prefix
 from ..template.trace import Rendering
-from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy
+from ..tokens.encoding import ControlPolicy, Encoded
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Request, Style, TurnForm, call_ids, cases, reasoning_tags

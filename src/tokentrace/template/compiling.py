@@ -44,8 +44,6 @@ from tokentrace.template.traced import TracedNone as tt_none, text_of as tt_text
 
 
 class TracingGenerator(Expressions):
-    """Generates the code of a chat template."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loop_variable = ""
@@ -195,7 +193,6 @@ class TracingGenerator(Expressions):
         self._loop_variable = before
 
     def _plain_loop(self, node: nodes.For, targets: list[nodes.Name], frame: Frame) -> None:
-        """A loop over plain items, which needs no object to count them."""
         loop = LoopNames(*(self.temporary_identifier() for _ in range(3)))
         self._write_rows(node, loop, frame)
         inner = frame.inner()

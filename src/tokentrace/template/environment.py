@@ -24,18 +24,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from . import filters
-from .budget import (
-    SMALL,
-    attributes_of,
-    check_bits,
-    check_items,
-    check_search,
-    check_size,
-    listed,
-    step,
-    weigh,
-    weighed,
-)
+from .budget import attributes_of, check_bits, check_items, check_search, check_size, listed, step, weigh, weighed
 from .compiling import TracingGenerator, code_line
 from .jsonify import one_field
 from .origin import Origin
@@ -87,8 +76,6 @@ class Proven(functools.partial[Any]):
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles chat templates as transformers does, and runs them with traced values."""
-
     code_generator_class = TracingGenerator
     context_class = TracingContext
     joined = staticmethod(join_output)
@@ -98,8 +85,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
-        self.filters.update(filters.traced_filters(self.filters))
-        self.tests.update(filters.traced_tests(cast(Any, self.tests)))
+        self.filters |= {name: filters.traced_filter(name, one) for name, one in self.filters.items()}
+        self.tests |= {name: filters.traced_test(name, cast(Any, one)) for name, one in self.tests.items()}
         del self.globals["lipsum"]
         self.globals.update(
             **{"raise_exception": raise_exception, "strftime_now": strftime_now},
@@ -154,7 +141,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         """``value[start:stop]``."""
         if origin is not None:
             if type(value) is str:
-                return (value if len(value) < SMALL else paid(value))[bounds]
+                return paid(value)[bounds]
             if type(value) is list and (type(origin) is not Origin or keeps_items(value)):
                 check_items(len(value))
                 return value[bounds]
@@ -211,7 +198,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     # -- calling
 
     def method(__self, __context: Any, __obj: Any, __name: str, *args: Any, **kwargs: Any) -> Any:
-        """``obj.name(…)`` in a template."""
         kind = type(__obj)
         if (kind is TracedStr or kind is str) and __name in _STR_METHODS:
             _check_arguments(__obj, args)
@@ -240,7 +226,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[Any]) -> TracedStr:
-        """``a ~ b ~ …``."""
         return join_traced(map(text_of, parts))
 
     def add(self, *parts: Any) -> Any:

@@ -32,8 +32,6 @@ _MAX_WORD: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The source of a value, and of its origin."""
-
     value: str
     origin: str = "None"
     is_count: bool = False
@@ -41,7 +39,6 @@ class Code:
 
     @property
     def boxed(self) -> str:
-        """The source of the two as one value."""
         return self.value if self.origin == "None" else f"tt_box({self.value}, {self.origin})"
 
 
@@ -54,7 +51,6 @@ class LoopNames:
     origins: str
 
     def code(self, attribute: str) -> Code:
-        """``loop.attribute``."""
         if attribute in ("previtem", "nextitem"):
             at = f"{self.index} {'-' if attribute == 'previtem' else '+'} 1"
             test, missing = f"0 <= {at} < len({self.items})", "undefined('there is no such item in the loop')"
@@ -94,7 +90,6 @@ class Expressions(CodeGenerator):
         return self._codes[node]
 
     def condition(self, node: nodes.Node, frame: Frame) -> str:
-        """An expression of which only the truth matters."""
         if isinstance(node, (nodes.And, nodes.Or)):
             word = "and" if isinstance(node, nodes.And) else "or"
             return f"({self.condition(node.left, frame)} {word} {self.condition(node.right, frame)})"
@@ -253,11 +248,13 @@ class Expressions(CodeGenerator):
     def code_Filter(self, node: nodes.Filter, frame: Frame) -> Code | None:
         if node.node is None or node.dyn_args or node.dyn_kwargs:
             return None
+        base, value = self.code(node.node, frame), self.temporary_identifier()
         if node.name == "tojson" and not node.args:
-            return self._json(node, node.node, frame)
+            options = json_options(node, frame.eval_ctx)
+            code = f"({value} := environment.json({base.value}, {base.origin}, {options!r}))[0]"
+            return None if options is None else Code(code, f"{value}[1]")
         if node.args or node.kwargs or node.name not in ("count", "length", "string", *FILTER_METHODS):
             return None
-        base, value = self.code(node.node, frame), self.temporary_identifier()
         boxed = f"{self.filters[node.name]}(tt_box({value}, {base.origin}))"
         if node.name in ("length", "count"):
             code = f"(len({value}) if type({value} := {base.value}) in tt_sized else {boxed})"
@@ -265,13 +262,6 @@ class Expressions(CodeGenerator):
         if node.name == "string":
             return Code(f"({value} if type({value} := {base.value}) is str else {boxed})", base.origin)
         return self._text_method(base, FILTER_METHODS[node.name], "", value, boxed)
-
-    def _json(self, node: nodes.Filter, value: nodes.Expr, frame: Frame) -> Code | None:
-        options = json_options(node, frame.eval_ctx)
-        if options is None:
-            return None
-        base, pair = self.code(value, frame), self.temporary_identifier()
-        return Code(f"({pair} := environment.json({base.value}, {base.origin}, {options!r}))[0]", f"{pair}[1]")
 
     def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs or node.name not in self.tests:
@@ -341,7 +331,6 @@ class Expressions(CodeGenerator):
         return self._either(code, test, first, second)
 
     def _either(self, value: str, test: str, first: Code, second: Code) -> Code:
-        """A value that is the first if `test` is true, else the second."""
         if first.origin == second.origin == "None":
             return Code(value, is_count=first.is_count and second.is_count)
         return Code(value, f"({first.origin} if {test} else {second.origin})")

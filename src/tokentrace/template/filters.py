@@ -60,8 +60,6 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _method(name: str) -> Callable[..., str]:
-    """A filter that does what a method of strings does."""
-
     def call(value: Any, chars: str | None = None) -> str:
         result: str = getattr(promoted(text_of(value)), name)(*([] if chars is None else [chars]))
         return as_markup(result) if hasattr(value, "__html__") else result
@@ -85,15 +83,10 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def traced_filters(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The filters of the tracing environment: same names, same text, traces kept or marked unknown."""
-    return {name: _REWRITTEN.get(name) or _guarded(name, function) for name, function in originals.items()}
-
-
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's, with its arguments checked and its result handed out or marked unknown."""
-    if name in _AS_IT_IS:
-        return function
+def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's, rewritten; or with its arguments checked and its result handed out or marked unknown."""
+    if name in _REWRITTEN or name in _AS_IT_IS:
+        return _REWRITTEN.get(name, function)
     context = 0 if getattr(function, "jinja_pass_arg", None) is None else 1  # arguments that Jinja itself puts first
 
     @functools.wraps(function)
@@ -125,7 +118,6 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def within(item: Any, container: Any) -> bool:
-    """``item in container``."""
     if not isinstance(item, str):
         weigh(item)
     if isinstance(container, (list, tuple)):
@@ -150,12 +142,9 @@ _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
 }
 
 
-def traced_tests(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., bool]]:
-    """The tests of the tracing environment. A test's answer is a truth, which is the template's own."""
-    return {name: _TRACED_TESTS.get(name) or _weighing(test) for name, test in originals.items()}
+def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
+    """A test of Jinja's. Its answer is a truth, which is the template's own."""
 
-
-def _weighing(test: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(test)
     def weighing(*args: Any, **kwargs: Any) -> bool:
         step()
@@ -163,7 +152,7 @@ def _weighing(test: Callable[..., bool]) -> Callable[..., bool]:
             weighed(value)
         return test(*args, **kwargs)
 
-    return weighing
+    return _TRACED_TESTS.get(name, weighing)
 
 
 # -- format strings. With bare fields only (``%s``, ``%d``, ``{}``, ``{name}``) they keep the trace. The text of any
@@ -178,7 +167,6 @@ _WIDTHS: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)")
 
 
 def percent_format(template: str, values: Any) -> str:
-    """``template % values``."""
     text = plain_text(template)
     fields = text.count("%")
     _check_fields(fields)

@@ -21,8 +21,6 @@ _MAX_INDENT: Final = 1_000
 
 
 class JsonOptions(NamedTuple):
-    """The options of ``tojson``, as transformers has them."""
-
     ensure_ascii: bool = False
     indent: int | str | None = None
     separators: tuple[str, str] | None = None
@@ -102,8 +100,6 @@ def _escape(options: tuple[Any, ...]) -> Callable[[str], str]:
 
 
 class _Writer:
-    """Walks a value and yields its JSON piece by piece."""
-
     def __init__(self, options: JsonOptions) -> None:
         indent = options.indent
         self._options = options
@@ -131,7 +127,6 @@ class _Writer:
     def _container(
         self, brackets: str, entries: Iterable[Iterator[str]], newline: str, origin: Origin | None
     ) -> Iterator[str]:
-        """The entries, with brackets around and commas between them."""
         is_empty = True
         for entry in entries:
             yield traced(brackets[0] if is_empty else self._comma, origin)

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from .budget import charge, check_items, listed
+from .budget import SMALL, charge, check_items, listed
 from .origin import KEY, Origin
 from .strings import TracedStr, traced
 from .traced import TRACED_TYPES, TracedDict, TracedList, TracedNone, plain, wrap
@@ -92,7 +92,6 @@ def bounds(*ends: Any) -> slice:
 
 
 def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
-    """The origin of ``value[start:stop]``."""
     if type(value) is str or origin is None or type(origin) is Pieces:
         return origin
     return _origins(value, origin)[which] if type(value) is list else None
@@ -110,7 +109,8 @@ def keeps_items(value: list[Any]) -> bool:
 
 def paid(text: str) -> str:
     """`text`, of which a part is about to be made."""
-    charge((len(text) if text.isascii() else 4 * len(text)) + 128)
+    if len(text) >= SMALL:
+        charge((len(text) if text.isascii() else 4 * len(text)) + 128)
     return text
 
 

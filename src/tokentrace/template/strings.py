@@ -173,12 +173,10 @@ FILTER_METHODS: Final = {"trim": "strip", "upper": "upper", "lower": "lower", "c
 
 
 def plain_text(text: str) -> str:
-    """The text without its trace."""
     return _slice(text, slice(None))
 
 
 def traced(text: str, origin: Origin | None) -> TracedStr:
-    """`text` as a traced string of one origin."""
     self = str.__new__(TracedStr, text)
     size = len(text)
     self.runs = ((size, origin),) if size else ()
@@ -205,7 +203,6 @@ def _pay(text: TracedStr) -> None:
 
 
 def runs_of(text: TracedStr) -> Iterator[tuple[str, Origin | None]]:
-    """The text of each run, and its origin."""
     start = 0
     for end, origin in text.runs:
         yield _slice(text, slice(start, end)), origin

@@ -54,7 +54,6 @@ def field_of(node: nodes.Node) -> str | None:
 
 
 def is_word(node: nodes.Node | None) -> TypeGuard[nodes.Const]:
-    """True for a constant text."""
     return isinstance(node, nodes.Const) and type(node.value) is str
 
 

@@ -85,7 +85,6 @@ class TokenTable:
             return object.__getattribute__(self, name)
 
     def columns(self) -> dict[str, Any]:
-        """The columns that the table has, by name."""
         return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
 
     def slice(self, start: int, stop: int) -> Self:
@@ -94,7 +93,6 @@ class TokenTable:
         return dataclasses.replace(self, **columns)
 
     def message_spans(self) -> list[tuple[int, int, int]]:
-        """Runs of tokens of one message, as ``(start, stop, message)``."""
         return message_spans(self.messages)
 
     def __len__(self) -> int:

@@ -245,7 +245,6 @@ class _Core:
 
     @computed
     def patterns(self) -> ControlPatterns:
-        """Patterns that find control tokens in text."""
         return control_patterns(self.vocabulary, lambda text: self.normalize(text)[0])
 
     def normalize(self, text: str) -> tuple[str, list[tuple[int, int]] | None]:
