@@ -19,7 +19,10 @@ CONTENT = "λόγος Ωμέγα\nψυχή"
 GREEK = frozenset(CONTENT + CONTENT.upper() + CONTENT.lower() + CONTENT.title()) - frozenset(" \n")
 MESSAGES = [
     {"role": "user", "content": CONTENT, "number": 955},
-    {"role": "user", "content": [{"type": "text", "text": CONTENT}], "tags": {CONTENT: 1, "inner": {"deep": CONTENT}}},
+    {
+        **{"role": "user", "content": [{"type": "text", "text": CONTENT}]},
+        **{"tags": {CONTENT: 1, "inner": {"deep": CONTENT}}, "last": {CONTENT: 1}},
+    },
 ]
 ORIGIN = ("messages", 0, "content")
 
@@ -177,7 +180,7 @@ def test_text_that_cannot_be_followed_is_credited_to_nobody(name: str) -> None:
         ("{{ messages[1].tags ~ '' }}", {("messages", 1, "tags")}),
         ("{{ messages[1].tags|list|join }}", {("messages", 1, "tags", CONTENT, KEY)}),
         ("{% for k in messages[1].tags|reverse %}{{ k }}{% endfor %}", {("messages", 1, "tags", CONTENT, KEY)}),
-        ("{{ messages[1].tags|reverse|last }}", {("messages", 1, "tags", CONTENT, KEY)}),
+        ("{{ messages[1].last|last }}", {("messages", 1, "last", CONTENT, KEY)}),
         ("{{ messages[1].content }}", {("messages", 1, "content")}),
         ("{{ messages[1].content[0].text }}", {("messages", 1, "content", 0, "text")}),
         ("{{ messages[1] }}", {("messages", 1)}),
@@ -204,12 +207,22 @@ def test_tool_schemas_are_credited_to_the_tools() -> None:
     assert None not in {origin for text, _, origin in rendering.spans() if GREEK & set(text)}
 
 
-@pytest.mark.parametrize("source", ["{{ messages }}", "{{ messages|tojson }}", "{{ messages[0] }}", "{{ tools }}"])
-def test_whole_conversations_can_be_printed(source: str) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("{{ messages }}", "{{ messages|tojson }}", "{{ messages[0] }}", "{{ tools }}"),
+        *(
+            f"{{% set c = messages[0].content %}}{LOSSY[name]}"
+            for name in ("padding", "escape", "lists", "percent_spec")
+        ),
+    ],
+)
+def test_what_is_credited_to_nobody_forges_nothing(source: str) -> None:
     tokenizer = Tokenizer(byte_tokenizer_json([CONTENT, CONTENT[:2]]), fast=False)
     renderer = create_renderer(tokenizer, "default", chat_template=source)
     rendered = renderer.render(MESSAGES, tools=[{"name": "f", "description": CONTENT}])
     assert len(rendered.fields) == len(rendered.ids) > 0
+    assert not rendered.control.any()
     with pytest.raises(InputError):
         create_renderer(tokenizer, "default", chat_template=source, control_tokens="reject", trusted=()).render(
             [{"role": "user", "content": CONTENT[:2]}], tools=[{"name": "f", "description": CONTENT[:2]}]

@@ -106,21 +106,20 @@ def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, 
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
     if not isinstance(content, str):
-        _check_content(Place(index, "content"), role, message, content)
+        _check_content(Place(index, "content"), role, content)
     if role == "assistant":
         for name in THOUGHTS:
-            if not isinstance(message.get(name), (str, type(None))):
+            if name in message and not isinstance(message[name], (str, type(None))):
                 raise Place(index, name).wrong(message[name], "a string")
         if message.get("tool_calls") is not None:
             _check_calls(Place(index, "tool_calls"), message["tool_calls"])
     return message  # type: ignore[no-any-return]
 
 
-def _check_content(place: Place, role: str, message: Mapping[str, Any], content: Any) -> None:
+def _check_content(place: Place, role: str, content: Any) -> None:
     if content is None:
         if role != "assistant":
-            problem = "is None" if "content" in message else "is missing"
-            raise place.error(f"{problem}; a {role} message needs content")
+            raise place.error(f"is missing; a {role} message needs content")
     elif role in RESULT_ROLES and isinstance(content, Mapping):
         check_depth(content, place)
     elif not is_list(content):
@@ -194,9 +193,7 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     if "function" in tool:
         place = place.at("function")
     function = place.mapping(tool.get("function", tool))
-    if not isinstance(name := function.get("name"), str):
-        problem = "a tool schema needs a name" if name is None else "must be a string"
-        raise place.at("name").error(problem)
+    place.string(function, "name")
     parameters = function.get("parameters")
     if not isinstance(parameters, (Mapping, type(None))):
         raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")

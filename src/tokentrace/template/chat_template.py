@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 import jinja2
 from jinja2 import nodes
 
+from ..computed import computed
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import TemplateError, TemplateLimitError
@@ -44,6 +45,8 @@ class Template:
     """The string constants it compares values with: roles it knows, words it looks for in content."""
     searched: frozenset[str]
     """Those of the constants that it may look for in a message's text."""
+    digest: str
+    """A hash of its source."""
     variables: frozenset[str]
     """The variables it reads beside messages and tools: switches, special tokens."""
     reads: frozenset[str]
@@ -52,11 +55,6 @@ class Template:
     """True if its generation prompt is known to be the same in every conversation: see `asking`."""
     reads_boxed = False
     """True if it reads boxed messages only."""
-
-    @property
-    def digest(self) -> str:
-        """A hash of its source."""
-        raise NotImplementedError
 
     def render(
         self,
@@ -93,6 +91,7 @@ class ChatTemplate(Template):
         if not isinstance(source, str) or not source.strip():
             raise TemplateError("the chat template is empty")
         self.source = source
+        self.digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
         self._template, facts = _compile(source)
         vars(self).update(facts)
 
@@ -101,10 +100,6 @@ class ChatTemplate(Template):
 
     def __deepcopy__(self, memo: Any) -> ChatTemplate:
         return self
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
 
     def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
         return run_template(self._template, names, trace)
@@ -266,7 +261,7 @@ class PythonFormat(Template):
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
 
-    @property
+    @computed
     def digest(self) -> str:
         """A hash of its module's text."""
         module = inspect.getmodule(self._function)

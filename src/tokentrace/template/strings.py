@@ -176,30 +176,21 @@ def plain_text(text: str) -> str:
     return _slice(text, slice(None))
 
 
-def traced(text: str, origin: Origin | None) -> TracedStr:
+def with_runs(text: str, runs: Runs) -> TracedStr:
     self = str.__new__(TracedStr, text)
-    size = len(text)
-    self.runs = ((size, origin),) if size else ()
-    if size > SMALL:
-        _pay(self)
+    self.runs = runs
+    if len(text) > SMALL:
+        charge((len(text) if text.isascii() else 4 * len(text)) + 128 * len(runs))
     return self
+
+
+def traced(text: str, origin: Origin | None) -> TracedStr:
+    return with_runs(text, ((len(text), origin),) if text else ())
 
 
 def promoted(text: str) -> TracedStr:
     """A constant of the template as a traced string, so that text it is joined with keeps its trace."""
     return text if isinstance(text, TracedStr) else traced(text, None)
-
-
-def with_runs(text: str, runs: Runs) -> TracedStr:
-    self = str.__new__(TracedStr, text)
-    self.runs = runs
-    if len(text) > SMALL:
-        _pay(self)
-    return self
-
-
-def _pay(text: TracedStr) -> None:
-    charge((len(text) if text.isascii() else 4 * len(text)) + 128 * len(text.runs))
 
 
 def runs_of(text: TracedStr) -> Iterator[tuple[str, Origin | None]]:
@@ -214,18 +205,13 @@ def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
     runs = source.runs
     if start == 0 and stop == len(source):
         return source
-    self = str.__new__(TracedStr, _slice(source, slice(start, stop)))
-    if start == stop:
-        self.runs = ()
-    elif len(runs) == 1:
-        self.runs = ((stop - start, runs[0][1]),)
-    else:
+    if len(runs) > 1 and start < stop:
         first = bisect.bisect_left(runs, (start + 1,))  # the first run that ends behind `start`
         last = bisect.bisect_left(runs, (stop,), first)  # and the first that reaches `stop`
-        self.runs = (*((end - start, origin) for end, origin in runs[first:last]), (stop - start, runs[last][1]))
-    if stop - start > SMALL:
-        _pay(self)
-    return self
+        runs = (*((end - start, origin) for end, origin in runs[first:last]), (stop - start, runs[last][1]))
+    else:
+        runs = ((stop - start, runs[0][1]),) if start < stop else ()
+    return with_runs(_slice(source, slice(start, stop)), runs)
 
 
 def join_traced(parts: Iterable[str]) -> TracedStr:

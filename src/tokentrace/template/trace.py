@@ -251,10 +251,10 @@ def collect(out: list[Any]) -> Rendering:
                 ends[-1] = end
             elif value:
                 ends.append(end)
+                turns.append(turn)
                 origins.append(origin)
                 last = origin
             continue
-        turns += [turn] * (len(ends) - len(turns))
         if origin is TURN:
             turn = value
         elif origin is GENERATION and value:
@@ -268,7 +268,6 @@ def collect(out: list[Any]) -> Rendering:
             _extend(spans, promoted(text), end, turn)
             end += len(text)
         last = origins[-1] if turns and turns[-1] == turn else collect
-    turns += [turn] * (len(ends) - len(turns))
     if end > MAX_TEXT or len(ends) > MAX_ITEMS:
         raise TemplateLimitError(f"the template wrote more than {MAX_TEXT} characters, or {MAX_ITEMS} spans")
     spans.text = "".join(texts)
