@@ -6,9 +6,7 @@ on assistant messages ``reasoning_content`` and ``tool_calls``. What a message b
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
@@ -16,7 +14,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError, kind_of, place
 from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth, is_flat, no_constant
+from .values import check_depth, is_flat, no_constant, parse_json
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
@@ -202,8 +200,6 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
 
 # -- what cannot be right, though a template renders it. The result of a render reports it, in sentences without values
 
-_JSON: Final = json.JSONDecoder(strict=False, parse_constant=no_constant)
-
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
     """Notes on checked messages.
@@ -249,10 +245,11 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
 def _problem(arguments: Any) -> str | None:
     """What is wrong with a call's arguments. Empty text means no arguments."""
     if isinstance(arguments, str) and arguments.strip():
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(_JSON.decode(arguments), dict):
-                return None
-        return "the arguments of a call are not a JSON object"
+        try:
+            value = parse_json(arguments, Place(), strict=False, parse_constant=no_constant)
+        except InputError:
+            value = None
+        return None if isinstance(value, dict) else "the arguments of a call are not a JSON object"
     if isinstance(arguments, dict) and any(value is None for value in arguments.values()):
         return "an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
     return None
