@@ -165,8 +165,8 @@ def test_samples_of_an_expanded_conversation_are_matched_by_number_or_by_likenes
     conversation = {"messages": [user("1?"), assistant("a", reasoning="x"), user("2?"), assistant("b", reasoning="y")]}
     first, second = samples_of(conversation, "qwen3", samples=chosen)
 
-    def check(sample: Sample, **more: Any) -> CheckedRow:
-        return checked(row_of(sample.ids, sample.mask, conversation, **more), "qwen3", samples=chosen)
+    def check(one: Sample, **more: Any) -> CheckedRow:
+        return checked(row_of(one.ids, one.mask, conversation, **more), "qwen3", samples=chosen)
 
     named: dict[str, Any] = {"source": "x", "row": 1}
     for number, sample in enumerate((first, second)):
