@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.conversations import SIMPLE
@@ -19,7 +21,7 @@ def test_renderers_of_one_template_share_its_study() -> None:
     renderer = create_renderer(tokenizer)
     study = renderer.study()
     assert create_renderer(tokenizer, use_patched=True, history="inference").study() is study
-    assert renderer.with_past(Past.PRESERVE).study() is study
+    assert replace(renderer, past=Past.PRESERVE).study() is study
     assert renderer.silent().study() is study
     assert renderer.study(SIMPLE) is study
     assert create_renderer(tokenizer, enable_thinking=False).study() is not study

@@ -7,6 +7,7 @@ bridged turn by turn, and *training* one row over the whole conversation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class _Walk:
 
     def __init__(self, renderer: Renderer, messages: Any, tools: Any) -> None:
         self.renderer, self.tools = renderer, tools
-        self.shipped = renderer if renderer.past is Past.INFERENCE else renderer.with_past(Past.TEMPLATE)
+        shipped = renderer.past in (Past.INFERENCE, Past.TEMPLATE)
+        self.shipped = renderer if shipped else replace(renderer, past=Past.TEMPLATE)
         self.row = renderer.render(messages, tools=tools)  # raises for anything but a conversation
         self.messages = list(messages)
         self.roles = tuple(str(self.row.role(at)) for at in range(len(self.messages)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -206,7 +206,7 @@ class SampleBuilder:
 
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
-        self.renderer = renderer.with_past(Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
+        self.renderer = replace(renderer, past=Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
         self._pasts = PastTurns(self.renderer)
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
