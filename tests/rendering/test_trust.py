@@ -158,16 +158,13 @@ def test_nor_in_a_bridge(family: str) -> None:
     made, text, bounds = renderer(family), " x ".join(texts(family)), ends_or_begins(family)
     prompt = attempt(made, [USER], add_generation_prompt=True)
     done = attempt(made, [USER, REPLY])
-    completion = [
-        *made.tokenizer.encode("answer").tolist(),
-        *[turn.stop_token for turn in done.turns if turn.stop_token],
-    ]
+    stops = [turn.stop_token for turn in done.turns if turn.stop_token]
+    completion = [*made.tokenizer.encode("answer").tolist(), *stops]
     for new in ([{**USER, "content": text}], [{**USER, "content": text}, {**REPLY, "content": text}, USER]):
         bridged = made.bridge_to_next_turn(prompt.token_ids, completion, new)
         if bridged is None:
             continue
-        new_ids = bridged.ids[len(bridged.ids) - len(bridged.kinds) :]
-        said = new_ids[bridged.kinds == Kind.CONTEXT]
+        said = bridged.new_ids[bridged.kinds == Kind.CONTEXT]
         assert len(said) > len(text) // 2
         assert not bounds & set(said.tolist())
 
@@ -200,11 +197,6 @@ def test_what_lives_inside_a_turn_is_what_it_was(family: str) -> None:
             assert one.token_ids == other.token_ids, text
 
 
-def inside(family: str) -> set[str]:
-    made = renderer(family)
-    return {made.tokenizer.decode([index]) for index in made.inner_token_ids()}
-
-
 @pytest.mark.parametrize(
     ("family", "names", "more"),
     [
@@ -215,8 +207,9 @@ def inside(family: str) -> set[str]:
     ],
 )
 def test_inside_by_name(family: str, names: str, more: bool) -> None:
-    found, expected = inside(family), set(names.split())
-    assert expected <= found if more else expected == found
+    made, expected = renderer(family), set(names.split())
+    inside = {made.tokenizer.decode([index]) for index in made.inner_token_ids()}
+    assert expected <= inside if more else expected == inside
 
 
 def test_notes_name_the_control_tokens_that_stay_text() -> None:

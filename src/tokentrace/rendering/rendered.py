@@ -238,11 +238,14 @@ class RenderedTokens(ShowsItself):
 
     def _tag_notes(self) -> Iterator[str]:
         """A note if generation tags disagree with the mask."""
+        if not self.rendering.generation:
+            return
         tagged = np.zeros(len(self), np.bool_)
-        for start, end in self.rendering.generation:
-            tagged[slice(*self.encoded.tokens_touching(start, end))] = True
+        begins, ends = zip(*self.rendering.generation, strict=True)
+        for first, stop in zip(self.encoded.first_touching(begins), self.encoded.first_after(ends), strict=True):
+            tagged[first:stop] = True
         differ = tagged != self.mask
-        if self.rendering.generation and differ.any():
+        if differ.any():
             only_tagged, only_sampled = (int(np.count_nonzero(differ & one)) for one in (tagged, self.mask))
             yield (
                 f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but "
