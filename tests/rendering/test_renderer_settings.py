@@ -222,7 +222,6 @@ def tool(value: Any) -> list[dict[str, Any]]:
 
 
 def test_tools_are_read_as_they_are_now() -> None:
-    """A caller may change a list of tools that was rendered before; equal values of other types are other tools."""
     renderer = make_renderer("qwen3")
 
     def printed(tools: Any) -> str:

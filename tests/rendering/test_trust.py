@@ -42,7 +42,6 @@ RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content"
 
 @cache
 def tokenizer(family: str) -> Tokenizer:
-    """The small tokenizer of a family, with control tokens special or not as in the real one."""
     made = small_tokenizer(family)
     text = (family_dir(family) / "tokenizer.json").read_text(encoding="utf-8")
     key = '"added_tokens":'
@@ -180,7 +179,6 @@ def test_compatibility_gives_the_ids_of_the_tokenizer_whatever_is_spelled(family
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_lives_inside_a_turn_is_what_it_was(family: str) -> None:
-    """Delimiters of reasoning and calls in an assistant's own text have the ids that transformers gives them."""
     made, compat = renderer(family), renderer(family, "hf_compat")
     grammar = made.grammar()
     frame, calls = grammar.reasoning, grammar.calls

@@ -145,7 +145,6 @@ def test_torch_gives_the_same_numbers(samples: list[Sample], side: Any) -> None:
 
 
 def row(*spans: tuple[Any, int, int], length: int = 8, name: str = "one") -> Sample:
-    """A row whose tokens were sampled by the versions of these spans, and no others."""
     loss = [int(any(start <= at < stop for _, start, stop in spans)) for at in range(length)]
     versions = tuple(VersionSpan(*span) for span in spans if span[0] is not None)
     return sample_of([*range(length)], loss, full=False, versions=versions, name=name)

@@ -218,32 +218,28 @@ class _LostFinder:
 
     def _is_missing(self, origin: Origin, text: str) -> bool:
         """Report what is missing of a text, if anything: as dropped if it is reasoning of the past, else as lost."""
-        gaps = self._gaps(origin, text)
+        if self._is_present(origin, text):
+            return False
+        pieces, name = self._texts.get(origin, []), ".".join(map(str, origin.path))
+        if _letters(text) and _letters(text) in _letters("".join(pieces)):
+            self.left_out.altered.append(f"{place(origin.message, name)}text is not written as in the message")
+            return False
+        remaining = _uncovered(text, pieces)
+        gaps = [gap for gap in remaining.split("\0") if gap.strip() and not self._is_delimiter(gap, origin.message)]
         if not gaps:
             return False
         index, message = origin.message or 0, self._messages[origin.message or 0]
-        missing = "…".join(text[start:stop] for start, stop in gaps)
-        end = text.rfind("</think>")
-        inline = origin.field == "content" and end >= 0 and not any(text[end + 8 : stop].strip() for _, stop in gaps)
+        missing, (_, tag, after) = "…".join(gaps), remaining.rpartition("</think>")
+        inline = origin.field == "content" and bool(tag) and not after.replace("\0", "").strip()
         is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
         is_reasoning = (inline or origin.field in REASONING_FIELDS) and is_past
         if is_reasoning and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
             why = "the template shows the reasoning of the last turn only"
-            self.left_out.dropped.append(Lost(index, _path(origin), why, missing, PAST_REASONING))
+            self.left_out.dropped.append(Lost(index, name, why, missing, PAST_REASONING))
         else:
-            is_all = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
+            is_all = sum(len(gap.strip()) for gap in gaps) == len(text.strip())
             self._add(origin, missing, is_all=is_all)
         return True
-
-    def _gaps(self, origin: Origin, text: str) -> list[tuple[int, int]]:
-        """The stretches of a text that are not written, without white space and delimiters."""
-        if self._is_present(origin, text):
-            return []
-        pieces = self._texts.get(origin, [])
-        if _letters(text) and _letters(text) in _letters("".join(pieces)):
-            self.left_out.altered.append(f"{place(origin.message, _path(origin))}text is not written as in the message")
-            return []
-        return [gap for gap in _uncovered(text, pieces) if not self._is_delimiter(text[slice(*gap)], origin.message)]
 
     def _is_delimiter(self, text: str, message: int | None) -> bool:
         """Whether text is nothing but tags that the template writes itself in the message's turn, or outside turns."""
@@ -271,7 +267,7 @@ class _LostFinder:
             why = "the template does not write it"
         else:
             why = "the template writes nothing of this message"
-        self.left_out.lost.append(Lost(origin.message or 0, _path(origin), why, missing))
+        self.left_out.lost.append(Lost(origin.message or 0, ".".join(map(str, origin.path)), why, missing))
 
 
 def _walk(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text]:
@@ -292,43 +288,18 @@ def _walk(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text]:
     yield origin, value if isinstance(value, str) else ""
 
 
-def _path(origin: Origin) -> str:
-    return ".".join(map(str, origin.path))
-
-
-def _uncovered(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:
-    """The stretches of a text that no written piece covers, without those that are only white space."""
-    covered: list[tuple[int, int]] = []
-    cursor = 0
+def _uncovered(text: str, pieces: Sequence[str]) -> str:
+    """A text with a null character for what each written piece covers: itself, what it is JSON of, or its beginning."""
     for piece in pieces:
-        remaining = next((form for form in _forms(piece) if form in text), piece)
-        for _ in range(64):
-            if not remaining:
-                break
-            size = bisect.bisect_left(  # of its longest beginning that is in the text
-                range(1, len(remaining) + 1), True, key=lambda length: remaining[:length] not in text
-            )
-            if size:
-                at = text.find(remaining[:size], cursor)
-                at = text.find(remaining[:size]) if at < 0 else at
-                cursor = at + size
-                covered.append((at, cursor))
-            remaining = remaining[max(size, 1) :]
-    gaps: list[tuple[int, int]] = []
-    end = 0
-    for start, stop in [*sorted(covered), (len(text), len(text))]:
-        if start > end and text[end:start].strip():
-            gaps.append((end, start))
-        end = max(end, stop)
-    return gaps
-
-
-def _forms(piece: str) -> Iterator[str]:
-    """The texts that a written piece may stand for: itself, or what it is JSON of."""
-    yield piece
-    bare = piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "\"'" else piece
-    value = _as_json(f'"{bare}"')
-    yield from (form for form in (bare, value, piece.strip()) if isinstance(form, str) and form)
+        bare = piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "\"'" else piece
+        value = _as_json(f'"{bare}"')
+        forms = (form for form in (piece, bare, value, piece.strip()) if isinstance(form, str) and form)
+        match = next((form for form in forms if form in text), "")
+        if not match:
+            size = bisect.bisect_left(range(1, len(piece) + 1), True, key=lambda length: piece[:length] not in text)
+            match = piece[:size]
+        text = text.replace(match, "\0", 1) if match else text
+    return text
 
 
 def _letters(text: str) -> str:

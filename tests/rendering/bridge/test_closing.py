@@ -25,7 +25,6 @@ ODD = ["\U000f0019", "\U00100000", "<b>", "</b>", "<a=", "é", "🎉", "\ufffd",
 
 
 def texts(renderer: Renderer) -> st.SearchStrategy[str]:
-    """Text that spells anything of the grammar, in ordinary tokens."""
     controls = sorted(renderer.tokenizer.vocabulary.control)[:100]
     pieces = [*delimiters(renderer.grammar(TOOLS)) * 2, *SEPARATORS, *ODD * 2, *controls]
     return st.lists(st.sampled_from(pieces), min_size=1, max_size=5).map("".join)

@@ -62,8 +62,6 @@ said beside a call behind its results). The bridge leaves them where they are.
 
 
 class Tally:
-    """What was compared, and what was found."""
-
     def __init__(self, family: str, renderer: Renderer) -> None:
         self.family = family
         self.renderer = renderer
@@ -71,7 +69,6 @@ class Tally:
         self.count: Counter[str] = Counter()
 
     def take(self, name: str, made: Cut, **settings: Any) -> Any:
-        """Bridge one cut, hold it against the full render; the bridge, or None where it was refused."""
         bridged = made.bridge(self.renderer, **settings)
         place = f"{self.family}, {name}, message {made.at}"
         if isinstance(bridged, BridgeRefusal):
@@ -107,7 +104,6 @@ class Tally:
             self.failures.append(f"{place}: not {what}: {decode(ours[at:])!r} instead of {decode(theirs[at:])!r}")
 
     def compare_credit(self, place: str, made: Cut, bridged: Any) -> None:
-        """Kinds and messages are those that the full render tells of."""
         check_credit(made, bridged)
         origins = made.full.origins[made.stop :]
         context = [origin is not None and origin.message is not None and not origin.is_role for origin in origins]
@@ -179,7 +175,6 @@ SOME = (
 
 
 def some_of(key: str) -> list[str]:
-    """The first of them, and of the others a quarter in each run: each family, and each setting, has another."""
     return [SOME[0], *rotating(SOME[1:], key, 4)]
 
 
@@ -187,7 +182,6 @@ PASTS = [{"past": past} for past in ("preserve", "tool_calls", "patched")]
 
 
 def test_a_bridge_is_the_full_render_under_other_settings(any_family: str) -> None:
-    """Template variables, and every way to keep history."""
     for chosen in (*variable_choices(any_family)[1:], *rotating(PASTS, any_family, 2)):
         tally = Tally(any_family, make_renderer(any_family, **chosen))
         for name in some_of(f"{any_family} {chosen}"):

@@ -25,20 +25,17 @@ CALLED = [ASK, assistant("", PARIS, reasoning="Look.")]
 
 
 def made_up(template: str, *controls: str, **settings: Any) -> Renderer:
-    """A renderer for a template and a vocabulary made up on the spot."""
     tokenizer = Tokenizer(byte_tokenizer_json(controls), name="made-up", fast=False)
     return create_renderer(tokenizer, "default", chat_template=template, **settings)
 
 
 def bridged_after(renderer: Renderer, said: Any, new: Any, tools: Any = None, **more: Any) -> Any:
-    """The bridge from a conversation that ends with an assistant's turn to the new messages."""
     made = cut(renderer, [*said, *new], len(said) - 1, len(said) + len(new), tools)
     assert made is not None
     return made.bridge(renderer, **more)
 
 
 def reason(outcome: Any) -> RefusalReason | None:
-    """Why there is no bridge; None where there is one."""
     if isinstance(outcome, BridgeRefusal):
         return outcome.reason
     assert isinstance(outcome, BridgedTokens)
@@ -225,7 +222,6 @@ READINGS = [
     data=st.data(),
 )
 def test_no_id_comes_out_that_was_not_put_in(history: str, count: int, wrong: Any, read: Any, data: Any) -> None:
-    """However far back a wrong id stands, and in whatever the ids come: an error names its place."""
     renderer = create_renderer(POCKET, history=history)
     prompt = renderer.render_ids([user("word " * count)], add_generation_prompt=True)
     at = data.draw(st.integers(0, len(prompt) - 1))

@@ -31,8 +31,6 @@ LOOK = [
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """One completion of one family: what was sampled, what closes it, what follows."""
-
     family: str
     sampled: str
     close: str
@@ -255,14 +253,12 @@ NEVER_SHOWN = {"qwq-32b", "deepseek-r1"}
 
 
 def controls(family: str, ids: list[int]) -> list[str]:
-    """The control tokens among the ids, as text."""
     tokenizer = load_family(family)
     found = [tokenizer.decode([index]) for index in ids if tokenizer.vocabulary.is_control[index]]
     return ["<|end|>" if token == "<|return|>" else token for token in found]  # gpt-oss ends a turn with either
 
 
 def cut_within(family: str, made: Cut, words: str) -> list[list[int]]:
-    """The completion cut off after each of its tokens that ends inside of the words."""
     decode = load_family(family).decode
     found = []
     for length in range(1, len(made.completion)):
@@ -273,7 +269,6 @@ def cut_within(family: str, made: Cut, words: str) -> list[list[int]]:
 
 
 def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_written(any_family: str) -> None:
-    """Cut off in reasoning or in words, and closed, the turn is one that the template writes for what was said."""
     if any_family in NEVER_SHOWN:
         pytest.skip("the template never shows the reasoning that it prompts for")
     renderer, oracle = make_renderer(any_family), make_renderer(any_family, use_patched=True)
@@ -312,7 +307,6 @@ def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_writt
     ids=["qwen3", "glm-4.6"],
 )
 def test_reasoning_without_words_is_put_in_whole(family: str, thought: str) -> None:
-    """A turn of the caller's own that has reasoning and no words, with all reasoning kept."""
     renderer = make_renderer(family, preserve_all_thinking=True)
     prompt = renderer.render([HELLO], add_generation_prompt=True)
     stop = renderer.get_stop_token_ids()[:1]
