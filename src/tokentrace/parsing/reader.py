@@ -40,8 +40,11 @@ class Report:
         self.put(text, start, stop)
 
     def put(self, text: str, start: int, stop: int) -> None:
-        """More text."""
         raise NotImplementedError
+
+    def done(self) -> None:
+        """No more comes."""
+        self.add(b"", 0, 0, final=True)
 
 
 class Match(NamedTuple):
@@ -167,9 +170,13 @@ class Reader:
 
     def past_space(self, at: int | None = None) -> Reading[int]:
         """The first position that is not white space."""
+        return self.past(_SPACES, at)
+
+    def past(self, pattern: re.Pattern[bytes], at: int | None = None) -> Reading[int]:
+        """The first position after bytes of a pattern, which may come in several pieces."""
         at = self.at if at is None else at
         while True:
-            match = _SPACES.match(self.data, at)
+            match = pattern.match(self.data, at)
             at = match.end() if match else at
             if at < len(self.data) or self.ended:
                 return at

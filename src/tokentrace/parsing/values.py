@@ -216,7 +216,6 @@ class Tools:
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()
         self.declared_any = bool(entries)
-        """True if there are tools."""
         self._schemas: dict[str | None, Schema] = {}
         for tool in entries:
             function = tool.get("function") if isinstance(tool, Mapping) else None
