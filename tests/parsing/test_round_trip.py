@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import support
+from tests.conversations import assistant, call, tool
 from tests.support import examples
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.readback import Unreadable, UnreadableKind
@@ -53,35 +54,17 @@ def assistants(draw: st.DrawFn) -> Message:
         message["reasoning_content"] = draw(text)
     calls = draw(st.lists(arguments, max_size=3))
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": f"functions.tool_{at}:{at}",
-                "type": "function",
-                "function": {"name": f"tool_{at}", "arguments": some},
-            }
-            for at, some in enumerate(calls)
-        ]
+        message["tool_calls"] = [call(f"tool_{at}", some, f"functions.tool_{at}:{at}") for at, some in enumerate(calls)]
     return message
 
 
 def schemas(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Tools whose parameters have the types of the arguments they are given."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": call["function"]["name"],
-                "description": "a tool",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        key: {"type": _TYPES[type(some)]} for key, some in call["function"]["arguments"].items()
-                    },
-                },
-            },
-        }
-        for call in message.get("tool_calls", [])
-    ] or [{"type": "function", "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object"}}}]
+    functions = [one["function"] for one in message.get("tool_calls", [])]
+    types = {
+        one["name"]: {key: {"type": _TYPES[type(some)]} for key, some in one["arguments"].items()} for one in functions
+    }
+    return [tool(name, "a tool", some, []) for name, some in (types or {"tool": {}}).items()]
 
 
 def normalised(some: Any, renderer: Renderer) -> Any:
@@ -178,9 +161,7 @@ LOSSY: dict[str, set[tuple[str, str]]] = {
 """What templates lose or make ambiguous: the only exceptions."""
 
 
-def example(**changes: Any) -> Message:
-    call = {"id": "functions.tool_0:0", "type": "function", "function": {"name": "tool_0", "arguments": {"path": "x"}}}
-    return {"role": "assistant", "content": "answer", "reasoning_content": "thought", "tool_calls": [call], **changes}
+EXAMPLE = assistant("answer", call("tool_0", {"path": "x"}, "functions.tool_0:0"), reasoning="thought")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +174,7 @@ def example(**changes: Any) -> Message:
     ],
 )
 def test_what_a_template_drops_is_reported(name: str, expected: list[tuple[str, UnreadableKind]]) -> None:
-    unreadable = make_renderer(name).find_unreadable([USER, example()])
+    unreadable = make_renderer(name).find_unreadable([USER, EXAMPLE])
     assert [(entry.field, entry.kind) for entry in unreadable if entry.field != "tool_calls.0.id"] == expected
     assert all(entry.message == 1 and entry.why for entry in unreadable)
 
@@ -270,6 +251,5 @@ def test_white_space_of_the_template_that_lands_in_content_is_reported() -> None
 
 def test_what_is_read_back_is_not_reported() -> None:
     values = {"a": [1, 1.0, True, None, {"deep": "x\n'\"\\"}], "b": "1", "c": 2.5}
-    kept = make_renderer("qwen3").find_unreadable([USER, calling(arguments=json.dumps(values))])
-    assert kept == []
-    assert make_renderer("qwen3").find_unreadable([USER, calling(arguments=values)]) == []
+    for given_values in (values, json.dumps(values)):
+        assert make_renderer("qwen3").find_unreadable([USER, calling(arguments=given_values)]) == []

@@ -30,7 +30,6 @@ BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
 THINK, END_THINK = "<think>", "</think>"
 DSML: Final = "｜DSML｜"
-_THINK_IF: Final = {True: THINK, False: END_THINK}
 
 V32_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 V4_ROLES: Final = (*V32_ROLES, "latest_reminder")
@@ -160,16 +159,11 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
                 problem = "there is no tool call for this tool message to answer"
                 advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
                 raise TemplateError(f"{problem}; {advice}", message=index)
-            pieces = (
-                "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>",
-                _text(content, index),
-                "</result>\n</function_results>" if nth == calls else "</result>",
-            )
-            opener = "\n\n" + _THINK_IF[thinking and index > last] if nth == calls else ""
-            yield MessageText(message, pieces, opener)
-            continue
-        caller = index
-        if role == "assistant":
+            before = "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
+            after = "</result>\n</function_results>" if nth == calls else "</result>"
+            pieces = (before, _text(content, index), after)
+            opener = "\n\n" + _think(thinking and index > last) if nth == calls else ""
+        elif role == "assistant":
             pieces = _v32_assistant(message, index, thinking and index > last)
         elif role == "system":
             pieces = _system(V32, message, index, tools)
@@ -178,7 +172,8 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
             if role == "developer":
                 pieces += [*_attachments(V32, message, index, message.get("tools")), "\n\n# The user's message is: "]
             pieces.append(_text(content, index))
-            opener = ASSISTANT + _THINK_IF[thinking and index == last]
+            opener = ASSISTANT + _think(thinking and index == last)
+        caller = caller if role == "tool" else index
         yield MessageText(message, pieces, opener)
 
 
@@ -263,12 +258,12 @@ def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, dro
 
 def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
     if group.task is None:
-        return ASSISTANT + _THINK_IF[thinks] if group.role in ASKING else ""
+        return ASSISTANT + _think(thinks) if group.role in ASKING else ""
     if group.task not in TASKS:
         problem = f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}'
         raise TemplateError(problem, message=group.members[0][0])
     token = f"<｜{group.task}｜>"
-    return ASSISTANT + _THINK_IF[thinking] + token if group.task == "action" else token
+    return ASSISTANT + _think(thinking) + token if group.task == "action" else token
 
 
 def _grouped(messages: TracedList) -> list[Group]:
@@ -429,6 +424,10 @@ def _thinking(name: str, messages: TracedList, roles: Sequence[str], variables: 
     if mode not in (None, "chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
     return bool(variables.get("thinking") or variables.get("enable_thinking")) if mode is None else mode == "thinking"
+
+
+def _think(thinks: bool) -> str:
+    return THINK if thinks else END_THINK
 
 
 def _last_asking(roles: Sequence[Any]) -> int:

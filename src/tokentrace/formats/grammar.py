@@ -108,13 +108,8 @@ class CallGrammar:
     ascii: bool = False
     """True if JSON escapes everything but ASCII."""
 
-    @property
-    def outline(self) -> str:
-        """One call with holes for its fields, as a person would write it down."""
-        return self.call_outline("[{}]…")
-
-    def call_outline(self, repeated: str) -> str:
-        """One call with holes; `repeated` formats arguments written one by one."""
+    def outline(self, repeated: str = "[{}]…") -> str:
+        """One call with holes for its fields; `repeated` formats arguments written one by one."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:

@@ -89,10 +89,10 @@ class TemplateStudy:
         self, messages: Probe, tools: bool, prompt: bool = False, changes: Mapping[str, Any] | None = None
     ) -> Rendering | None:
         def render() -> Rendering | None:
-            variables = {**self.variables, **wrap_variables(changes)} if changes else self.variables
-            declared = self._tool if tools else None
             if self._limit is not None:
                 raise self._limit
+            variables = {**self.variables, **wrap_variables(changes or {})}
+            declared = self._tool if tools else None
             try:
                 return self.template.render(messages, declared, add_generation_prompt=prompt, variables=variables)
             except TemplateLimitError as error:
@@ -121,6 +121,11 @@ class TemplateStudy:
         """The ends of generation that the model's own files name."""
         named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))
         return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
+
+    @property
+    def toggles(self) -> list[dict[str, Any]]:
+        """Other values of template variables, which may show what is hidden."""
+        return [{name: value} for name in sorted(self.template.variables) for value in (True, False)]
 
     @learned
     def needs_tools(self) -> bool:
