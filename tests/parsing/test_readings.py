@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.conversations import assistant, call, user
 from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer
 from tokentrace.errors import RendererError, TemplateError
@@ -111,23 +113,16 @@ def test_neither_reading_makes_up_a_call(family: str, text: str, reading: str) -
 
 
 def test_what_is_in_order_is_read_the_same(any_family: str) -> None:
-    made = make_renderer(any_family)
-    call = {"id": "functions.look:0", "type": "function", "function": {"name": "look", "arguments": LOOK}}
+    made, compared = make_renderer(any_family), 0
     function = {**TOOLS[0]["function"], "description": "Looks."}  # which gpt-oss's template asks for
-    described = [{**TOOLS[0], "function": function}]
-    compared = 0
-    for message in ({"content": "Fine."}, {"content": "", "reasoning_content": "Hm.", "tool_calls": [call]}):
-        try:
-            said = [{"role": "user", "content": "Go."}, {"role": "assistant", **message}]
-            rendered = made.render(said, tools=described)
-        except TemplateError:
-            continue
-        compared += 1
-        turn = rendered.turns[-1]
-        ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
-        strict = made.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
-        assert strict.attempts == []
-        assert made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, calls="lenient") == strict
+    for reply in (assistant("Fine."), assistant("", call("look", LOOK, "functions.look:0"), reasoning="Hm.")):
+        with contextlib.suppress(TemplateError):
+            rendered = made.render([user("Go."), reply], tools=[{**TOOLS[0], "function": function}])
+            compared, turn = compared + 1, rendered.turns[-1]
+            ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
+            strict = made.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
+            assert strict.attempts == []
+            assert made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, calls="lenient") == strict
     assert compared
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.conversations import assistant, call
-from tests.parsing import test_streaming
-from tests.parsing.test_streaming import TOOLS, check_response, completion, delimiters, renderer, spelled, telling_ids
+from tests.parsing.test_streaming import TOOLS, completion, delimiters, pieces, renderer, spelled, telling_ids
+from tests.parsing.test_streaming import check_response as check
 from tests.support import FULL, per_family
 from tokentrace import InputError
 from tokentrace.parsing import arguments, bracketed, reader
@@ -101,16 +101,11 @@ def lost(family: str, ids: list[int], response: ParsedResponse) -> str:
 @per_family
 def letters(family: str) -> list[str]:
     """Delimiters, without their control tokens and without words that are names."""
-    table = renderer(family).tokenizer.vocabulary.control
+    table, texts = renderer(family).tokenizer.vocabulary.control, pieces(renderer(family).grammar())
     names = sorted((text for text in table if table[text].id in control_ids(family)), key=len, reverse=True)
-    words = {
-        word
-        for text in test_streaming.scaffold_texts(family)
-        for word in re.sub("|".join(map(re.escape, names)), " ", text).split()
-        if not word.isalnum()
-    }
-    joined = {re.sub("|".join(map(re.escape, names)), "", text) for text in test_streaming.scaffold_texts(family)}
-    return sorted(words | {text for text in joined if text and not text.isalnum()}, key=len, reverse=True)
+    control = re.compile("|".join(map(re.escape, names)))
+    words = [word for text in texts for word in (*control.sub(" ", text).split(), control.sub("", text))]
+    return sorted({word for word in words if word and not word.isalnum()}, key=len, reverse=True)
 
 
 def test_random_completions_all_come_back(any_family: str) -> None:
@@ -124,7 +119,7 @@ def test_random_completions_all_come_back(any_family: str) -> None:
         if index % 3 == 0:
             given["prompt_ids"] = prompt
         response = made.parse_response(ids, **given)
-        check_response(made, ids, response)
+        check(made, ids, response)
         assert (response.finish is Finish.STOP) == (response.stop_token is not None)
         if not channelled:  # headers of Harmony are words, and not all of its tools take JSON
             assert all(isinstance(parsed.arguments, dict) for parsed in response.calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests import support
 from tests.conversations import assistant, call, tool
+from tests.study.cases import as_text
 from tests.support import examples
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.readback import Unreadable, UnreadableKind
@@ -74,22 +75,11 @@ def normalised(some: Any, renderer: Renderer) -> Any:
     return json.loads(unicodedata.normalize("NFC", json.dumps(some, ensure_ascii=False)))
 
 
-def forms(message: Message) -> Iterator[Message]:
-    """The message with arguments as a mapping, or as JSON where the template wants that."""
-    yield message
-    if "tool_calls" in message:
-        calls = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-        yield {**message, "tool_calls": calls}
-
-
 def round_trip(
     renderer: Renderer, message: Message, tools: list[dict[str, Any]] | None
 ) -> tuple[ParsedResponse, list[Unreadable]] | None:
     """Render, cut the assistant's tokens out, parse. None where the template refuses the message."""
-    for form in forms(message):
+    for form in (message, as_text(message)):  # where the template wants JSON
         try:
             rendered = renderer.render([USER, form], tools=tools)
         except TokentraceError:

@@ -21,6 +21,7 @@ from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
 from tests.support import make_renderer, per_family
 from tokentrace import Renderer, TokentraceError
+from tokentrace.formats.grammar import TurnGrammar
 from tokentrace.parsing.events import ArgumentsDelta, CallNamed, ContentDelta, Done, Event, ReasoningDelta, events_of
 from tokentrace.parsing.response import ParsedResponse, PartKind
 
@@ -129,10 +130,8 @@ def check(made: Renderer, ids: list[int], chunkings: list[list[int]], **given: A
 # -- completions
 
 
-@cache
-def scaffold_texts(family: str) -> list[str]:
-    """What the family's grammar is made of."""
-    grammar = renderer(family).grammar()
+def pieces(grammar: TurnGrammar) -> list[str]:
+    """What a grammar is made of."""
     sources: list[Any] = [grammar.reasoning, grammar.content, grammar.calls, grammar.channels]
     texts: list[str] = [grammar.head, grammar.prompt]
     for source in sources:
@@ -145,11 +144,9 @@ def scaffold_texts(family: str) -> list[str]:
 
 @cache
 def delimiters(family: str) -> list[str]:
-    """The same, halves of it, and tags that are somebody else's."""
-    texts = [
-        *scaffold_texts(family),
-        *(f"{tag}>" for tag in ("</parameter", "</function", "</invoke", "</think", "<think")),
-    ]
+    """What the family's grammar is made of, halves of it, and tags that are somebody else's."""
+    texts = [*pieces(renderer(family).grammar())]
+    texts += [f"{tag}>" for tag in ("</parameter", "</function", "</invoke", "</think", "<think")]
     return sorted({*texts, *(text[: len(text) // 2] for text in texts if len(text) > 1)})
 
 

@@ -328,15 +328,12 @@ def _attachments(markup: ToolMarkup, message: Any, index: int, tools: Any) -> It
         raise TemplateError("a developer message needs content", message=index)
     if tools:
         yield from _tools(markup, tools, index)
-    schema = message.get("response_format")
-    if schema:
-        yield RESPONSE_FORMAT
-        yield dumps(schema)
+    if schema := message.get("response_format"):
+        yield from (RESPONSE_FORMAT, dumps(schema))
 
 
 def _tools(markup: ToolMarkup, tools: Sequence[Any], index: int | None) -> Iterator[str]:
-    yield "\n\n"
-    yield markup.before_schemas
+    yield f"\n\n{markup.before_schemas}"
     for nth, tool in enumerate(tools):
         if not isinstance(tool, dict) or "function" not in tool:
             raise TemplateError(f'tool {nth} has no "function"; give it as OpenAI does', message=index)
@@ -347,11 +344,9 @@ def _tools(markup: ToolMarkup, tools: Sequence[Any], index: int | None) -> Itera
 
 def _assistant(markup: ToolMarkup, message: Any, index: int, *, thinks: bool, ends: bool) -> Iterator[str]:
     if thinks:
-        yield _text(message.get("reasoning_content") or "", index)
-        yield END_THINK
+        yield from (_text(message.get("reasoning_content") or "", index), END_THINK)
     yield _text(message.get("content") or "", index)
-    calls = message.get("tool_calls")
-    if calls:
+    if calls := message.get("tool_calls"):
         yield f"\n\n<{DSML}{markup.block}>\n"
         for nth, call in enumerate(calls):
             yield "\n" if nth else ""
@@ -365,17 +360,12 @@ def _call(markup: ToolMarkup, call: Any, index: int) -> Iterator[str]:
     function = call.get("function")
     if not isinstance(function, dict) or "name" not in function or "arguments" not in function:
         raise TemplateError('a tool call needs a "function" with "name" and "arguments"', message=index)
-    yield f'<{DSML}invoke name="'
-    yield text_of(function["name"])
-    yield '">\n'
-    for nth, (name, value) in enumerate(_arguments(markup, function, index)):
+    arguments = _arguments(markup, function, index)
+    yield from (f'<{DSML}invoke name="', text_of(function["name"]), '">' if arguments else '">\n')
+    for name, value in arguments:
         is_string = isinstance(value, str)
-        yield "\n" if nth else ""
-        yield f'<{DSML}parameter name="'
-        yield text_of(name)
-        yield f'" string="{"true" if is_string else "false"}">'
-        yield value if is_string else dumps(value)
-        yield f"</{DSML}parameter>"
+        yield from (f'\n<{DSML}parameter name="', text_of(name), f'" string="{"true" if is_string else "false"}">')
+        yield from (value if is_string else dumps(value), f"</{DSML}parameter>")
     yield f"\n</{DSML}invoke>"
 
 
@@ -384,12 +374,11 @@ def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(plain(arguments))
+            arguments = wrap(json.loads(plain(arguments)), function.origin.at("arguments"))
         except ValueError as error:
             if markup.tolerant:
                 return [("arguments", arguments)]
             raise TemplateError(f"a tool call's arguments are not JSON: {error}", message=index) from None
-        arguments = wrap(parsed, function.origin.at("arguments"))
     if not isinstance(arguments, dict):
         raise TemplateError("a tool call's arguments must be an object", message=index)
     return list(arguments.items())

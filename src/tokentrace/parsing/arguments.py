@@ -23,10 +23,7 @@ _CDATA: Final = ("<![CDATA[", "]]>")
 
 
 class JsonReader(CallReader):
-    """Reads calls that are JSON, and arguments that are."""
-
     def json_arguments(self, call: OpenCall) -> Reading[None]:
-        """Arguments as one JSON, up to the end of the call."""
         reader = self.reader
         reader.at = yield from reader.past_space()
         report = ArgumentsText(call)
@@ -144,10 +141,7 @@ class JsonReader(CallReader):
 
 
 class PairReader(CallReader):
-    """Reads pairs of key and value."""
-
     def pairs(self, call: OpenCall) -> Reading[None]:
-        """Arguments, until something else comes."""
         more = True
         while more:
             if (yield from self.reader.skip_all(self.calls.key_open)):

@@ -42,10 +42,7 @@ class _Element:
 
 
 class BracketReader(CallReader):
-    """Reads calls in Python, arguments in braces, and trees of elements."""
-
     def python_begins(self, at: int) -> Reading[bool]:
-        """True if a name and a parenthesis are at a position."""
         data = self.reader.data
         while True:
             match = _NAME.match(data, at)
@@ -55,7 +52,6 @@ class BracketReader(CallReader):
             yield
 
     def python_call(self, call: OpenCall) -> Reading[None]:
-        """One Python call, up to its closing parenthesis."""
         reader = self.reader
         start = yield from reader.past_space()
         if not (yield from self.python_begins(start)):
@@ -80,7 +76,6 @@ class BracketReader(CallReader):
         call.set_values(values)
 
     def braces(self, call: OpenCall) -> Reading[None]:
-        """Arguments in braces, after the opening brace, up to the closing one."""
         reader, calls = self.reader, self.calls
         start, depth, quoted = reader.at - 1, 1, False
         while depth:
@@ -106,7 +101,6 @@ class BracketReader(CallReader):
         return read_value(value, schema)[0]
 
     def tree(self, call: OpenCall) -> Reading[None]:
-        """Elements named after the arguments, up to the end of the call."""
         calls, reader = self.calls, self.reader
         start = reader.at
         while True:
@@ -215,7 +209,6 @@ class _Braces:
         self.data, self.at, self.quote, self._decoded = data, 0, quote, decoded
 
     def arguments(self) -> dict[str, Any]:
-        """All of the data as an object."""
         values = self._value(0)
         if not isinstance(values, dict) or self.data[self.at :].strip():
             raise ValueError("they are not an object")

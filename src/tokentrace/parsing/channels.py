@@ -58,8 +58,6 @@ class _Header(NamedTuple):
 
 
 class ChannelParser:
-    """Reads a turn of messages."""
-
     def __init__(self, compiled: Compiled, output: Output) -> None:
         channels = compiled.grammar.channels
         assert channels is not None
@@ -74,7 +72,6 @@ class ChannelParser:
         self._role = compiled.head.rpartition(self.delimiters.start)[2].strip() or b"assistant"
 
     def read(self) -> Reading[Match | None]:
-        """All of the turn: its stop token, or None if the completion ends without one."""
         reader, delimiters, output = self.reader, self.delimiters, self.output
         closed = delimiters.to_close.pattern.finditer(reader.data, 0, output.base)
         start = max((match.end() for match in closed), default=reader.at)  # of the message that the prompt left open

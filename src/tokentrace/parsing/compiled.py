@@ -31,8 +31,6 @@ def _first(kind: str, *delimiters: Pieces) -> Kinds:
 
 
 class CompiledFrame:
-    """A `Frame` as marked bytes."""
-
     def __init__(self, frame: Frame, marked: MarkedBytes) -> None:
         texts = (frame.open, frame.lead, frame.trail, frame.close, frame.after)
         self.open, self.lead, self.trail, self.close, self.after = map(marked.scaffold, texts)
@@ -47,8 +45,6 @@ class ValueOpening(NamedTuple):
 
 
 class CompiledCalls:
-    """The delimiters of calls."""
-
     def __init__(self, grammar: CallGrammar, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
         def of(text: str) -> Pieces:
             return pieces(marked.scaffold(text))
@@ -156,8 +152,6 @@ def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpen
 
 
 class CompiledChannels:
-    """The delimiters of messages that have headers."""
-
     def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
         of = marked.scaffold
         self.start, self.channel, self.call_end = of(channels.start), of(channels.channel), of(channels.call_end)

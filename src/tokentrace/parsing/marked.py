@@ -82,8 +82,6 @@ class PlainTexts(dict[int, str | None]):
 
 
 class MarkedBytes:
-    """Tokens and scaffold as marked bytes."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.table = _Table(vocabulary)
         self._control, self._pattern = vocabulary.control, vocabulary.control_pattern

@@ -30,8 +30,6 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call that is being read."""
-
     output: Output
     index: int
     start: int
@@ -84,7 +82,6 @@ class OpenCall:
             self.output.events += [ArgumentsDelta(self.index, text) for text in self.texts]
 
     def add_arguments(self, text: str) -> None:
-        """More of the arguments' JSON."""
         if not text:
             return
         if not text.isascii():
@@ -210,8 +207,6 @@ class Text(Report):
 
 
 class Placed(NamedTuple):
-    """A part and its bytes."""
-
     part: ParsedPart
     start: int
     stop: int
@@ -250,7 +245,6 @@ class Output:
         return TokenRange(bisect.bisect_right(self.starts, start) - 1, bisect.bisect_left(self.starts, stop))
 
     def end_text(self) -> None:
-        """The current stretch of text has ended."""
         if self.current is not None:
             self.current.done()
         self.current = None

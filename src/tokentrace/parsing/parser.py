@@ -247,7 +247,6 @@ def read_turn(compiled: Compiled, completion: Ids, prompt_ids: Sequence[int] | I
 def parse(
     compiled: Compiled, ids: Iterable[int] | Ids, tools: Tools | None = None, prompt: bytes | None = None
 ) -> ParsedResponse:
-    """Parse a whole completion."""
     parser = StreamingParser(compiled, tools, prompt)
     parser.feed(ids)
     return parser.response

@@ -112,7 +112,6 @@ class Schema:
 
     @computed
     def types(self) -> Types:
-        """The types that are allowed."""
         try:
             return _types(self._node, self._root, {})
         except RecursionError:
@@ -124,7 +123,6 @@ class Schema:
         return self.types == frozenset({"string"})
 
     def keys(self) -> frozenset[str]:
-        """The properties that are declared, in any branch."""
         declared = (node.get("properties") for node in self._nodes())
         return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
 
@@ -226,7 +224,6 @@ class Tools:
                 self._schemas[function["name"]] = Schema(schema)
 
     def knows(self, name: str) -> bool:
-        """True if a tool has this name, or if there are no tools."""
         return not self.declared_any or name in self._schemas
 
     def parameter(self, name: str | None, key: str) -> Schema | None:

@@ -45,7 +45,6 @@ class TemplateForms:
         self.calls = ReadCalls(study, self)
 
     def content(self, role: str) -> ReadContent:
-        """The forms of content that the template reads from messages of a role."""
         return self._study.facts.once(("content", role), lambda: ReadContent(self._study, self, role))
 
     @computed
@@ -169,7 +168,6 @@ class ReadCalls:
 
     @property
     def readable(self) -> Mapping[str, Any]:
-        """A call that the template reads."""
         return call(1, TWO_ARGUMENTS, as_text=not self.mapping)
 
     @property

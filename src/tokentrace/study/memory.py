@@ -16,8 +16,6 @@ _MISSING: Final[Any] = object()
 
 
 class Memory:
-    """Values by key. Computing one may ask for others."""
-
     def __init__(self, most: int = MAX_ENTRIES) -> None:
         self._most = most
         self.lock = threading.RLock()

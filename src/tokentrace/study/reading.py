@@ -64,7 +64,6 @@ class WrittenTurn:
         return bool(self.holes)
 
     def after(self, at: int) -> WrittenTurn:
-        """The turn from a position on."""
         holes = [replace(one, start=one.start - at, stop=one.stop - at) for one in self.holes if one.start >= at]
         return WrittenTurn(self.full[at:], self.text[at:], holes)
 
@@ -78,7 +77,6 @@ class WrittenTurn:
         return [hole for hole in self.holes if hole.field == "arguments" and hole.call == call]
 
     def first_of_calls(self) -> Hole | None:
-        """The first field of the first call."""
         return next((hole for hole in self.holes if hole.call == 0), None)
 
 
@@ -174,7 +172,6 @@ class TurnReader:
     # -- scaffold
 
     def common_prefix(self, one: str, other: str) -> str:
-        """What two texts begin with, in whole lexemes."""
         return "".join(_common(self._lexeme.findall(one), self._lexeme.findall(other)))
 
     def common_suffix(self, one: str, other: str) -> str:
@@ -199,10 +196,8 @@ def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
 
 
 def leading(text: str) -> str:
-    """The white space a text begins with."""
     return text[: len(text) - len(text.lstrip())]
 
 
 def trailing(text: str) -> str:
-    """The white space a text ends with."""
     return text[len(text.rstrip()) :]

@@ -49,7 +49,6 @@ class Sampling:
 
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
-    """The tokens that the model samples."""
     render = functools.partial(study.run, tools)
     turns, notes = find_turns(encoded.rendering, messages, render, study.tokenizer)
     turns = [turn for turn in turns if messages[turn.message]["role"] == "assistant"]

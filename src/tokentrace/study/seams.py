@@ -86,12 +86,10 @@ class Continuation:
 
     @property
     def tail(self) -> str:
-        """The text after the assistant's stop token."""
         return self.encoded.rendering.text[self.cut :]
 
     @property
     def cut(self) -> int:
-        """Where the turn ends, in characters."""
         return self.encoded.position(self.turn.stop)
 
     def shows(self, *fields: str) -> bool:
@@ -100,7 +98,6 @@ class Continuation:
 
     @property
     def ids(self) -> Ids:
-        """What follows the stop token."""
         return self.encoded.ids[self.turn.stop :]
 
 

@@ -140,12 +140,10 @@ class TemplateStudy:
 
     @learned
     def past_close(self) -> str:
-        """What the template writes after the words of a past answer, in its turn."""
         return endings.past_close(self)
 
     @learned
     def turn_tokens(self) -> frozenset[int]:
-        """The control tokens that the template writes in an assistant's turn."""
         return frozenset(endings.control_tokens(self).assistant)
 
     @learned
@@ -167,7 +165,6 @@ class TemplateStudy:
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
-        """The control tokens that an assistant's text may hold."""
         return endings.inner_tokens(self, grammar)
 
 

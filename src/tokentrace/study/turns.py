@@ -121,7 +121,6 @@ class GenerationPrompt:
 
     @computed
     def texts(self) -> tuple[str, ...]:
-        """Both, the shorter first."""
         return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))
 
 
