@@ -68,19 +68,15 @@ class CallDeriver:
         return None
 
     def _json_call(self, value: dict[str, Any]) -> CallGrammar | None:
-        fields = {"probe1": "name", "call00001": "id"}
-        keys: list[tuple[str, tuple[str, ...]]] = []
-        for path, leaf in _leaves(value, ()):
-            if isinstance(leaf, str) and leaf in fields:
-                keys.append((fields[leaf], path))
-            elif leaf in (ONE_ARGUMENT, json.dumps(ONE_ARGUMENT)):
-                keys.append(("arguments", path))
+        fields = {"probe1": "name", "call00001": "id", json.dumps(ONE_ARGUMENT): "arguments"}
+        leaves = ((path, leaf if isinstance(leaf, str) else json.dumps(leaf)) for path, leaf in _leaves(value, ()))
+        keys = tuple((fields[leaf], path) for path, leaf in leaves if leaf in fields)
         named_key = value == {"probe1": ONE_ARGUMENT}
         if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
             return self._not_understood("they are JSON, but name or arguments are not in it")
-        paths = () if named_key else tuple(keys)
         around = self._around(self._object)
-        return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=paths, **around)
+        keys = () if named_key else keys
+        return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=keys, **around)
 
     # -- a name, and arguments that are JSON
 
