@@ -39,9 +39,8 @@ from ..study.seams import (
     check_continuation,
     find_continuation,
     leading_results,
-    searched_words,
     shape,
-    shows_earlier_call,
+    shows_field,
     shows_tools,
     variants,
 )
@@ -167,7 +166,9 @@ class Bridger:
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
         """The request, with the names of the called functions if results have them or the template needs them."""
-        words = self._proofs.once("words", lambda: searched_words(self.study.template))
+        words = self._proofs.once(
+            "words", lambda: sorted(word for word in self.study.template.searched if len(word) > 1)
+        )
         results, unnamed = leading_results(new), _Request(new, tools, (shape(new, words), tools_key))
         names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
@@ -234,7 +235,7 @@ class Bridger:
                 actual = self._continue(request, around, other)
                 if isinstance(actual, BridgeRefusal):
                     continue
-                if has_call is not None and actual.shows_call != expected.shows_call:
+                if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
                     continue
                 problem = request.check(actual)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
@@ -265,7 +266,7 @@ class Bridger:
                 result = self._continue(request, context, stand_in)
                 problem = result if isinstance(result, BridgeRefusal) else request.check(result)
                 if isinstance(result, Continuation) and problem is None:
-                    if not shows_calls or result.shows_call == (has_call is not False):
+                    if not shows_calls or result.shows("tool_calls") == (has_call is not False):
                         return context, stand_in, result
                     second = second or (context, stand_in, result)
                 elif problem is not None and refusal.reason is RefusalReason.TEMPLATE_REFUSED:
@@ -290,7 +291,7 @@ class Bridger:
                     except TokentraceError:
                         continue
                     controls = frozenset(encoded.ids[encoded.control].tolist())
-                    by_call.setdefault(shows_earlier_call(encoded.rendering), (context, controls))
+                    by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), (context, controls))
                     if True in by_call:
                         break
                 chosen += by_call.values()
@@ -307,7 +308,7 @@ class Bridger:
         if isinstance(alone, BridgeRefusal):
             return None
         marked = self.compiled().marked
-        if stand_in.reasoning and not alone.shows(REASONING_FIELDS):
+        if stand_in.reasoning and not alone.shows(*REASONING_FIELDS):
             opened = re.findall("<([^\\s<>/=]+)>", after.tail)
             if not opened or f"</{opened[-1]}>" in after.tail[after.tail.rindex(f"<{opened[-1]}>") :]:
                 return None
