@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,11 +170,13 @@ def _show_conversation(options: dict[str, Any]) -> int:
     renderer = make_renderer(options, past=options["past"])
     with working("comparing"):
         report = compare_histories(renderer, messages, tools=read_tools(options["tools"], tools))
-    step = options["step"]
-    if step is not None and step >= len(report.steps):
-        raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
-    document = report.document(step=step)
-    print_report(document, report.to_json(), options["as_json"])
+    step, chosen = options["step"], report
+    if step is not None:
+        if step >= len(report.steps):
+            raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
+        chosen = replace(report, steps=report.steps[step : step + 1])
+    document = chosen.document()
+    print_report(document, chosen.to_json(), options["as_json"])
     if options["html"] is not None:
         write_page(options["html"], document, title=conversation_title(options["on"]))
     return 0 if report.equal else 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,13 @@ import numpy.typing as npt
 from ..rendering.rendered import RenderedTokens
 from ..show.alignment import Hunk, align
 from ..show.document import Cell, Contrast, Document, Table, Track, token_columns
-from ..show.results import hue_of, template_name
+from ..show.results import hue_of, rendering_track, template_name
+from ..show.terminal import plain_view
 from ..show.visible import counted, listed
 from ..showing import ShowsItself
 from ..study.seams import BridgeRefusal
 from ..template.chat_template import REASONING_FIELDS
-from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.tokenizer import Ids
 
 _SCAFFOLD: Final = ("scaffold", "generation prompt")
 _NAMES: Final = {
@@ -31,6 +32,17 @@ _NAMES: Final = {
 }
 _SHORT: Final = 40
 """Longer texts are not quoted."""
+_COLUMNS: Final = [("ids", np.int32), ("messages", np.int32), ("fields", np.object_)]
+
+Rows = npt.NDArray[np.void]
+"""Tokens, with the columns ``ids``, ``messages`` (-1 for none) and ``fields``."""
+
+
+def token_rows(ids: Any, messages: Any = -1, fields: Any = "scaffold") -> Rows:
+    """Make rows from columns; a single message or field applies to all."""
+    rows = np.empty(len(ids), _COLUMNS)
+    rows["ids"], rows["messages"], rows["fields"] = ids, messages, fields
+    return rows
 
 
 class View(StrEnum):
@@ -44,74 +56,38 @@ class View(StrEnum):
 PAIRS: Final = tuple(itertools.combinations(View, 2))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ViewTokens:
-    """The tokens of one view after a turn: `prompt` tokens of prompt, then the turn.
+class ViewTokens(NamedTuple):
+    """The tokens of one view: `prompt` tokens of prompt, then the turn."""
 
-    `ids`, `messages` (-1 for none) and `fields` have one entry per token.
-    """
+    rows: Rows
+    prompt: int
 
-    ids: Ids
-    messages: npt.NDArray[np.int32]
-    fields: npt.NDArray[np.object_]
-    prompt: int = 0
+    @property
+    def ids(self) -> Ids:
+        return self.rows["ids"]
 
-    @classmethod
-    def of(cls, ids: Iterable[int], message: int = -1, field: str = "") -> ViewTokens:
-        """Return tokens of one field."""
-        array = np.asarray(list(ids), np.int32)
-        return cls(array, np.full_like(array, message), np.full(len(array), field, np.object_))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def cut(self, start: int, stop: int, prompt: int = 0) -> ViewTokens:
-        """Return tokens `start` to `stop`."""
-        return ViewTokens(self.ids[start:stop], self.messages[start:stop], self.fields[start:stop], prompt)
-
-    def followed_by(self, turn: ViewTokens) -> ViewTokens:
-        """Return these tokens as a prompt, and a turn after them."""
-        ids = np.concatenate([self.ids, turn.ids])
-        messages = np.concatenate([self.messages, turn.messages])
-        return ViewTokens(ids, messages, np.concatenate([self.fields, turn.fields]), len(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a difference: tokens `start` to `stop` of its view, perhaps none.
-
-    `parts` are runs of tokens of one field: message, field and count.
-    """
-
-    start: int
-    stop: int
-    ids: tuple[int, ...]
-    parts: tuple[tuple[int, str, int], ...]
-    text: str
-
-    @classmethod
-    def of(cls, tokens: ViewTokens, start: int, stop: int, tokenizer: Tokenizer) -> Side:
-        part = tokens.cut(start, stop)
-        runs = itertools.groupby(zip(part.messages.tolist(), part.fields.tolist(), strict=True))
-        parts = tuple((*owner, sum(1 for _ in run)) for owner, run in runs)
-        return cls(start, stop, tuple(part.ids.tolist()), parts, tokenizer.decode(part.ids.tolist()))
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One view has `left` where another has `right`. `in_turn`: not in the prompt."""
-
-    left: Side
-    right: Side
-    in_turn: bool
+    def differing(self, other: ViewTokens) -> Iterator[Hunk]:
+        """Yield what differs, in order: message against message, then turn against turn."""
+        starts, other_starts = (
+            dict(zip(*np.unique(side.rows["messages"][: side.prompt], return_index=True), strict=True))
+            for side in (self, other)
+        )
+        cuts = [(0, 0)]
+        for message, at in sorted(starts.items(), key=lambda item: item[1]):
+            there = other_starts.get(message, -1)
+            if message >= 0 and at > cuts[-1][0] and there > cuts[-1][1] and self.ids[at] == other.ids[there]:
+                cuts.append((int(at), int(there)))
+        cuts += [(self.prompt, other.prompt), (len(self.ids), len(other.ids))]
+        for (start, other_start), (stop, other_stop) in itertools.pairwise(cuts):
+            for hunk in align(self.ids[start:stop], other.ids[other_start:other_stop]):
+                yield hunk.moved(start, other_start)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What each view holds up to the end of a turn, or up to its prompt for the turn to come (`message` is None).
 
-    Training may hold no such turn. `refusal`: why the rollout could not go on, and starts another `branch`. Outside of
-    the `differences` of two views their ids are equal.
+    Training may hold no such turn. `refusal`: why the rollout could not go on, and starts another `branch`.
     """
 
     index: int
@@ -119,7 +95,7 @@ class Step:
     views: Mapping[View, ViewTokens]
     refusal: BridgeRefusal | None
     branch: int
-    differences: Mapping[tuple[View, View], Sequence[Difference]]
+    differences: Mapping[tuple[View, View], Sequence[Hunk]]
 
     @property
     def rollout(self) -> ViewTokens:
@@ -134,60 +110,15 @@ class Step:
     def place(self) -> str:
         return "the turn to come" if self.message is None else f"message {self.message}"
 
-    def compare(self, left: View | str, right: View | str) -> Sequence[Difference] | None:
-        """Return what differs between two views; None if one of them lacks the turn."""
-        return self.differences.get((View(left), View(right)))
+    def compare(self, left: View | str, right: View | str) -> Sequence[Hunk] | None:
+        """Return where the ids of two views differ; None if one of them lacks the turn."""
+        pair = View(left), View(right)
+        swapped = self.differences.get(pair[::-1])
+        return self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]
 
-    def to_json(self) -> dict[str, Any]:
-        refusal, pairs = self.refusal, [pair for pair in PAIRS if pair in self.differences]
-        return {
-            "step": self.index,
-            "message": self.message,
-            "equal": self.equal,
-            "branch": self.branch,
-            "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
-            "tokens": {view: len(self.views[view]) if view in self.views else None for view in View},
-            "comparisons": [
-                {"left": pair[0], "right": pair[1], "differences": [asdict(one) for one in self.differences[pair]]}
-                for pair in pairs
-            ],
-        }
-
-
-def compare_views(
-    views: Mapping[View, ViewTokens], tokenizer: Tokenizer
-) -> dict[tuple[View, View], Sequence[Difference]]:
-    """Compare each view with each other."""
-    out: dict[tuple[View, View], Sequence[Difference]] = {}
-    for one, other in itertools.combinations(views, 2):
-        sides = [
-            (
-                Side.of(views[one], hunk.start, hunk.stop, tokenizer),
-                Side.of(views[other], hunk.other_start, hunk.other_stop, tokenizer),
-                in_turn,
-            )
-            for in_turn, hunk in differing(views[one], views[other])
-        ]
-        out[one, other] = [Difference(left, right, in_turn) for left, right, in_turn in sides]
-        out[other, one] = [Difference(right, left, in_turn) for left, right, in_turn in sides]
-    return out
-
-
-def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]:
-    """Yield what differs, in order, and whether in the turn: message against message."""
-    starts, other_starts = (
-        dict(zip(*np.unique(side.messages[: side.prompt], return_index=True), strict=True)) for side in (one, other)
-    )
-    cuts = [(0, 0)]
-    for message, at in sorted(starts.items(), key=lambda item: item[1]):
-        there = other_starts.get(message, -1)
-        if message >= 0 and at > cuts[-1][0] and there > cuts[-1][1] and one.ids[at] == other.ids[there]:
-            cuts.append((int(at), int(there)))
-    blocks = itertools.pairwise([*cuts, (one.prompt, other.prompt), (len(one), len(other))])
-    for (start, other_start), (stop, other_stop) in blocks:
-        in_turn = (start, other_start) == (one.prompt, other.prompt)
-        for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
-            yield in_turn, hunk.moved(start, other_start)
+    def is_in_turn(self, hunk: Hunk, left: View, right: View) -> bool:
+        """True for a difference that is not in the prompt."""
+        return hunk.start >= self.views[left].prompt and hunk.other_start >= self.views[right].prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +149,22 @@ class HistoryFinding:
         return f"{listed(self.views).capitalize()} {verb} the {self.what}{of}{where}: {how}{counted(self.tokens)}."
 
 
+@dataclass(slots=True)
+class _Change:
+    """Tokens of a view and of the rollout in one field of a message, and the texts that differ."""
+
+    view: int = 0
+    rollout: int = 0
+    texts: set[tuple[str, str]] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryReport(ShowsItself):
     """Where histories differ, step by step. `row` is the training row."""
 
     steps: tuple[Step, ...]
-    roles: tuple[str, ...]
     row: RenderedTokens
     notes: tuple[str, ...]
-    settings: Mapping[str, Any]
-    tokenizer: Tokenizer = field(repr=False)
 
     @property
     def equal(self) -> bool:
@@ -251,7 +188,50 @@ class HistoryReport(ShowsItself):
     @property
     def findings(self) -> tuple[HistoryFinding, ...]:
         """The differences from the rollout, by views, verb and kind of field."""
-        return tuple(_find_changes(self.steps))
+        groups = defaultdict[Any, list[tuple[int, int, _Change]]](list)
+        for step in self.steps:
+            places = defaultdict[tuple[int, str, bool], dict[View, _Change]](dict)
+            for view in (View.PRODUCTION, View.TRAINING):
+                for place, change in self._changes(step, view).items():
+                    places[place][view] = change
+            for (message, what, in_turn), each in places.items():
+                one, *more = each.values()
+                for views in [tuple(each)] if more == [one] else [(view,) for view in each]:
+                    change = each[views[0]]
+                    verb = "drops" if not change.view else "changes" if change.rollout else "adds"
+                    groups[views, verb, what, in_turn].append((step.index, message, change))
+        findings = []
+        for (views, verb, what, in_turn), group in groups.items():
+            tokens = Counter[int]()
+            for _, message, change in group:
+                tokens[message] = max(tokens[message], change.rollout or change.view)
+            pairs = {pair for *_, change in group for pair in change.texts}
+            is_short = len(pairs) == 1 and verb == "changes" and max(map(len, *pairs)) <= _SHORT
+            texts, numbers = pairs.pop() if is_short else None, tuple(sorted({number for number, *_ in group}))
+            findings.append(
+                HistoryFinding(views, verb, what, tuple(sorted(tokens)), tokens.total(), numbers, in_turn, texts)
+            )
+        return tuple(sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps)))
+
+    def _changes(self, step: Step, view: View) -> dict[tuple[int, str, bool], _Change]:
+        """Map message, field and `in_turn` to a change. Scaffold counts with the text in it."""
+        changes = defaultdict[tuple[int, str, bool], _Change](_Change)
+        for hunk in step.compare(view, View.ROLLOUT) or ():
+            sides = hunk.sides(step.views[view].rows, step.rollout.rows)
+            ours, theirs = map(_sizes, sides)
+            total, in_turn = ours + theirs, step.is_in_turn(hunk, view, View.ROLLOUT)
+            texts = [key for key in total if key[1] not in _SCAFFOLD]
+            main = max(texts or total, key=total.__getitem__)
+            for key in total:
+                change = changes[*(key if key in texts else main), in_turn]
+                change.view += ours[key]
+                change.rollout += theirs[key]
+            one, other = map(self._text, sides)
+            changes[*main, in_turn].texts.add((one, other))
+        return changes
+
+    def _text(self, rows: Rows) -> str:
+        return self.row.tokenizer.decode(rows["ids"].tolist())
 
     @property
     def summary(self) -> str:
@@ -269,7 +249,7 @@ class HistoryReport(ShowsItself):
             if View.TRAINING not in step.views:
                 out.append(f"The training row holds no turn for {step.place}.")
         steps = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the one step there is"
-        size = len(self.steps[-1].rollout)
+        size = len(self.steps[-1].rollout.ids)
         return out or [f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the last."]
 
     def to_json(self) -> dict[str, Any]:
@@ -281,158 +261,90 @@ class HistoryReport(ShowsItself):
         return {
             "equal": self.equal,
             "summary": self.sentences(),
-            "settings": dict(self.settings),
-            "roles": list(self.roles),
             "branches": [ids.tolist() for ids in self.branches],
             "row": self.row.token_ids,
-            "steps": [step.to_json() for step in self.steps],
+            "steps": [self._step_json(step) for step in self.steps],
             "findings": [asdict(one) | {"text": str(one)} for one in self.findings],
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
 
-    def document(self, _: Any = None, *, step: int | None = None) -> Document:
-        """Return the report as a document; with `step`, what differs at that step only.
+    def _step_json(self, step: Step) -> dict[str, Any]:
+        differences = []
+        for pair, hunks in step.differences.items():
+            for hunk in hunks:
+                sides = hunk.sides(*(step.views[view].rows for view in pair))
+                ids, texts = [side["ids"].tolist() for side in sides], [*map(self._text, sides)]
+                differences.append({"views": pair, **hunk._asdict(), "ids": ids, "texts": texts})
+        return {
+            "step": step.index,
+            "message": step.message,
+            "equal": step.equal,
+            "branch": step.branch,
+            "break": None if step.refusal is None else asdict(step.refusal),
+            "tokens": {view: len(tokens.ids) for view, tokens in step.views.items()},
+            "differences": differences,
+        }
 
-        Of production there are only the tokens that it has instead.
-        """
-        streams = list({one.branch: one.rollout for one in self.steps}.values())
-        tracks = [
-            self._track(f"rollout, stream {at}" if at else "rollout", one.ids, one.messages, one.fields.tolist())
-            for at, one in enumerate(streams)
-        ]
-        row = self.row
-        tracks.append(self._track("training row", row.ids, row.messages, row.fields, row.mask))
+    def document(self, _: Any = None) -> Document:
+        """Return the report as a document. Of production and training it has what they have instead."""
+        streams = {step.branch: step.rollout.rows for step in self.steps}
+        tracks = [self._track(f"rollout, stream {at}" if at else "rollout", rows) for at, rows in streams.items()]
+        tracks.append(replace(rendering_track(self.row), name="training row"))
         contrasts: list[Contrast] = []
-        links: dict[tuple[Any, ...], str] = {}
-        chosen = self.steps if step is None else [self.steps[step]]
-        for one, view in itertools.product(chosen, (View.PRODUCTION, View.TRAINING)):
-            sides = [(each.left, each.right) for each in one.compare(View.ROLLOUT, view) or ()]
-            if not sides:
-                continue
-            base, track, starts = (one.branch, len(one.rollout)), len(streams), [other.start for _, other in sides]
-            if view is View.PRODUCTION:
-                track, starts = len(tracks), [0, *itertools.accumulate(len(other.ids) for _, other in sides)]
-                tokens = one.views[view]
-                at = np.concatenate([np.arange(other.start, other.stop) for _, other in sides])
-                tracks.append(self._track("", tokens.ids[at], tokens.messages[at], tokens.fields[at].tolist()))
-            hunks = [
-                Hunk(rollout.start, rollout.stop, start, start + len(other.ids))
-                for (rollout, other), start in zip(sides, starts, strict=False)
-            ]
-            links[one.index, view] = f"diff={len(contrasts)}"
-            name = f"step {one.index}, {one.place}: rollout → {view}"
-            contrasts.append(Contrast(name, *base, track, hunks, (str(View.ROLLOUT), str(view))))
-        summary = self.sentences()
-        if step is not None:
-            words = f"step {step}: all hold the same {counted(len(self.steps[step].rollout))}"
-            summary = [words] if self.steps[step].equal else []
+        table: list[list[str | Cell]] = []
+        for step in self.steps:
+            links: dict[View, str] = {}
+            for view in (View.PRODUCTION, View.TRAINING):
+                if not (hunks := step.compare(View.ROLLOUT, view)):
+                    continue
+                parts = [step.views[view].rows[one.other_start : one.other_stop] for one in hunks]
+                stops = itertools.accumulate(map(len, parts))
+                pairs = zip(hunks, [0, *stops], strict=False)
+                hunks = [Hunk(*one[:2], start, start + one.other_stop - one.other_start) for one, start in pairs]
+                links[view] = f"diff={len(contrasts)}"
+                name, names = f"step {step.index}, {step.place}: rollout → {view}", (str(View.ROLLOUT), str(view))
+                base = [*streams].index(step.branch), len(step.rollout.ids)
+                contrasts.append(Contrast(name, *base, len(tracks), hunks, names))
+                tracks.append(self._track("", np.concatenate(parts)))
+            table.append(_table_row(step, links))
+        head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
         return Document(
             "Histories",
             "tokentrace audit --on",
-            template_name(self.tokenizer),
-            summary=summary,
-            notes=self.notes if step is None else [],
-            tables=[_step_table(self.steps, links)] if self.steps and step is None else [],
+            template_name(self.row.tokenizer),
+            summary=self.sentences(),
+            notes=self.notes,
+            tables=[Table("Steps", head, table, words=2)] if table else [],
             tracks=tracks,
             contrasts=contrasts,
-            start=next(iter(links.values()), "track=0"),
+            start="diff=0" if contrasts else "track=0",
         )
 
-    def _track(self, name: str, ids: Ids, messages: Any, fields: Sequence[str], mask: Any = None) -> Track:
-        owners = [self.roles[message] if message >= 0 else None for message in messages.tolist()]
-        hues = np.array([hue_of(*pair) for pair in zip(owners, fields, strict=True)], np.uint8)
-        columns = token_columns(self.tokenizer, ids)
-        return Track(name, ids, hues, messages, **columns, fields=list(fields), mask=mask, roles=self.roles)
-
-    def __repr__(self) -> str:
-        differ = sum(not step.equal for step in self.steps)
-        return f"HistoryReport({len(self.steps)} steps, {differ} differ, {len(self.breaks)} breaks)"
+    def _track(self, name: str, rows: Rows) -> Track:
+        ids, messages, fields = (rows[key] for key, _ in _COLUMNS)
+        hues = [hue_of(self.row.role(message), path) for message, path in zip(messages, fields, strict=True)]
+        columns = token_columns(self.row.tokenizer, ids)
+        roles = [str(message["role"]) for message in self.row.conversation]
+        return Track(name, ids, np.array(hues, np.uint8), messages, **columns, fields=fields, roles=roles)
 
     def __str__(self) -> str:
-        from ..show.terminal import plain_view
-
         return plain_view(self)
 
 
-def _step_table(steps: Sequence[Step], links: Mapping[tuple[Any, ...], str]) -> Table:
-    """Count the tokens of each view at each step, and those that differ."""
-    rows: list[list[str | Cell]] = []
-    for step in steps:
-        sizes = [f"{len(step.views[view]):,}" if view in step.views else "none" for view in View]
-        row: list[str | Cell] = [str(step.index), step.place, *sizes]
-        for left, right in PAIRS:
-            differences = step.compare(left, right)
-            link = links.get((step.index, *({left, right} - {View.ROLLOUT})), "")
-            removed = sum(len(one.left.ids) for one in differences or ())
-            added = sum(len(one.right.ids) for one in differences or ())
-            counts = "?" if differences is None else f"−{removed:,} +{added:,}"
-            row.append(Cell("=", "dim") if differences == [] else Cell(counts, "bad", link=link))
-        rows.append([*row, Cell("" if step.refusal is None else f"break: {step.refusal.reason}", "poor")])
-    head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
-    return Table("Steps", head, rows, words=2)
+def _table_row(step: Step, links: Mapping[View, str]) -> list[str | Cell]:
+    """Count the tokens of each view, and those that differ."""
+    row: list[str | Cell] = [str(step.index), step.place]
+    row += [f"{len(step.views[view].ids):,}" if view in step.views else "none" for view in View]
+    for pair in PAIRS:
+        hunks = step.compare(*pair)
+        removed, added = (sum(one[at + 1] - one[at] for one in hunks or ()) for at in (0, 2))
+        words = "?" if hunks is None else f"−{removed:,} +{added:,}"
+        link = "".join(links.get(view, "") for view in pair) if View.ROLLOUT in pair else ""
+        row.append(Cell("=", "dim") if hunks == [] else Cell(words, "bad", link=link))
+    return [*row, Cell("" if step.refusal is None else f"break: {step.refusal.reason}", "poor")]
 
 
-# -- findings
-
-
-@dataclass(slots=True)
-class _Change:
-    """Tokens of a view and of the rollout in one field of a message, and the texts that differ."""
-
-    view: int = 0
-    rollout: int = 0
-    texts: set[tuple[str, str]] = field(default_factory=set)
-
-    @property
-    def verb(self) -> str:
-        return "drops" if not self.view else "changes" if self.rollout else "adds"
-
-
-def _find_changes(steps: Sequence[Step]) -> list[HistoryFinding]:
-    groups = defaultdict[Any, list[tuple[int, int, _Change]]](list)
-    for step in steps:
-        changes = {view: _changes(step.compare(view, View.ROLLOUT) or ()) for view in (View.PRODUCTION, View.TRAINING)}
-        for place in dict.fromkeys(itertools.chain(*changes.values())):
-            each = {view: some[place] for view, some in changes.items() if place in some}
-            one, *more = each.values()
-            for views in [tuple(each)] if more == [one] else [(view,) for view in each]:
-                change, (message, what, in_turn) = each[views[0]], place
-                groups[views, change.verb, what, in_turn].append((step.index, message, change))
-    findings = []
-    for (views, verb, what, in_turn), group in groups.items():
-        tokens = Counter[int]()
-        for _, message, change in group:
-            tokens[message] = max(tokens[message], change.rollout or change.view)
-        pairs = {pair for *_, change in group for pair in change.texts}
-        texts = pairs.pop() if len(pairs) == 1 and verb == "changes" else None
-        texts = texts if texts is not None and max(map(len, texts)) <= _SHORT else None
-        numbers = tuple(sorted({number for number, *_ in group}))
-        findings.append(
-            HistoryFinding(views, verb, what, tuple(sorted(tokens)), tokens.total(), numbers, in_turn, texts)
-        )
-    return sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
-
-
-def _changes(differences: Sequence[Difference]) -> dict[tuple[int, str, bool], _Change]:
-    """Map message, field and `in_turn` to a change. Scaffold counts with the text in it."""
-    changes = defaultdict[tuple[int, str, bool], _Change](_Change)
-    for one in differences:
-        view, rollout = _sizes(one.left), _sizes(one.right)
-        total = view + rollout
-        texts = [key for key in total if key[1] not in _SCAFFOLD]
-        main = max(texts or total, key=total.__getitem__)
-        for key in total:
-            change = changes[*(key if key in texts else main), one.in_turn]
-            change.view += view[key]
-            change.rollout += rollout[key]
-        changes[*main, one.in_turn].texts.add((one.left.text, one.right.text))
-    return changes
-
-
-def _sizes(side: Side) -> Counter[tuple[int, str]]:
+def _sizes(rows: Rows) -> Counter[tuple[int, str]]:
     """Count the tokens of each message and field."""
-    sizes = Counter[tuple[int, str]]()
-    for message, path, count in side.parts:
-        name = path.split(".", maxsplit=1)[0]
-        sizes[message, _NAMES.get(name, name)] += count
-    return sizes
+    names = (path.split(".", maxsplit=1)[0] for path in rows["fields"])
+    return Counter(zip(rows["messages"].tolist(), (_NAMES.get(name, name) for name in names), strict=True))
