@@ -6,18 +6,17 @@ or disappeared, another beginning, a message replaced by another.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..conversation.forms import texts_of
 from ..conversation.messages import RESULT_ROLES, Messages
 from ..show.visible import counted
 from .finding import Cause, Finding
-from .message_keys import NOISE, Key, Message, message_key
+from .message_keys import NOISE, Key, Message, meaning, next_key
 from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, tells_of_call
+
+Rules = Sequence[tuple[Any, Cause]]
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
 """Roles of the operator."""
@@ -44,12 +43,15 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Seque
     opening = all(_is_instruction(message) for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, recent)
-    case = _Divergence(_Side(sent[shared:]), _Side(recorded[shared:]), sent[:shared], (recorded, *recent))
-    moved = case.moved()
-    cause = moved or (case.other_beginning() if opening else None) or case.replaced()
+    case = _Divergence(_Side(sent[shared:]), _Side(recorded[shared:]), sent[:shared])
+    is_task = opening and _is_task(case.new.question, (recorded, *recent))
+    beginning = ((is_task, Cause.SUB_AGENT), *case.other_beginning()) if opening else ()
+    moved = next((cause for holds, cause in case.moved() if holds), None)
+    replaced = case.replaced() if case.same_role else case.other_role()
+    cause = moved or next(cause for holds, cause in (*beginning, *replaced) if holds)
     words = f"{counted(len(recorded) - shared, 'message')} before, {len(sent) - shared} now"
     if cause is Cause.SUB_AGENT:
-        words = TASK_OF_A_CALL if case.is_task else words
+        words = TASK_OF_A_CALL if is_task else words
     elif moved is None and case.same_role and cause is not Cause.COMPACTION:
         words = _changes(sent[shared], recorded[shared])
     return _finding(cause, shared, sent[shared], words)
@@ -98,20 +100,18 @@ def _finding(cause: Cause, at: int, message: Message, words: str) -> Finding:
 
 def _changes(new: Message, old: Message) -> str:
     """The first field in which two messages differ, and its words."""
+
+    def text(message: Message, name: str) -> str:
+        if name == "tool_calls":
+            calls = ((name, *map(str, leaves(arguments))) for name, arguments in _calls(message))
+            return "\n".join(map(" ".join, calls))
+        return text_of(message) if name == "content" else str(message.get(name) or "")
+
     for name in ("content", "tool_calls", *old, *new):
-        one, other = (_field_text(message, name) for message in (new, old))
+        one, other = text(new, name), text(old, name)
         if one != other and name not in NOISE:
             return f"{name[:60]}: {changed_words(one, other)}"
     return "an empty field"
-
-
-def _field_text(message: Message, name: str) -> str:
-    if name == "content":
-        return text_of(message)
-    if name != "tool_calls":
-        return str(message.get(name) or "")
-    calls = ((name, json.dumps([*leaves(it)], ensure_ascii=False, default=str)) for name, it in _calls(message))
-    return "\n".join(map(" ".join, calls))
 
 
 # -- the two conversations, from the first message that differs on
@@ -120,11 +120,10 @@ def _field_text(message: Message, name: str) -> str:
 class _Side:
     def __init__(self, messages: Messages) -> None:
         self.messages, self.first = messages, messages[0]
-        self.keys = [message_key(message) for message in messages]
+        self.keys = _keys(messages)
         self.role, self.text = str(self.first.get("role")), text_of(self.first)
         self.is_instruction = _is_instruction(self.first)
-        calls = ({"role": "assistant", "tool_calls": [call]} for call in self.first.get("tool_calls") or ())
-        self.calls = [message_key(call) for call in calls]
+        self.calls = _call_keys(self.first)
         self.question: Message = next((one for one in messages if not _is_instruction(one)), {})
 
     def gone(self, other: _Side) -> tuple[int, int]:
@@ -141,145 +140,126 @@ class _Side:
         return 0, 0
 
 
-@dataclass
 class _Divergence:
-    """What was sent in place of what was recorded."""
+    """What was sent in place of what was recorded. Its methods return rules: the first that holds tells the cause."""
 
-    new: _Side
-    old: _Side
-    before: Messages
-    recent: Sequence[Messages]
+    def __init__(self, new: _Side, old: _Side, before: Messages) -> None:
+        self.new, self.old = new, old
+        self.same_role, self.fewer = new.role == old.role, len(new.keys) < len(old.keys)
+        self.summary = self.fewer and is_summary(new.text) and not is_summary(old.text)
+        self.same_next = new.keys[1:2] == old.keys[1:2] != []
+        self.nonce = is_nonce(new.text, old.text)
+        self.after_user = [message.get("role") for message in before[-1:]] == ["user"]
+        # Was a later message recorded after an answer? Then what is between was replaced. (opencode asks for a title
+        # of the user's question, then asks the question itself.)
+        places = {key: at for at, key in enumerate(old.keys)}
+        roles = [message.get("role") for message in old.messages]
+        answered = roles.index("assistant") if "assistant" in roles else len(roles)
+        later = [at for at, key in enumerate(new.keys) if 0 < at < places.get(key, 0) >= answered]
+        self.keeps_later = any(_is_distinct(new.messages[at]) for at in later)
+        self.tells_of_calls = any(
+            tells_of_call(text_of(message), name, arguments, by_user=message.get("role") != "assistant")
+            for name, arguments in _calls(old.first)
+            for message in new.messages[:2]
+        )
 
-    def __post_init__(self) -> None:
-        new, old = self.new, self.old
-        self.same_role = new.role == old.role
-        self.fewer = len(new.keys) < len(old.keys)
-        self.is_summary = self.fewer and is_summary(new.text) and not is_summary(old.text)
-        self.continues_alike = new.keys[1:2] == old.keys[1:2] != []
-        self.is_nonce = is_nonce(new.text, old.text)
-
-    def moved(self) -> Cause | None:
+    def moved(self) -> Rules:
         """Messages that are gone, or new, while the remaining ones are the same."""
         new, old = self.new, self.old
-        apart = bool(old.calls) and any(_Side([message]).calls == old.calls for message in new.messages[1:])
-        if new.keys[0] in old.keys[1:] and (apart or new.keys.count(old.keys[0]) >= old.keys.count(old.keys[0])):
-            return Cause.EDIT  # in another order
+        apart = bool(old.calls) and any(_call_keys(message) == old.calls for message in new.messages[1:])
+        apart = apart or new.keys.count(old.keys[0]) >= old.keys.count(old.keys[0])
         in_place = sum(one == other for one, other in zip(new.keys, old.keys, strict=False))
         gone, same = old.gone(new)
-        if gone and same > in_place:
-            roles = {message.get("role") for message in old.messages[:gone]}
-            other = Cause.EDIT if roles == {"user"} else Cause.COMPACTION
-            return Cause.CHANGED_SYSTEM if roles <= INSTRUCTIONS else other
-        if new.gone(old)[1] > in_place and not self.is_summary:
-            return Cause.CHANGED_SYSTEM if new.is_instruction else Cause.EDIT
-        return None
+        is_gone, is_new = same > in_place, new.gone(old)[1] > in_place and not self.summary
+        roles = {message.get("role") for message in old.messages[:gone]}
+        return (
+            (apart and new.keys[0] in old.keys[1:], Cause.EDIT),  # in another order
+            (is_gone and roles <= INSTRUCTIONS, Cause.CHANGED_SYSTEM),
+            (is_gone and roles == {"user"}, Cause.EDIT),
+            (is_gone, Cause.COMPACTION),
+            (is_new and new.is_instruction, Cause.CHANGED_SYSTEM),
+            (is_new, Cause.EDIT),
+        )
 
-    def other_beginning(self) -> Cause | None:
+    def other_beginning(self) -> Rules:
         """Another first question, or other instructions."""
         new, old = self.new, self.old
-        if self.is_task:
-            return Cause.SUB_AGENT
+        similar = is_similar(new.text, old.text)
         if not new.is_instruction and not old.is_instruction:
-            if self.continues_alike:
-                return None
-            alike = self.same_role and (self.is_nonce or is_similar(new.text, old.text))
-            other = None if alike else Cause.SUB_AGENT
-            return Cause.COMPACTION if self.is_summary or self._keeps_later else other
+            alike = self.same_role and (self.nonce or similar)
+            replaced = self.summary or self.keeps_later
+            return (
+                (replaced and not self.same_next, Cause.COMPACTION),
+                (not alike and not self.same_next, Cause.SUB_AGENT),
+            )
         both = bool(new.question and old.question)
-        same_start = both and message_key(new.question) == message_key(old.question)
+        same = both and _keys([new.question]) == _keys([old.question])
         text, old_text = text_of(new.question), text_of(old.question)
-        alike = same_start or not both or self._keeps_later or is_nonce(text, old_text)
-        if self.same_role and self.is_nonce and alike:
-            return Cause.NONCE
-        summary = both and not same_start and self.fewer and is_summary(text)
-        if self.is_summary or summary or (self._keeps_later and not same_start):
-            return Cause.COMPACTION
-        similar = is_similar(new.text, old.text) and is_similar(text, old_text)
-        return Cause.CHANGED_SYSTEM if not both or same_start or similar else Cause.SUB_AGENT
+        alike = same or not both or self.keeps_later or is_nonce(text, old_text)
+        summary = self.summary or (both and not same and self.fewer and is_summary(text))
+        return (
+            (self.same_role and self.nonce and alike, Cause.NONCE),
+            (summary or (self.keeps_later and not same), Cause.COMPACTION),
+            (not both or same or (similar and is_similar(text, old_text)), Cause.CHANGED_SYSTEM),
+            (True, Cause.SUB_AGENT),
+        )
 
-    def replaced(self) -> Cause:
+    def replaced(self) -> Rules:
         new, old, is_result = self.new, self.old, self.new.role in RESULT_ROLES
-        if not self.same_role:
-            return self._other_role()
-        if self.is_summary and not self.continues_alike:
-            return Cause.COMPACTION
-        if new.role == "assistant":
-            if old.calls and not new.calls:
-                return Cause.CALLS_AS_TEXT if self._tells_of_calls() else Cause.EDIT
-            return Cause.REWRITTEN_CALL if new.calls != old.calls else Cause.EDIT
-        if is_result and is_cut(new.text, old.text):
-            return Cause.TRIMMED_RESULTS
+        by_model, again = new.role == "assistant", not is_result and self.keeps_later
         short_question = new.role == "user" and len(new.keys) == 1 and len(new.text.split()) < _FEW_WORDS
-        if self.is_nonce and not short_question:
-            return Cause.NONCE
-        if new.is_instruction:
-            return Cause.CHANGED_SYSTEM
-        replaces = not is_result and self._keeps_later and not self.continues_alike
-        return Cause.COMPACTION if replaces else Cause.EDIT
+        return (
+            (self.summary and not self.same_next, Cause.COMPACTION),
+            (by_model and not new.calls and self.tells_of_calls, Cause.CALLS_AS_TEXT),
+            (by_model and new.calls and new.calls != old.calls, Cause.REWRITTEN_CALL),
+            (by_model, Cause.EDIT),
+            (is_result and is_cut(new.text, old.text), Cause.TRIMMED_RESULTS),
+            (self.nonce and not short_question, Cause.NONCE),
+            (new.is_instruction, Cause.CHANGED_SYSTEM),
+            (again and not self.same_next, Cause.COMPACTION),
+            (True, Cause.EDIT),
+        )
 
-    def _other_role(self) -> Cause:
+    def other_role(self) -> Rules:
         new, old = self.new, self.old
         by_model = old.role == "assistant"
-        if self.is_summary:
-            return Cause.COMPACTION
-        if by_model and self._tells_of_calls():
-            return Cause.CALLS_AS_TEXT
-        if by_model and sum(message.get("role") == "assistant" for message in old.messages) == 1:
-            return Cause.EDIT if old.keys[0] in new.keys else Cause.RETRY
-        asks_again = new.role == "user" and [one.get("role") for one in self.before[-1:]] == ["user"]
-        if self._keeps_later or (by_model and asks_again and len(old.keys) > 3):
-            return Cause.COMPACTION
-        if by_model and len(new.keys) == 1:
-            return Cause.RETRY
-        return Cause.COMPACTION if self.fewer else Cause.EDIT
-
-    # -- signs
-
-    @cached_property
-    def is_task(self) -> bool:
-        """True if the first question is the argument of a recorded call."""
-        task = text_of(self.new.question).strip() if self.new.question.get("role") == "user" else ""
-        if len(task) < _DISTINCT:
-            return False
-        calls = (call for messages in self.recent for message in messages for call in _calls(message))
-        texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
-        return any(text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
-
-    @cached_property
-    def _keeps_later(self) -> bool:
-        """True if a later message was recorded after an answer: what is between was replaced.
-
-        opencode asks for a title of the user's question, then asks the question itself.
-        """
-        places = {key: at for at, key in enumerate(self.old.keys)}
-        roles = [message.get("role") for message in self.old.messages]
-        answered = roles.index("assistant") if "assistant" in roles else len(roles)
-        pairs = enumerate(zip(self.new.keys, self.new.messages, strict=True))
-        return any(0 < at < places.get(key, 0) >= answered and _is_distinct(one) for at, (key, one) in pairs)
-
-    def _tells_of_calls(self) -> bool:
-        """True if the next two messages put a call of the old one into words."""
-        return any(
-            tells_of_call(text_of(message), name, arguments, by_user=message.get("role") != "assistant")
-            for name, arguments in _calls(self.old.first)
-            for message in self.new.messages[:2]
+        last = by_model and sum(message.get("role") == "assistant" for message in old.messages) == 1
+        asks_again = by_model and new.role == "user" and self.after_user and len(old.keys) > 3
+        return (
+            (self.summary, Cause.COMPACTION),
+            (by_model and self.tells_of_calls, Cause.CALLS_AS_TEXT),
+            (last and old.keys[0] in new.keys, Cause.EDIT),
+            (last, Cause.RETRY),
+            (self.keeps_later or asks_again, Cause.COMPACTION),
+            (by_model and len(new.keys) == 1, Cause.RETRY),
+            (self.fewer, Cause.COMPACTION),
+            (True, Cause.EDIT),
         )
+
+
+def _is_task(question: Message, conversations: Iterable[Messages]) -> bool:
+    """True if a question is the argument of a recorded call."""
+    task = text_of(question).strip() if question.get("role") == "user" else ""
+    calls = (call for messages in conversations for message in messages for call in _calls(message))
+    texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
+    return len(task) >= _DISTINCT and any(
+        text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts
+    )
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
     """The conversation that shares most messages, and with how many both begin."""
-    ours = [message_key(message) for message in sent]
+    ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if not _is_instruction(message)}
-    best = recorded, shared
-    most = (-1, 0, 0)
-    for other in (recorded, *recent):
-        keys = [message_key(message) for message in other]
-        same = shared if other is recorded else shared_prefix(ours, keys)
-        rank = (len(questions.intersection(keys)), same, len(other))
-        # a conversation that begins the other was not rewritten
-        if rank > most and (other is recorded or same < min(len(sent), len(other))):
-            best, most = (other, same), rank
-    return best
+    candidates = [(recorded, shared, _keys(recorded))]
+    candidates += ((other, shared_prefix(ours, keys), keys) for other in recent for keys in [_keys(other)])
+    # a conversation that begins the other was not rewritten
+    rewritten = [one for at, one in enumerate(candidates) if not at or one[1] < min(len(sent), len(one[0]))]
+    return max(rewritten, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))[:2]
+
+
+def _keys(messages: Iterable[Message]) -> list[Key]:
+    return [next_key(b"", meaning(message)) for message in messages]
 
 
 def _is_instruction(message: Message) -> bool:
@@ -293,6 +273,10 @@ def _is_distinct(message: Message) -> bool:
 def _function(call: Message) -> Message:
     function = call.get("function") or call
     return function if isinstance(function, Mapping) else {}
+
+
+def _call_keys(message: Message) -> list[Key]:
+    return _keys({"role": "assistant", "tool_calls": [call]} for call in message.get("tool_calls") or ())
 
 
 def _calls(message: Message) -> list[tuple[str, Any]]:

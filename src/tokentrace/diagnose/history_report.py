@@ -116,10 +116,6 @@ class Step:
         swapped = self.differences.get(pair[::-1])
         return self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]
 
-    def is_in_turn(self, hunk: Hunk, left: View, right: View) -> bool:
-        """True for a difference that is not in the prompt."""
-        return hunk.start >= self.views[left].prompt and hunk.other_start >= self.views[right].prompt
-
 
 @dataclass(frozen=True, slots=True)
 class HistoryFinding:
@@ -218,8 +214,9 @@ class HistoryReport(ShowsItself):
         changes = defaultdict[tuple[int, str, bool], _Change](_Change)
         for hunk in step.compare(view, View.ROLLOUT) or ():
             sides = hunk.sides(step.views[view].rows, step.rollout.rows)
+            in_turn = hunk.start >= step.views[view].prompt and hunk.other_start >= step.rollout.prompt
             ours, theirs = map(_sizes, sides)
-            total, in_turn = ours + theirs, step.is_in_turn(hunk, view, View.ROLLOUT)
+            total = ours + theirs
             texts = [key for key in total if key[1] not in _SCAFFOLD]
             main = max(texts or total, key=total.__getitem__)
             for key in total:
@@ -236,12 +233,8 @@ class HistoryReport(ShowsItself):
     @property
     def summary(self) -> str:
         """The conclusions, one sentence a line."""
-        return "\n".join(self.sentences())
-
-    def sentences(self) -> list[str]:
-        """Return the conclusions."""
         if not self.steps:
-            return ["There is no turn to compare: the model is never asked for one."]
+            return "There is no turn to compare: the model is never asked for one."
         out = [str(one) for one in self.findings]
         for step in self.steps:
             if step.refusal is not None:
@@ -250,7 +243,8 @@ class HistoryReport(ShowsItself):
                 out.append(f"The training row holds no turn for {step.place}.")
         steps = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the one step there is"
         size = len(self.steps[-1].rollout.ids)
-        return out or [f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the last."]
+        same = f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the last."
+        return "\n".join(out) or same
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for ``json.dumps``.
@@ -260,30 +254,26 @@ class HistoryReport(ShowsItself):
         """
         return {
             "equal": self.equal,
-            "summary": self.sentences(),
+            "summary": self.summary.split("\n"),
             "branches": [ids.tolist() for ids in self.branches],
             "row": self.row.token_ids,
-            "steps": [self._step_json(step) for step in self.steps],
+            "steps": [*self._step_data()],
             "findings": [asdict(one) | {"text": str(one)} for one in self.findings],
             "notes": self.notes,
         }
 
-    def _step_json(self, step: Step) -> dict[str, Any]:
-        differences = []
-        for pair, hunks in step.differences.items():
-            for hunk in hunks:
-                sides = hunk.sides(*(step.views[view].rows for view in pair))
-                ids, texts = [side["ids"].tolist() for side in sides], [*map(self._text, sides)]
-                differences.append({"views": pair, **hunk._asdict(), "ids": ids, "texts": texts})
-        return {
-            "step": step.index,
-            "message": step.message,
-            "equal": step.equal,
-            "branch": step.branch,
-            "break": None if step.refusal is None else asdict(step.refusal),
-            "tokens": {view: len(tokens.ids) for view, tokens in step.views.items()},
-            "differences": differences,
-        }
+    def _step_data(self) -> Iterator[dict[str, Any]]:
+        for step in self.steps:
+            tokens = {view: len(tokens.ids) for view, tokens in step.views.items()}
+            differences = []
+            for pair, hunks in step.differences.items():
+                for hunk in hunks:
+                    sides = hunk.sides(*(step.views[view].rows for view in pair))
+                    ids, texts = [side["ids"].tolist() for side in sides], [*map(self._text, sides)]
+                    differences.append({"views": pair, **hunk._asdict(), "ids": ids, "texts": texts})
+            refusal = None if step.refusal is None else asdict(step.refusal)
+            data = {"step": step.index, "message": step.message, "equal": step.equal, "branch": step.branch}
+            yield data | {"break": refusal, "tokens": tokens, "differences": differences}
 
     def document(self, _: Any = None) -> Document:
         """Return the report as a document. Of production and training it has what they have instead."""
@@ -312,7 +302,7 @@ class HistoryReport(ShowsItself):
             "Histories",
             "tokentrace audit --on",
             template_name(self.row.tokenizer),
-            summary=self.sentences(),
+            summary=self.summary.split("\n"),
             notes=self.notes,
             tables=[Table("Steps", head, table, words=2)] if table else [],
             tracks=tracks,

@@ -7,7 +7,7 @@ on its own. That proves nothing, so the sanity check compares the result with a 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -29,6 +29,7 @@ from .token_text import hunks, quoted, spell
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
 ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
+_NO_ARGUMENTS: Final[Sequence[Any]] = ({}, "{}")
 
 
 class IncrementalMode(StrEnum):
@@ -221,9 +222,10 @@ class _Pieces:
             yield self.messages[:start]
             return
         yield from ([SYSTEM, USER], [USER])
-        answers = [ASSISTANT] if role not in ("", "assistant") else []
+        answers: list[Mapping[str, Any]] = [ASSISTANT] if role not in ("", "assistant") else []
         if role in RESULT_ROLES:
-            answers = [{**ASSISTANT, "content": "", "tool_calls": [*self._calls(start, unit, it)]} for it in ({}, "{}")]
+            calls = [list(self._calls(start, unit, arguments)) for arguments in _NO_ARGUMENTS]
+            answers = [{"role": "assistant", "content": "", "tool_calls": each} for each in calls]
         for answer in answers:
             yield from ([SYSTEM, USER, answer], [USER, answer])
 
