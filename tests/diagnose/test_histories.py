@@ -56,8 +56,8 @@ def ids(step: Step, view: str) -> list[int]:
     return step.views[View(view)].ids.tolist()
 
 
-def reason(step: Step) -> RefusalReason | None:
-    return None if step.refusal is None else step.refusal.reason
+def breaks(report: HistoryReport) -> dict[int, RefusalReason]:
+    return {step.index: step.refusal.reason for step in report.steps if step.refusal is not None}
 
 
 def rebuilt(left: list[int], right: list[int], hunks: Sequence[Hunk]) -> list[int]:
@@ -191,16 +191,8 @@ def test_production_drops_reasoning_that_the_rollout_keeps() -> None:
     first = report.findings[0]
     assert (first.views, first.verb, first.what) == ((View.PRODUCTION, View.TRAINING), "drops", "reasoning")
     assert (first.messages, first.tokens, first.steps) == ((2, 4), size, (2, 3))
-    assert report.sentences()[0] == f"Production and training drop the reasoning of messages 2 and 4: {size} tokens."
+    assert report.summary.startswith(f"Production and training drop the reasoning of messages 2 and 4: {size} tokens.")
     assert [step.index for step in report.differing("production", "rollout")] == [2, 3]
-
-
-@pytest.mark.parametrize("name", ["agentic", "multi_turn", "calls_parallel_answered", "system_user_assistant"])
-def test_qwen25_agrees(name: str) -> None:
-    report = compare("qwen2.5", name)
-    assert report.equal
-    assert not report.findings
-    assert "hold the same tokens" in report.summary
 
 
 @pytest.mark.parametrize("flag", ["preserve_all_thinking", "use_patched"])
@@ -209,6 +201,10 @@ def test_a_flag_that_keeps_reasoning_makes_the_row_the_rollout(flag: str) -> Non
     assert not report.differing("rollout", "training")
     assert [ids(step, "production") for step in report.steps] == [ids(step, "production") for step in plain.steps]
     assert report.summary.startswith("Production drops the reasoning")
+    for name in ("agentic", "multi_turn", "calls_parallel_answered", "system_user_assistant"):
+        report = compare("qwen2.5", name)  # which has no reasoning to drop
+        assert (report.equal, report.findings) == (True, ())
+        assert "hold the same tokens" in report.summary
 
 
 def test_tokens_where_turns_begin_and_end() -> None:
@@ -223,18 +219,14 @@ def test_tokens_where_turns_begin_and_end() -> None:
     assert report.steps[0].rollout.ids[-1] == renderer_of("glm-4.5").tokenizer.token_id("<|user|>")
     report = compare("gpt-oss", "multi_turn")
     assert texts(report, report.steps[1], "production", "rollout") == [("<|end|>", "<|return|>")]
-    assert "scaffold of message 1: '<|end|>' instead of '<|return|>', 1 token." in report.sentences()[0]
+    assert "scaffold of message 1: '<|end|>' instead of '<|return|>', 1 token." in report.summary
 
 
-def test_the_turn_to_come_is_a_step() -> None:
+def test_the_first_and_the_last_step() -> None:
     report = compare("qwen3", "reasoning_in_history")
     assert [step.message for step in report.steps] == [1, None]
-    last = report.steps[1]
-    assert ids(last, "production") == hf_ids("qwen3", CONVERSATIONS["reasoning_in_history"].messages, None, True)
-    assert last.views[View.PRODUCTION].prompt == len(ids(last, "production"))
-
-
-def test_a_conversation_that_begins_with_the_assistant() -> None:
+    prompt = hf_ids("qwen3", CONVERSATIONS["reasoning_in_history"].messages, None, True)
+    assert ids(report.steps[1], "production") == prompt
     assert "message 0" in compare("qwen3", "assistant_first").notes[0]
     alone = compare_histories(make_renderer("qwen3"), [assistant("Welcome.")])
     assert (alone.steps, alone.equal) == ((), True)
@@ -244,13 +236,13 @@ def test_a_conversation_that_begins_with_the_assistant() -> None:
 
 def test_the_rollout_breaks_where_it_cannot_go_on() -> None:
     report = compare("qwen3", "agentic", history="inference")
-    assert [(step.index, reason(step)) for step in report.breaks] == [(2, RefusalReason.REWRITES_PAST)]
+    assert breaks(report) == {2: RefusalReason.REWRITES_PAST}
     assert not report.differing("production", "rollout")
     assert [step.branch for step in report.steps] == [0, 0, 1, 1]
     assert "The rollout breaks at message 6: rewrites_past" in report.summary
     messages = [user("a"), assistant("b"), {"role": "system", "content": "s"}, user("c"), assistant("d"), user("e")]
     report = compare_histories(over_bytes(SYSTEM_FIRST), messages)
-    assert [reason(step) for step in report.steps] == [None, RefusalReason.MOVED, None]
+    assert breaks(report) == {1: RefusalReason.MOVED}
     assert "adds" in {one.verb for one in report.findings}
     assert "break: moved" in str(report)
 
@@ -268,22 +260,13 @@ def test_a_refusal_is_an_error_that_says_where() -> None:
 def test_a_turn_that_the_template_does_not_write_is_missing() -> None:
     source = LAST_ONLY.replace("{% for m in messages %}", "{% for m in messages if m.content %}")
     report = compare_histories(over_bytes(source), [user("a"), assistant(""), user("b"), assistant("c")])
-    first, second = report.steps
-    assert "training" not in first.views
-    assert first.compare("production", "training") is None
-    assert reason(second) is RefusalReason.NO_TURN_END
+    assert report.steps[0].compare("production", "training") is None
+    assert breaks(report) == {1: RefusalReason.NO_TURN_END}
     assert "The training row holds no turn for message 1." in report.summary
     assert "?" in str(report)
 
 
 # -- printed and on pages
-
-
-def test_hostile_text_stays_text() -> None:
-    messages = [user(EVIL), assistant(EVIL, reasoning=EVIL * 40), user(EVIL), assistant(EVIL, reasoning=EVIL)]
-    report = compare_histories(over_bytes(LAST_ONLY), messages)
-    assert not set(str(report)) & {"\x1b", "\x00", "\u202e"}
-    assert_only_its_own_code_runs(html_page(report, EVIL))
 
 
 def test_the_page_shows_every_differing_token() -> None:
@@ -294,3 +277,7 @@ def test_the_page_shows_every_differing_token() -> None:
     assert len(contrasts) == len(document["contrasts"]) > 2
     for at, (step, view) in enumerate(contrasts):
         assert both_sides(document, at) == (ids(step, "rollout"), ids(step, view))
+    messages = [user(EVIL), assistant(EVIL, reasoning=EVIL * 40), user(EVIL), assistant(EVIL, reasoning=EVIL)]
+    report = compare_histories(over_bytes(LAST_ONLY), messages)
+    assert not set(str(report)) & {"\x1b", "\x00", "\u202e"}
+    assert_only_its_own_code_runs(html_page(report, EVIL))
