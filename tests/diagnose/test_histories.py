@@ -19,7 +19,7 @@ from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, html_pa
 from tests.support import FULL, make_renderer, rotating, some
 from tokentrace import InputError, Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.diagnose import HistoryReport, compare_histories
-from tokentrace.diagnose.history_report import Step, View, ViewTokens, token_rows
+from tokentrace.diagnose.histories import Step, View, ViewTokens, token_rows
 from tokentrace.pocket import POCKET
 from tokentrace.show.alignment import Hunk
 from tokentrace.study.seams import RefusalReason

@@ -166,13 +166,6 @@ def test_another_base_serves_where_the_usual_one_does_not(family: str, messages:
     assert all("instead of the usual base" in note for note in tokens.notes)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_consecutive_results_are_one_turn(mode: str) -> None:
-    conversation = CONVERSATIONS["calls_parallel_answered"]
-    tokens = tokenize(renderer_of("qwen2.5"), conversation.messages, tools=conversation.tools, mode=mode)
-    assert not tokens.mismatches + tokens.notes
-
-
 def test_a_refused_message_is_named() -> None:
     messages = [user("Hello"), assistant("Yes?"), system("Be brief.")]
     with pytest.raises(TemplateError, match=r"message 2: .* the system message after every fixed base"):

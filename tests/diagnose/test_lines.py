@@ -22,9 +22,7 @@ DIRECT = """{%- for message in messages %}
 {%- endif %}
 {{ message.content }}<|end|>
 {%- endfor %}
-{%- if add_generation_prompt %}
-<|turn|>assistant:
-{%- endif %}"""
+{%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 
 MACRO = """{%- macro shown(message, last) %}
 {%- if last %}

@@ -6,8 +6,8 @@ from .breaks import explain_break as explain_break
 from .certify import audit_template as audit_template
 from .finding import Cause as Cause
 from .finding import Finding as Finding
+from .histories import HistoryReport as HistoryReport
 from .histories import compare_histories as compare_histories
-from .history_report import HistoryReport as HistoryReport
 from .incremental import tokenize_incrementally as tokenize_incrementally
 from .rollout_report import RolloutReport as RolloutReport
 from .rollout_report import check_rollouts as check_rollouts

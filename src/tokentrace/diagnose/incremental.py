@@ -108,10 +108,7 @@ def tokenize_incrementally(
 
 
 def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
-    """Yield where `ids`, of messages `owners`, differ from a full render.
-
-    Compares bytes: half a character decodes to U+FFFD, whichever it is half of.
-    """
+    """Yield where `ids`, of messages `owners`, differ from a full render, in bytes."""
     for hunk in hunks(ids, full.ids):
         sides = hunk.sides(ids, full.ids)
         here, there = (spell(tokenizer.vocabulary, side) for side in sides)
@@ -161,10 +158,7 @@ class _Pieces:
             start, prompted = stop, False
 
     def _piece(self, start: int, stop: int) -> _Piece:
-        """Encode what ``messages[start:stop]`` adds after its context; an empty unit is a generation prompt.
-
-        Where the template rewrites or repeats every context, the text is cut by length, and a note says so.
-        """
+        """Encode what ``messages[start:stop]`` adds after its context; if empty, the generation prompt."""
         unit = self.messages[start:stop]
         role = unit[0]["role"] if unit else ""
         tried: list[tuple[int, int, Ids, list[str]]] = []
@@ -194,10 +188,7 @@ class _Pieces:
         return _Piece(ids, start, role == "assistant", [f"message {start}: {note}" for note in notes])
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, list[str]]:
-        """Encode what a unit adds to a context by itself, and note why it may not be what it adds.
-
-        A control token goes first if the tokenizer adds a space to the first word.
-        """
+        """Encode what a unit adds to a context by itself, cut by length, and note why that may be wrong."""
         render, tokenizer = self.renderer.render_text, self.renderer.tokenizer
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
         after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit)
@@ -206,6 +197,7 @@ class _Pieces:
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
         if any(origin in base for *_, origin in spans):
             notes.append("the template writes text of the base conversation into it")
+        # A control token goes first if the tokenizer adds a space to the first word.
         control = tokenizer.vocabulary.control.values() if tokenizer.vocabulary.first_prefixed else ()
         guard = next((one.text for one in control if not (one.lstrip or one.rstrip or one.single_word)), "")
         piece = Rendering.of([(guard, -1, None), *spans])
@@ -215,8 +207,7 @@ class _Pieces:
     def _contexts(self, start: int, unit: Messages, role: str) -> Iterator[Messages]:
         """Yield what to render a unit after.
 
-        Fixed bases are system and user, or user alone; then, for other roles than assistant, these with an assistant
-        turn, which calls the functions that results answer.
+        Fixed bases end with a user; then, for other roles than assistant, with a turn that results may answer.
         """
         if not self.has_base:
             yield self.messages[:start]
