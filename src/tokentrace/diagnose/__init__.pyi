@@ -1,8 +1,8 @@
 """The public names of diagnose and where each is defined."""
 
-from .audit_report import AuditReport as AuditReport
 from .breaks import Break as Break
 from .breaks import explain_break as explain_break
+from .certify import AuditReport as AuditReport
 from .certify import audit_template as audit_template
 from .finding import Cause as Cause
 from .finding import Finding as Finding
