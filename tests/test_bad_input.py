@@ -67,7 +67,7 @@ SURROGATE = "a\ud800b"
         ([USER, 5], 1, None, "must be a mapping"),
         ([[USER]], 0, None, "must be a mapping"),
         ([{"content": "hi"}], 0, "role", "is missing"),
-        ([USER, {"role": None, "content": "hi"}], 1, "role", "must be a string"),
+        ([USER, {"role": None, "content": "hi"}], 1, "role", "is missing"),
         ([{"role": 5, "content": "hi"}], 0, "role", "must be a string"),
         ([{"role": ["user"], "content": "hi"}], 0, "role", "must be a string"),
         ([{"role": "", "content": "hi"}], 0, "role", "not a known role"),

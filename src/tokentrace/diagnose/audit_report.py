@@ -207,7 +207,7 @@ class AuditReport(ShowsItself):
         """Yield a label and words for each fact."""
         for name in (one.name for one in fields(self.facts)):
             yield name.replace("_", " "), _words(getattr(self.facts, name))
-        calls = f": {self.grammar.calls.outline}" if self.grammar.calls is not None else ""
+        calls = f": {self.grammar.calls.outline()}" if self.grammar.calls is not None else ""
         yield "dialect of calls", f"{self.dialect or 'none that is known'}{calls}"
         yield from (("", note) for note in self.grammar.notes)
         if self.bridging.broken:

@@ -117,7 +117,7 @@ class GrammarReport:
         if channels is not None:
             yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
             yield "content", f"{grammar.head}{channels.opening(channels.content)}⟨content⟩"
-            yield "each call", grammar.head + channels.call_text("⟨name⟩", calls.outline if calls else "⟨arguments⟩")
+            yield "each call", grammar.head + channels.call_text("⟨name⟩", calls.outline() if calls else "⟨arguments⟩")
             return
         if grammar.reasoning is not None and not self.closes_reasoning:
             text = grammar.reasoning.wrap("⟨reasoning⟩")
@@ -125,7 +125,7 @@ class GrammarReport:
         yield "content", grammar.content.wrap("⟨content⟩")
         if calls is not None:
             labels = "before calls", "calls", "between calls", "after calls"
-            yield from zip(labels, (calls.before, calls.outline, calls.separator, calls.after), strict=True)
+            yield from zip(labels, (calls.before, calls.outline(), calls.separator, calls.after), strict=True)
 
 
 def _delimiters(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
