@@ -9,10 +9,10 @@ from .finding import Finding as Finding
 from .histories import compare_histories as compare_histories
 from .history_report import HistoryReport as HistoryReport
 from .incremental import tokenize_incrementally as tokenize_incrementally
-from .rollout_report import RolloutReport as RolloutReport
-from .rollout_report import check_rollouts as check_rollouts
-from .row_report import CheckReport as CheckReport
-from .row_report import check_dataset as check_dataset
+from .rollouts import RolloutReport as RolloutReport
+from .rollouts import check_rollouts as check_rollouts
+from .row_files import CheckReport as CheckReport
+from .row_files import check_dataset as check_dataset
 from .verdicts import Grade as Grade
 from .verdicts import Use as Use
 from .verdicts import Verdict as Verdict

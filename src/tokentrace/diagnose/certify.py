@@ -95,7 +95,7 @@ class AuditReport(ShowsItself):
             verdicts += [["", words] for words in one.against]
             verdicts += [["", Cell(f"holds with {words}", "good")] for words in one.holds_with]
         findings = [row for number, one in enumerate(self.findings, 1) for row in _finding(number, one)]
-        calls = f": {self.grammar.calls.outline}" if self.grammar.calls is not None else ""
+        calls = f": {self.grammar.calls.outline()}" if self.grammar.calls is not None else ""
         facts: dict[str, Any] = {
             **{one.name.replace("_", " "): getattr(self.facts, one.name) for one in fields(self.facts)},
             "dialect of calls": f"{self.dialect or 'none that is known'}{calls}",

@@ -69,7 +69,7 @@ def _parts(grammar: TurnGrammar, closes_reasoning: bool) -> Iterator[tuple[str, 
     if channels is not None:
         yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
         yield "content", f"{grammar.head}{channels.opening(channels.content)}⟨content⟩"
-        yield "each call", grammar.head + channels.call_text("⟨name⟩", calls.outline if calls else "⟨arguments⟩")
+        yield "each call", grammar.head + channels.call_text("⟨name⟩", calls.outline() if calls else "⟨arguments⟩")
         return
     if grammar.reasoning is not None and not closes_reasoning:
         text = grammar.reasoning.wrap("⟨reasoning⟩")
@@ -77,7 +77,7 @@ def _parts(grammar: TurnGrammar, closes_reasoning: bool) -> Iterator[tuple[str, 
     yield "content", grammar.content.wrap("⟨content⟩")
     if calls is not None:
         labels = "before calls", "calls", "between calls", "after calls"
-        yield from zip(labels, (calls.before, calls.outline, calls.separator, calls.after), strict=True)
+        yield from zip(labels, (calls.before, calls.outline(), calls.separator, calls.after), strict=True)
 
 
 def _delimiters(grammar: TurnGrammar, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:

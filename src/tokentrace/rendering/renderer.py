@@ -24,7 +24,7 @@ from ..parsing.marked import MarkedBytes
 from ..parsing.parser import StreamingParser, parse
 from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
-from ..parsing.values import Tools, schemas_of
+from ..parsing.values import Tools
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL, USER
@@ -439,7 +439,7 @@ class _ToolCache:
 
     def schemas(self, tools: Any) -> Tools:
         """Tools, checked, for a parser that needs the types of bare values."""
-        return self._once("schemas", tools, lambda: schemas_of(check_tools(tools)))
+        return self._once("schemas", tools, lambda: Tools(check_tools(tools)))
 
     def key(self, tools: Any) -> object:
         """Equal for equal tools. Raises InputError for tools that are not valid, or too deep or too large to print."""
