@@ -94,58 +94,25 @@ def attempt(convert: Callable[..., Any], *arguments: Any, **settings: Any) -> An
         return error
 
 
-def place(convert: Callable[..., Any], *arguments: Any) -> tuple[int | None, str | None]:
-    """The message and the field that the InputError of a conversion names."""
-    error = attempt(convert, *arguments)
-    assert isinstance(error, InputError)
-    return error.message, error.field
+# -- what becomes of messages
 
 
-# -- OpenAI
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
 
 
-def test_openais_messages_stay_the_very_same() -> None:
-    messages = [
-        {"role": "system", "content": [text("x")]},
-        {"role": "user", "content": [text("a"), {"type": "image_url", "image_url": {"url": "u"}}]},
-        {"role": "assistant", "content": None, "tool_calls": [call("f", '{"a": 1}')], "function_call": None},
-        {"role": "function", "name": "f", "content": "r"},
-        {"role": "critic", "content": 3, "function_call": "not an assistant's"},
-    ]
-    converted = from_openai(messages)
-    assert len(converted) == len(messages)
-    assert all(ours is theirs for ours, theirs in zip(converted, messages, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("message", "field"),
-    [
-        ({"function_call": "f"}, "function_call"),
-        ({"function_call": {"arguments": "{}"}}, "function_call.name"),
-        ({"function_call": {"name": "f", "arguments": 3}}, "function_call.arguments"),
-        ({"function_call": {"name": "f"}, "tool_calls": [call("f", {})]}, "function_call"),
-    ],
-)
-def test_a_function_call_that_is_none(message: dict[str, Any], field: str) -> None:
-    assert place(from_openai, [USER, {"role": "assistant", "content": "x", **message}]) == (1, field)
-
-
-# -- Anthropic
+def answer(id: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content, **more}
 
 
 ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
     "text blocks are one text with nothing in between": (
         [user(text("a "), text("b")), assistant(text("c"), text("d"))],
-        [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "cd"}],
+        [said("user", "a b"), said("assistant", "cd")],
     ),
     "redacted thinking is left out": (
         [USER, assistant(REDACTED, think("a"), text("x")), USER, assistant(REDACTED, text("y"))],
-        [
-            USER,
-            {"role": "assistant", "content": "x", "reasoning_content": "a"},
-            USER,
-            {"role": "assistant", "content": "y"},
-        ],
+        [USER, said("assistant", "x", reasoning_content="a"), USER, said("assistant", "y")],
     ),
     "calls and their results": (
         [
@@ -156,48 +123,28 @@ ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
         ],
         [
             USER,
-            {
-                "role": "assistant",
-                "content": "see",
-                "reasoning_content": "t",
-                "tool_calls": [call("f", {"city": "Bern"}, "toolu_1"), call("g", {}, "toolu_2")],
-            },
-            {"role": "tool", "tool_call_id": "toolu_1", "name": "f", "content": "rain"},
-            {"role": "tool", "tool_call_id": "toolu_2", "name": "g", "content": "ok"},
-            {"role": "assistant", "content": "done"},
+            said("assistant", "see", reasoning_content="t")
+            | {"tool_calls": [call("f", {"city": "Bern"}, "toolu_1"), call("g", {}, "toolu_2")]},
+            answer("toolu_1", "rain", name="f"),
+            answer("toolu_2", "ok", name="g"),
+            said("assistant", "done"),
         ],
     ),
-    "results, then text": (
-        [user(result("a", "1"), result("b", "2"), text("go on"))],
-        [
-            {"role": "tool", "tool_call_id": "a", "content": "1"},
-            {"role": "tool", "tool_call_id": "b", "content": "2"},
-            {"role": "user", "content": "go on"},
-        ],
+    "text, results, then text": (
+        [user(text("look"), result("a", "1"), result("b", "2"), text("go on"))],
+        [said("user", "look"), answer("a", "1"), answer("b", "2"), said("user", "go on")],
     ),
     "results: none, empty, failed, and not failed": (
         [user(result("a"), result("b", []), result("c", "no", is_error=True), result("d", "ok", is_error=False))],
-        [
-            {"role": "tool", "tool_call_id": "a", "content": ""},
-            {"role": "tool", "tool_call_id": "b", "content": ""},
-            {"role": "tool", "tool_call_id": "c", "content": "no", "is_error": True},
-            {"role": "tool", "tool_call_id": "d", "content": "ok"},
-        ],
+        [answer("a", ""), answer("b", ""), answer("c", "no", is_error=True), answer("d", "ok")],
     ),
     "images and documents stay": (
         [user(text("see", **CACHED), {**IMAGE, **CACHED}, text("?")), user(result("a", [IMAGE]), DOCUMENT)],
-        [
-            {"role": "user", "content": [text("see"), IMAGE, text("?")]},
-            {"role": "tool", "tool_call_id": "a", "content": [IMAGE]},
-            {"role": "user", "content": [DOCUMENT]},
-        ],
+        [said("user", [text("see"), IMAGE, text("?")]), answer("a", [IMAGE]), said("user", [DOCUMENT])],
     ),
     "cache control, citations and signatures are left out": (
         [user(text("a", **CACHED)), assistant(text("b", citations=None), use("c", "f") | CACHED)],
-        [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "b", "tool_calls": [call("f", {}, "c")]},
-        ],
+        [said("user", "a"), said("assistant", "b", tool_calls=[call("f", {}, "c")])],
     ),
 }
 """By rule: Anthropic's messages, and OpenAI's."""
@@ -215,140 +162,58 @@ def test_anthropics_blocks_become_messages(name: str) -> None:
     assert check_messages(expected) == expected
 
 
-@pytest.mark.parametrize(
-    ("messages", "index", "field"),
-    [
-        ([USER, {"role": "tool", "content": "x"}], 1, "role"),
-        ([{"role": "user", "content": 3}], 0, "content"),
-        ([user("text")], 0, "content.0"),
-        ([user({"text": "x"})], 0, "content.0.type"),
-        ([user(text("a"), {"type": "text"})], 0, "content.1.text"),
-        ([user(think("x"))], 0, "content.0"),
-        ([assistant({"type": "thinking", "thinking": [text("x")]})], 0, "content.0.thinking"),
-        ([assistant({"type": "tool_use", "id": "a", "name": "f"})], 0, "content.0.input"),
-        ([assistant({"type": "tool_use", "id": "a", "input": {}})], 0, "content.0.name"),
-        ([user(result("a", [use("b", "f")]))], 0, "content.0.content.0"),
-        ([user(result("a", "x", is_error="yes"))], 0, "content.0.is_error"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [call("f", {})]}], 0, "tool_calls"),
-        ([USER, None], 1, None),
-        ("hi", None, "messages"),
-    ],
-)
-def test_anthropics_errors_name_the_message_and_the_field(messages: Any, index: int | None, field: str | None) -> None:
-    assert place(from_anthropic, messages) == (index, field)
+SPEAKERS = {
+    "system": ["system"],
+    "user": ["human", "user"],
+    "assistant": ["gpt", "assistant", "chatgpt", "bing", "bard", "model"],
+    "tool": ["observation", "tool", "function_response", "tool_response", "function"],
+}
+ALONE = said("assistant", "", tool_calls=[call("f", {})])
+SAYING = {"gpt": "see", "function_call": CALL, "observation": "r"}
+ORDER = ("gpt", "function_call", "function_call", "observation", "function_call", "gpt", "gpt")
+CALLS: list[tuple[Any, list[Any]]] = [
+    ('{"name": "f", "arguments": {"a": null}}', [call("f", {"a": None})]),
+    ('{"name": "f", "arguments": "{\\"a\\": 1}"}', [call("f", '{"a": 1}')]),
+    ('[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', [call("f", {}), call("g", {})]),
+    ('{"id": "c1", "type": "function", "name": "f", "arguments": {}}', [call("f", {}, "c1")]),
+    ('{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}', [call("f", {}, "c1")]),
+    ({"name": "f", "arguments": {}}, [call("f", {})]),
+    ([{"name": "f", "arguments": {}}], [call("f", {})]),
+]
+SHAREGPT: list[tuple[list[Any], list[Any]]] = [
+    *(([turn(name, "x")], [said(role, "x")]) for role, names in SPEAKERS.items() for name in names),
+    *(
+        (
+            [turn("human", "hi"), turn(speaker, value), turn("observation", "r")],
+            [USER, said("assistant", "", tool_calls=calls), said("tool", "r")],
+        )
+        for speaker in ("function_call", "tool_call")
+        for value, calls in CALLS
+    ),
+    (  # calls after calls, and after results, are new messages
+        [turn(speaker, SAYING[speaker]) for speaker in ORDER],
+        [{**ALONE, "content": "see"}, ALONE, said("tool", "r"), ALONE, *[said("assistant", "see")] * 2],
+    ),
+    ([turn("gpt", "see", weight=0), turn("function_call", CALL, weight=0)], [ALONE | {"content": "see", "weight": 0}]),
+]
 
 
-# -- the system prompt
+@pytest.mark.parametrize(("turns", "messages"), SHAREGPT)
+def test_sharegpts_turns_become_messages(turns: list[Any], messages: list[Any]) -> None:
+    assert from_sharegpt(turns) == messages
 
 
-@pytest.mark.parametrize("system", ["be nice", [text("be "), text("nice", **CACHED)]])
-def test_the_system_prompt_goes_first(system: Any) -> None:
-    from anthropic.types import TextBlockParam
-
-    validate(str | list[TextBlockParam], system)
-    first = {"role": "system", "content": "be nice"}
-    assert from_anthropic([USER], system) == [first, USER]
-    assert from_sharegpt([{"from": "human", "value": "hi"}], system) == [first, USER]
-    assert with_system([USER], system) == [first, USER]
-
-
-@pytest.mark.parametrize("content", ["be nice", [text("be "), "nice"]])
-def test_equal_system_prompts_are_one(content: Any) -> None:
-    messages = [{"role": "system", "content": content}, USER]
-    assert with_system(messages, "be nice") == messages
-
-
-@pytest.mark.parametrize("content", ["be nasty", None, [text("be"), {"type": "image"}], [{"text": 3}]])
-def test_two_system_prompts_that_differ_are_refused(content: Any) -> None:
-    with pytest.raises(InputError, match=r"^system: differs"):
-        with_system([{"role": "system", "content": content}, USER], "be nice")
-
-
-# -- ShareGPT
-
-
-@pytest.mark.parametrize(
-    ("role", "speakers"),
-    {
-        "system": ["system"],
-        "user": ["human", "user"],
-        "assistant": ["gpt", "assistant", "chatgpt", "bing", "bard", "model"],
-        "tool": ["observation", "tool", "function_response", "tool_response", "function"],
-    }.items(),
-)
-def test_who_speaks(role: str, speakers: list[str]) -> None:
-    for speaker in speakers:
-        assert from_sharegpt([turn(speaker, "x")]) == [{"role": role, "content": "x"}]
-
-
-@pytest.mark.parametrize("speaker", ["function_call", "tool_call"])
-@pytest.mark.parametrize(
-    ("value", "calls"),
-    [
-        ('{"name": "f", "arguments": {"a": null}}', [call("f", {"a": None})]),
-        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', [call("f", '{"a": 1}')]),
-        ('[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', [call("f", {}), call("g", {})]),
-        ('{"id": "c1", "type": "function", "name": "f", "arguments": {}}', [call("f", {}, "c1")]),
-        ('{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}', [call("f", {}, "c1")]),
-        ({"name": "f", "arguments": {}}, [call("f", {})]),
-        ([{"name": "f", "arguments": {}}], [call("f", {})]),
-    ],
-)
-def test_a_turn_of_calls(speaker: str, value: Any, calls: list[Any]) -> None:
-    converted = from_sharegpt([turn("human", "hi"), turn(speaker, value), turn("observation", "r")])
-    assert converted == [
-        USER,
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "content": "r"},
+def test_openais_messages_stay_the_very_same() -> None:
+    messages = [
+        {"role": "system", "content": [text("x")]},
+        {"role": "user", "content": [text("a"), {"type": "image_url", "image_url": {"url": "u"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [call("f", '{"a": 1}')], "function_call": None},
+        {"role": "function", "name": "f", "content": "r"},
+        {"role": "critic", "content": 3, "function_call": "not an assistant's"},
     ]
-
-
-def test_calls_after_calls_and_after_results_are_new_messages() -> None:
-    speakers = {"gpt": "see", "function_call": CALL, "observation": "r"}
-    order = ("gpt", "function_call", "function_call", "observation", "function_call", "gpt", "gpt")
-    alone = {"role": "assistant", "content": "", "tool_calls": [call("f", {})]}
-    answer = {"role": "assistant", "content": "see"}
-    assert from_sharegpt([turn(speaker, speakers[speaker]) for speaker in order]) == [
-        {**alone, "content": "see"},
-        *(alone, {"role": "tool", "content": "r"}, alone, answer, answer),
-    ]
-
-
-def test_turns_that_are_one_message_have_to_agree_on_what_is_trained() -> None:
-    both = from_sharegpt([turn("gpt", "see", weight=0), turn("function_call", CALL, weight=0)])
-    assert both == [{"role": "assistant", "content": "see", "weight": 0, "tool_calls": [call("f", {})]}]
-    for first, second in [
-        *(({"weight": 0}, {"weight": 1}), ({"train": False}, {}), ({}, {"train": True})),
-        ({"reasoning_content": "a"}, {"reasoning_content": "b"}),
-    ]:
-        turns = [turn("gpt", "see", **first), turn("function_call", CALL, **second)]
-        assert place(from_sharegpt, turns) == (1, next(iter(first | second)))
-
-
-@pytest.mark.parametrize(
-    ("bad", "field"),
-    [
-        (turn("narrator", "x"), "from"),
-        ({"value": "x"}, "from"),
-        ({"from": "human"}, "value"),
-        (turn("human", {"a": 1}), "value"),
-        (turn("gpt", [3]), "value.0"),
-        (turn("human", None, tool_calls=[call("f", {})]), "value"),
-        (turn("gpt", "x", tool_calls=[{}]), "tool_calls.0.name"),
-        (turn("function_call", "f()"), "value"),
-        (turn("function_call", '{"arguments": {}}'), "value.0.name"),
-        (turn("function_call", '[{"name": "f", "arguments": {}}, {"name": "f"}]'), "value.1.arguments"),
-        (turn("function_call", '{"name": "f", "arguments": [1]}'), "value.0.arguments"),
-        (turn("function_call", '{"name": "f", "arguments": {}, "parameters": {"a": 1}}'), "value.0"),
-        (turn("function_call", CALL, tool_calls=[call("f", {})]), "tool_calls"),
-        (None, None),
-    ],
-)
-def test_sharegpts_errors_name_the_message_and_the_field(bad: Any, field: str | None) -> None:
-    assert place(from_sharegpt, [turn("human", "hi"), bad]) == (1, field)
-
-
-# -- tools
+    converted = from_openai(messages)
+    assert len(converted) == len(messages)
+    assert all(ours is theirs for ours, theirs in zip(converted, messages, strict=True))
 
 
 BARE = {"name": "f", "description": "d", "parameters": SCHEMA}
@@ -371,18 +236,93 @@ def test_anthropics_tools_become_openais(tool: dict[str, Any], expected: dict[st
     assert check_tools([expected]) == [expected]
 
 
-@pytest.mark.parametrize(
-    ("tools", "field"),
-    [
-        ('{"name": "f"}', "tools"),
-        ([3], "tools.0"),
-        ([OPENAI_TOOL, {"type": "function"}], "tools.1.name"),
-        ([{"type": "web_search_20250305", "name": "web_search"}], "tools.0.input_schema"),
-        ([{"name": "f", "input_schema": "{}"}], "tools.0.input_schema"),
+# -- the system prompt
+
+
+@pytest.mark.parametrize("system", ["be nice", [text("be "), text("nice", **CACHED)]])
+def test_the_system_prompt_goes_first(system: Any) -> None:
+    from anthropic.types import TextBlockParam
+
+    validate(str | list[TextBlockParam], system)
+    first = {"role": "system", "content": "be nice"}
+    assert from_anthropic([USER], system) == [first, USER]
+    assert from_sharegpt([{"from": "human", "value": "hi"}], system) == [first, USER]
+    for content in ("be nice", [text("be "), "nice"]):
+        assert with_system([said("system", content), USER], system) == [said("system", content), USER]
+    for content in ("be nasty", None, [text("be"), {"type": "image"}], [{"text": 3}]):
+        with pytest.raises(InputError, match=r"^system: differs"):
+            with_system([said("system", content), USER], system)
+
+
+# -- what is refused, and where
+
+REFUSED: dict[Callable[..., Any], list[tuple[Any, int | None, str | None]]] = {
+    from_openai: [
+        ([USER, said("assistant", "x", function_call="f")], 1, "function_call"),
+        ([USER, said("assistant", "x", function_call={"arguments": "{}"})], 1, "function_call.name"),
+        ([USER, said("assistant", "x", function_call={"name": "f", "arguments": 3})], 1, "function_call.arguments"),
+        ([said("assistant", "x", function_call={"name": "f"}, tool_calls=[call("f", {})])], 0, "function_call"),
     ],
-)
-def test_what_is_no_tools(tools: Any, field: str) -> None:
-    assert place(openai_tools, tools) == (None, field)
+    from_anthropic: [
+        ([USER, {"role": "tool", "content": "x"}], 1, "role"),
+        ([{"role": "user", "content": 3}], 0, "content"),
+        ([user("text")], 0, "content.0"),
+        ([user({"text": "x"})], 0, "content.0.type"),
+        ([user(text("a"), {"type": "text"})], 0, "content.1.text"),
+        ([user(think("x"))], 0, "content.0"),
+        ([assistant({"type": "thinking", "thinking": [text("x")]})], 0, "content.0.thinking"),
+        ([assistant({"type": "tool_use", "id": "a", "name": "f"})], 0, "content.0.input"),
+        ([assistant({"type": "tool_use", "id": "a", "input": {}})], 0, "content.0.name"),
+        ([user(result("a", [use("b", "f")]))], 0, "content.0.content.0"),
+        ([user(result("a", "x", is_error="yes"))], 0, "content.0.is_error"),
+        ([said("assistant", "x", tool_calls=[call("f", {})])], 0, "tool_calls"),
+        ([USER, None], 1, None),
+        ("hi", None, "messages"),
+    ],
+    from_sharegpt: [
+        *(
+            ([turn("human", "hi"), bad], 1, field)
+            for bad, field in [
+                (turn("narrator", "x"), "from"),
+                ({"value": "x"}, "from"),
+                ({"from": "human"}, "value"),
+                (turn("human", {"a": 1}), "value"),
+                (turn("gpt", [3]), "value.0"),
+                (turn("human", None, tool_calls=[call("f", {})]), "value"),
+                (turn("gpt", "x", tool_calls=[{}]), "tool_calls.0.name"),
+                (turn("function_call", "f()"), "value"),
+                (turn("function_call", '{"arguments": {}}'), "value.0.name"),
+                (turn("function_call", '[{"name": "f", "arguments": {}}, {"name": "f"}]'), "value.1.arguments"),
+                (turn("function_call", '{"name": "f", "arguments": [1]}'), "value.0.arguments"),
+                (turn("function_call", '{"name": "f", "arguments": {}, "parameters": {"a": 1}}'), "value.0"),
+                (turn("function_call", CALL, tool_calls=[call("f", {})]), "tool_calls"),
+                (None, None),
+            ]
+        ),
+        *(  # turns that are one message have to agree on what is trained
+            ([turn("gpt", "see", **first), turn("function_call", CALL, **second)], 1, next(iter(first | second)))
+            for first, second in [
+                *(({"weight": 0}, {"weight": 1}), ({"train": False}, {}), ({}, {"train": True})),
+                ({"reasoning_content": "a"}, {"reasoning_content": "b"}),
+            ]
+        ),
+    ],
+    openai_tools: [
+        ('{"name": "f"}', None, "tools"),
+        ([3], None, "tools.0"),
+        ([OPENAI_TOOL, {"type": "function"}], None, "tools.1.name"),
+        ([{"type": "web_search_20250305", "name": "web_search"}], None, "tools.0.input_schema"),
+        ([{"name": "f", "input_schema": "{}"}], None, "tools.0.input_schema"),
+    ],
+}
+
+
+@pytest.mark.parametrize("convert", REFUSED)
+def test_errors_name_the_message_and_the_field(convert: Callable[..., Any]) -> None:
+    for value, index, field in REFUSED[convert]:
+        error = attempt(convert, value)
+        assert isinstance(error, InputError), value
+        assert (error.message, error.field) == (index, field)
 
 
 # -- which shape it is
@@ -409,13 +349,7 @@ RESULT = {"role": "tool", "tool_call_id": "a", "content": "r"}
 )
 def test_the_shape_is_what_the_messages_show(messages: Any, shape: Shape) -> None:
     assert shape_of(messages) is shape
-
-
-def test_messages_of_any_shape_become_openais() -> None:
-    assert openai_messages([turn("human", "hi")]) == [USER]
-    assert openai_messages([USER, assistant(think("x"), text("y"))])[1]["reasoning_content"] == "x"
-    assert openai_messages([USER, assistant(think("x"))], Shape.OPENAI) == [USER, assistant(think("x"))]
-    assert openai_messages([user(text("a"), text("b"))]) == [user(text("a"), text("b"))]
+    assert attempt(openai_messages, messages) == attempt(openai_messages, messages, shape) or None in messages
     assert openai_messages([user(text("a"), text("b"))], Shape.ANTHROPIC) == [{"role": "user", "content": "ab"}]
 
 

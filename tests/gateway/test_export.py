@@ -26,8 +26,7 @@ from tokentrace.data.tables import read_samples, table_samples
 from tokentrace.gateway.rows import Export, ExportFormat, export_rows
 from tokentrace.pocket import POCKET
 from tokentrace.samples.batches import collate, pack
-from tokentrace.store.opening import open_store
-from tokentrace.store.store import Label, SessionInfo, State, Store, StoreError
+from tokentrace.store.store import Label, SessionInfo, State, Store, StoreError, open_store
 from tokentrace.tokens.kinds import Kind
 
 RENDERER = create_renderer(POCKET).silent()

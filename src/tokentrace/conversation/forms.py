@@ -7,18 +7,20 @@ messages as inference servers do (`study.forms` finds the form by tracing). An i
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-from ..errors import kind_of
+from ..errors import InputError, kind_of
 from ..errors import place as place_text
-from .messages import RESULT_ROLES, Messages, usual_arguments
+from .messages import RESULT_ROLES, Messages, placed_functions, usual_arguments
 from .place import Place
-from .values import check_depth, plain_json, strict_json
+from .values import check_depth, finite, no_constant, parse_json, plain_json, unique
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
@@ -44,6 +46,10 @@ SEPARATOR: Final = "\n"
 
 _WRAPPED: Final = "wrapped as a text part"
 _ABSENT: Final = object()
+_LOSSLESS: Final[dict[str, Any]] = {
+    **{"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite, "strict": False},
+}
+"""Refuses what Python's parser lets pass: NaN, infinite numbers, keys that come twice."""
 
 
 class MessageForm(StrEnum):
@@ -62,6 +68,8 @@ class Silence(StrEnum):
     NULL = "null"
     ABSENT = "absent"
 
+
+_SILENCES: Final = {Silence.EMPTY: "", Silence.NULL: None, Silence.ABSENT: _ABSENT}
 
 Forms: TypeAlias = Any
 """What a template reads (`study.forms.TemplateForms`).
@@ -110,120 +118,104 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
     Raises InputError for media, parts of an unknown type, and arguments that are not a JSON object.
     """
     changes: list[Change] = []
+    contents = functools.cache(forms.content)
     adapted = [
-        message if _is_read(message, forms) else _Adapter(Place(index), message, forms, changes).adapt()
+        _adapt_message(index, message, forms, contents(message["role"]), changes)
         for index, message in enumerate(messages)
     ]
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
 
 
-def _is_read(message: Mapping[str, Any], forms: Forms) -> bool:
-    """True for a message in the usual shape and in a form that the template reads: most are."""
-    role, content = message["role"], message.get("content")
-    if type(content) is not str or not forms.content(role).text:
-        return False
-    if role != "assistant" or "tool_calls" not in message:
-        return role != "assistant" or bool(content)
-    calls, form = message["tool_calls"], forms.calls
-    if not calls or not (content or Silence.EMPTY in form.silence):
-        return False
-    return all(
-        form.mapping if type(arguments) is dict else bool(arguments and form.text and arguments.strip())
-        for arguments in map(usual_arguments, calls)
-    )
-
-
-@dataclass(slots=True)
-class _Adapter:
-    _place: Place
-    _message: Mapping[str, Any]
-    _forms: Forms
-    _changes: list[Change]
-
-    def adapt(self) -> Mapping[str, Any]:
-        content, role = self._message.get("content"), self._message["role"]
-        if content is not None:
-            self._content(role, content, self._forms.content(role))
-        if role == "assistant":
-            self._calls()
-            self._silence()
-        return self._message
-
-    def _set(self, field: str, value: Any) -> None:
-        self._message = {key: item for key, item in {**self._message, field: value}.items() if item is not _ABSENT}
-
-    def _note(self, field: str, what: str, before: Any, after: Any) -> None:
-        old, new = (value if isinstance(value, str) else _json_text(value, default=str) for value in (before, after))
-        self._changes.append(Change(self._place.message or 0, what, old, new, field))
-
-    def _content(self, role: str, content: Any, form: Any) -> None:
-        place = self._place.at("content")
-        what, after = "", content
-        if isinstance(content, str):
-            if not form.text and (content or role != "assistant"):
-                self._note("content", _WRAPPED, content, content)
-                after = [{"type": "text", "text": content}]
-        elif isinstance(content, Mapping) and form.mapping:
-            after = plain_json(content, place)
-        elif isinstance(content, Mapping) or (role in RESULT_ROLES and content and not any(map(_is_part, content))):
-            value = content if isinstance(content, Mapping) else list(content)
-            what, after = "written as JSON", _json_text(plain_json(value, place))
-        else:
-            texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
-            if not form.parts:
-                what, after = "text parts joined", SEPARATOR.join(texts)
-            elif not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-                what, after = "as text parts", [{"type": "text", "text": text} for text in texts]
-        if what:
-            self._note("content", what, content, after)
-        if after is not content:
-            self._set("content", after)
-
-    def _calls(self) -> None:
-        calls = self._message.get("tool_calls", _ABSENT)
+def _adapt_message(
+    index: int, message: Mapping[str, Any], forms: Forms, form: Any, changes: list[Change]
+) -> Mapping[str, Any]:
+    edits: dict[str, Any] = {}
+    before = message.get("content", _ABSENT)
+    is_silent = message["role"] == "assistant" and (before is _ABSENT or not before)
+    if is_silent or not (form.text and type(before) is str):
+        what, edits["content"] = _silence(message, forms, form) if is_silent else _content(index, message, form)
+        _note(changes, index, what, before, edits["content"], "content")
+    if message["role"] == "assistant" and "tool_calls" in message:
+        calls = message["tool_calls"]
         if not calls:
-            self._note("tool_calls", "left out, as there are none", calls, "")
-            self._set("tool_calls", _ABSENT)
-        elif calls is not _ABSENT:
-            adapted = _with_arguments(calls, self._place.at("tool_calls"), self._arguments)
-            if not all(map(operator.is_, adapted, calls)):
-                self._set("tool_calls", adapted)
+            edits["tool_calls"] = _ABSENT
+            _note(changes, index, "left out, as there are none", calls, _ABSENT, "tool_calls")
+        elif not all(_is_read(usual_arguments(call), forms.calls) for call in calls):
+            edits["tool_calls"] = _adapt_calls(calls, index, forms.calls, changes)
+    if all(message.get(field, _ABSENT) is value for field, value in edits.items()):
+        return message
+    return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
 
-    def _arguments(self, place: Place, function: Mapping[str, Any]) -> Any:
-        arguments, form = function.get("arguments"), self._forms.calls
-        is_text = isinstance(arguments, str)
-        if arguments is None or (is_text and form.text and not arguments.strip()):
-            before = "null" if arguments is None and "arguments" in function else arguments or ""
-            after: Any = {} if arguments is None and form.mapping else "{}"
-            what = "no arguments, in the form that the template reads"
-        elif form.text if is_text else form.mapping:
-            return arguments if is_text else plain_json(arguments, place)
-        elif is_text:
-            before, after, what = arguments, parse_arguments(arguments, place), "JSON text read as a mapping"
-        else:
-            before, after, what = arguments, _json_text(plain_json(arguments, place)), "mapping written as JSON text"
-        self._note(str(place.field), what, before, after)
-        return after
 
-    def _silence(self) -> None:
-        content, forms = self._message.get("content", _ABSENT), self._forms
-        if content is not _ABSENT and content is not None and content != "":
-            return
-        words = {Silence.EMPTY: '""', Silence.NULL: "null", Silence.ABSENT: ""}
-        values = {Silence.EMPTY: "", Silence.NULL: None, Silence.ABSENT: _ABSENT}
-        silence = next(way for way, value in values.items() if value is content or value == content)
-        accepted = (forms.calls.silence if self._message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
-        if silence not in accepted:
-            what = "no content, in the form that the template reads"
-            self._note("content", what, words[silence], words[accepted[0]])
-            content = values[accepted[0]]
-            self._set("content", content)
-        if content == "" and not forms.content("assistant").text:
-            self._set("content", [{"type": "text", "text": ""}])
+def _note(changes: list[Change], index: int, what: str, before: Any, after: Any, field: str) -> None:
+    if what:
+        texts = [
+            "" if value is _ABSENT else value if isinstance(value, str) and value else _json_text(value, default=str)
+            for value in (before, after)
+        ]
+        changes.append(Change(index, what, texts[0], texts[1], field))
 
 
 def _json_text(value: Any, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, **options)
+
+
+def _content(index: int, message: Mapping[str, Any], form: Any) -> tuple[str, Any]:
+    """What happens to a content, and what it becomes."""
+    place, content = Place(index, "content"), message["content"]
+    is_value = isinstance(content, Mapping)
+    if isinstance(content, str):
+        return ("", content) if form.text else (_WRAPPED, [{"type": "text", "text": content}])
+    if is_value and form.mapping:
+        return "", plain_json(content, place)
+    if is_value or (message["role"] in RESULT_ROLES and content and not any(map(_is_part, content))):
+        return "written as JSON", _json_text(plain_json(content if is_value else list(content), place))
+    texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
+    if not form.parts:
+        return "text parts joined", SEPARATOR.join(texts)
+    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "", content
+    return "as text parts", [{"type": "text", "text": text} for text in texts]
+
+
+def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> tuple[str, Any]:
+    """The same for an assistant's message without content."""
+    content = message.get("content", _ABSENT)
+    accepted = (forms.calls.silence if message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
+    way = next((way for way, value in _SILENCES.items() if value == content), None)
+    what = "" if way in accepted else "no content, in the form that the template reads"
+    after: Any = content if way in accepted else _SILENCES[accepted[0]]
+    return what, [{"type": "text", "text": ""}] if after == "" and not form.text else after
+
+
+def _is_read(arguments: Any, form: Any) -> bool:
+    return form.mapping if type(arguments) is dict else bool(arguments and form.text and arguments.strip())
+
+
+def _adapt_calls(calls: Sequence[Any], index: int, form: Any, changes: list[Change]) -> Sequence[Mapping[str, Any]]:
+    """Calls with arguments in the form that is read; the same list if nothing has to change."""
+    adapted: list[Mapping[str, Any]] = []
+    for place, call, function in placed_functions(calls, Place(index, "tool_calls")):
+        before, place = function.get("arguments", _ABSENT), place.at("arguments")
+        what, after = _arguments(None if before is _ABSENT else before, form, place)
+        _note(changes, index, what, before, after, str(place.field))
+        if after is not before:
+            changed = {**function, "arguments": after}
+            call = changed if function is call else {**call, "function": changed}
+        adapted.append(call)
+    return calls if all(map(operator.is_, adapted, calls)) else adapted
+
+
+def _arguments(arguments: Any, form: Any, place: Place) -> tuple[str, Any]:
+    """What happens to arguments, and what they become."""
+    is_text = isinstance(arguments, str)
+    if arguments is None or (is_text and form.text and not arguments.strip()):
+        after: Any = {} if arguments is None and form.mapping else "{}"
+        return "no arguments, in the form that the template reads", after
+    if is_text:
+        return ("", arguments) if form.text else ("JSON text read as a mapping", parse_arguments(arguments, place))
+    plain = plain_json(arguments, place)
+    return ("", plain) if form.mapping else ("mapping written as JSON text", _json_text(plain))
 
 
 def _is_part(item: Any) -> bool:
@@ -254,51 +246,26 @@ def _text_of(part: Any, place: Place) -> str:
 
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
     """The mapping in JSON text, which may be empty. Raises InputError for anything lossy or not an object."""
-    reads = "arguments are read as a mapping; give a JSON object"
+    advice = "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
     try:
-        value = strict_json(text) if text.strip() else {}
-    except RecursionError:
-        raise place.error("is nested too deeply") from None
-    except ValueError as error:
-        advice = "or leave out the call and move what the model wrote into content"
-        raise place.error(f"is not valid JSON ({error}), and {reads}, {advice}") from None
+        value = parse_json(text, place, **_LOSSLESS) if text.strip() else {}
+    except InputError as error:
+        raise place.error(f"{error.problem}; {advice}") from None
     if not isinstance(value, dict):
-        raise place.error(f"is JSON of {kind_of(value)}, and {reads}")
+        raise place.error(f"is JSON of {kind_of(value)}; {advice}")
     check_depth(value, place)
     return value
 
 
 def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
     """Checked messages with the arguments of calls as mappings. Raises InputError for text that is not JSON."""
-
-    def parse(place: Place, function: Mapping[str, Any]) -> Any:
-        arguments = function.get("arguments")
-        return parse_arguments(arguments, place) if isinstance(arguments, str) else arguments
-
+    form = SimpleNamespace(text=False, mapping=True)
     return [
-        {**message, "tool_calls": _with_arguments(calls, Place(index, "tool_calls"), parse)}
-        if (calls := message.get("tool_calls"))
+        {**message, "tool_calls": _adapt_calls(message["tool_calls"], index, form, [])}
+        if message.get("tool_calls")
         else message
         for index, message in enumerate(messages)
     ]
-
-
-def _with_arguments(
-    calls: Sequence[Any], place: Place, convert: Callable[[Place, Mapping[str, Any]], Any]
-) -> list[Mapping[str, Any]]:
-    """Calls with converted arguments; a call whose arguments stay is the same object."""
-    converted: list[Mapping[str, Any]] = []
-    for at, call in enumerate(calls):
-        fields = place.at(at).mapping(call)
-        function: Any = fields.get("function")
-        is_nested = isinstance(function, Mapping)
-        inner: Mapping[str, Any] = function if is_nested else fields
-        arguments = convert(place.at(f"{at}.function.arguments" if is_nested else f"{at}.arguments"), inner)
-        if arguments is not inner.get("arguments"):
-            inner = {**inner, "arguments": arguments}
-            fields = {**fields, "function": inner} if is_nested else inner
-        converted.append(fields)
-    return converted
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -7,7 +7,6 @@ on assistant messages ``reasoning_content`` and ``tool_calls``. What a message b
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import json
 import re
@@ -99,15 +98,10 @@ def check_messages(
 
 def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
     if type(message) is not dict:
-        if dataclasses.is_dataclass(message) and not isinstance(message, (type, Mapping)):
-            message = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-        if not isinstance(message, Mapping) and not callable(getattr(message, "model_dump", None)):
-            raise Place(index).error(f"must be a mapping with a role, not {kind_of(message)}")
-        message = Place(index).mapping(message)
+        message = Place(index).mapping(message, "a mapping with a role")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        problem = "is missing" if "role" not in message else f"must be a string, not {kind_of(role)}"
-        raise Place(index, "role").error(problem)
+        raise Place(index, "role").wrong(role, "a string")
     if role not in ROLES and not is_role(role):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
@@ -130,15 +124,15 @@ def _check_content(place: Place, role: str, message: Mapping[str, Any], content:
     elif role in RESULT_ROLES and isinstance(content, Mapping):
         check_depth(content, place)
     elif not is_list(content):
-        raise place.error(f"must be a string or a list of parts, not {kind_of(content)}")
+        raise place.wrong(content, "a string or a list of parts")
     else:
         for at, part in enumerate(content):
+            if not isinstance(part, (str, Mapping)):
+                raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
             if isinstance(part, Mapping):
                 if not isinstance(text := part.get("text", ""), str):
                     raise place.at(at).at("text").error(f"must be a string, not {kind_of(text)}")
                 check_depth(part, place.at(at))
-            elif not isinstance(part, str):
-                raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
 
 
 def usual_arguments(call: Any) -> Any:
@@ -150,26 +144,30 @@ def usual_arguments(call: Any) -> Any:
     return arguments if is_flat(arguments) else None
 
 
+def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any], Mapping[str, Any]]]:
+    """For each call: the place of its function, the call, and its function, which may be the call itself."""
+    for at, call in enumerate(calls):
+        fields = place.at(at).mapping(call)
+        function = fields.get("function")
+        if function is None:
+            yield place.at(at), fields, fields
+        else:
+            inner = place.at(at).at("function")
+            yield inner, fields, inner.mapping(function)
+
+
 def _check_calls(place: Place, calls: Any) -> None:
     if not is_list(calls):
         raise place.wrong(calls, "a list of calls")
-    for at, call in enumerate(calls):
-        if usual_arguments(call) is not None:
-            continue
-        if not isinstance(call, Mapping):
-            if callable(getattr(call, "model_dump", None)):
-                continue
-            raise place.at(at).error(f"must be a mapping, not {kind_of(call)}")
-        is_nested = call.get("function") is not None
-        function, here = (call["function"], place.at(f"{at}.function")) if is_nested else (call, place.at(at))
-        if not isinstance(function, Mapping):
-            raise here.wrong(function, "a mapping")
-        here.string(function, "name")
+    if all(usual_arguments(call) is not None for call in calls):
+        return
+    for inner, _, function in placed_functions(calls, place):
+        inner.string(function, "name")
         arguments = function.get("arguments")
         if isinstance(arguments, Mapping):
-            check_depth(arguments, here.at("arguments"))
-        elif arguments is not None and not isinstance(arguments, str):
-            raise here.at("arguments").wrong(arguments, "a mapping or a JSON string")
+            check_depth(arguments, inner.at("arguments"))
+        elif not isinstance(arguments, (str, type(None))):
+            raise inner.at("arguments").wrong(arguments, "a mapping or a JSON string")
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -191,20 +189,16 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
             tool = cached_schema(tool)
         except InputError as error:
             raise place.error(error.problem) from None
-    elif not isinstance(tool, Mapping) and not callable(getattr(tool, "model_dump", None)):
-        raise place.error(f"must be a tool schema (a mapping) or a function, not {kind_of(tool)}")
-    tool = place.mapping(tool)
+    tool = place.mapping(tool, "a tool schema (a mapping) or a function")
     check_depth(tool, place)
-    function = tool.get("function", tool)
     if "function" in tool:
         place = place.at("function")
-    if not isinstance(function, Mapping):
-        raise place.error(f"must be a mapping, not {kind_of(function)}")
-    if not isinstance(function.get("name"), str):
-        problem = "a tool schema needs a name" if "name" not in function else "must be a string"
+    function = place.mapping(tool.get("function", tool))
+    if not isinstance(name := function.get("name"), str):
+        problem = "a tool schema needs a name" if name is None else "must be a string"
         raise place.at("name").error(problem)
     parameters = function.get("parameters")
-    if parameters is not None and not isinstance(parameters, Mapping):
+    if not isinstance(parameters, (Mapping, type(None))):
         raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")
     return dict(tool)
 
@@ -228,30 +222,26 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
         if role == "assistant":
             calls = [Place().mapping(call) for call in message.get("tool_calls") or ()]
             for at, call in enumerate(calls):
-                names[str(call.get("id"))] = _function(call).get("name")
-                arguments = _function(call).get("arguments")
-                if problem := _problem(arguments):
-                    field = "function.arguments" if "function" in call else "arguments"
+                function = _function(call)
+                names[str(call.get("id"))] = function.get("name")
+                if problem := _problem(function.get("arguments")):
+                    field = "arguments" if function is call else "function.arguments"
                     yield f"{place(index, f'tool_calls.{at}.{field}')}{problem}"
-            is_fine = bool(message.get("content")) or (continued and index == len(messages) - 1)
-            if not is_fine and not any(_has(message.get(name)) for name in ("content", "tool_calls", *THOUGHTS)):
+            is_open = continued and index == len(messages) - 1
+            if not is_open and not any(map(message.get, ("content", "tool_calls", *THOUGHTS))):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
             latest = calls or latest
         elif role in RESULT_ROLES:
-            answered, name = message.get("tool_call_id"), message.get("name")
+            id, name = message.get("tool_call_id"), message.get("name")
             called = [_function(call).get("name") for call in latest]
-            is_id = isinstance(answered, (str, int)) and answered != ""
-            if is_id and str(answered) in names:
-                called = [names[str(answered)]]
-            elif is_id and all(_has(call.get("id")) for call in latest):
+            is_id = isinstance(id, (str, int)) and id != ""
+            if is_id and str(id) in names:
+                called = [names[str(id)]]
+            elif is_id and all(call.get("id") not in (None, "") for call in latest):
                 yield f"{place(index, 'tool_call_id')}the result answers no call before it"
                 continue
             if isinstance(name, str) and name and called and name not in called:
                 yield f"{place(index, 'name')}the result has another name than the function that was called"
-
-
-def _has(value: Any) -> bool:
-    return value is not None and not (isinstance(value, (str, list, tuple)) and not value)
 
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:

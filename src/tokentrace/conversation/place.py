@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,13 +31,11 @@ class Place(NamedTuple):
             raise self.at(key).wrong(value, "a string")
         return value
 
-    def mapping(self, value: Any) -> Mapping[str, Any]:
-        """A mapping, or an object of a client's library (which has ``model_dump``) as one."""
-        if isinstance(value, Mapping):
-            return value
-        if callable(getattr(value, "model_dump", None)):
-            return dict(value.model_dump(exclude_none=True))
-        raise self.wrong(value, "a mapping")
+    def mapping(self, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
+        fields = fields_of(value, exclude_none=True)
+        if fields is None:
+            raise self.error(f"must be {expected}, not {kind_of(value)}")
+        return fields
 
     def parts(self, content: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
         """The parts of a content, which all have a type, with their places; a string is one part of text."""
@@ -49,6 +48,15 @@ class Place(NamedTuple):
             fields = self.at(at).mapping(part)
             self.at(at).string(fields, "type")
             yield self.at(at), fields
+
+
+def fields_of(value: Any, **options: Any) -> Mapping[str, Any] | None:
+    """A mapping; a dataclass, or a client's object (which has ``model_dump``), as one; None for other values."""
+    if isinstance(value, Mapping):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value.model_dump(**options) if callable(getattr(value, "model_dump", None)) else None
 
 
 def is_list(value: Any) -> bool:

@@ -42,11 +42,7 @@ def response_of_item(id: Any) -> str | None:
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as ``encrypted_content``: a string that clients pass on unread. It is opaque, not secret.
-
-    >>> unsealed(sealed("Hm."))
-    'Hm.'
-    """
+    """Reasoning as ``encrypted_content``: a string that clients pass on unread. It is opaque, not secret."""
     return _SEAL + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode("ascii")
 
 
@@ -94,16 +90,15 @@ def from_responses(
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
     """
-    messages: list[Mapping[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    first = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
-        return [*messages, *before, {"role": "user", "content": items}]
+        return [*first, *before, {"role": "user", "content": items}]
     if not is_list(items):
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    messages += before
-    call_ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
-    reader = _Reader(messages, open_calls, references, call_ids)
+    call_ids = {call["id"] for message in before for call in message.get("tool_calls") or ()}
+    reader = _Reader([*first, *before], open_calls, references, call_ids)
     for at, item in enumerate(items):
         if starts is not None:
             starts.append(len(reader.messages))
@@ -120,7 +115,6 @@ class _Reader:
     references: dict[int, list[str]] | None
     call_ids: set[str]
     turn: dict[str, Any] | None = None
-    turn_index: int = 0
     response: str | None = None
     """The response of the turn, if the ids of its items name it."""
     answered: bool = False
@@ -134,65 +128,55 @@ class _Reader:
             case "message":
                 self._message(place, item)
             case "reasoning":
-                text = _texts(place.at("content"), item.get("content"))
-                if not text and item.get("encrypted_content") is not None:
-                    try:
-                        text = unsealed(place.string(item, "encrypted_content")) or ""
-                    except ValueError as error:
-                        raise place.at("encrypted_content").error(f"{error}; send it as it was received") from None
-                text = text or _texts(place.at("summary"), item.get("summary"))
-                turn = self._turn_of(item)
+                text, turn = _reasoning(place, item), self._turn_of(item)
                 if text:
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
             case "function_call":
-                name = place.string(item, "name")
+                name, id = place.string(item, "name"), place.string(item, "call_id")
                 if item.get("namespace") is not None:
                     name = in_namespace(place.string(item, "namespace"), name)
                 function = {"name": name, "arguments": place.string(item, "arguments")}
-                call = {"id": place.string(item, "call_id"), "type": "function", "function": function}
-                self.call_ids.add(str(call["id"]))
+                call = {"id": id, "type": "function", "function": function}
+                self.call_ids.add(id)
                 self._turn_of(item).setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                self._result(place, item)
+                message: dict[str, Any] = {"role": "tool"}
+                if item.get("call_id") is not None:
+                    message["tool_call_id"] = id = place.string(item, "call_id")
+                    if id not in self.call_ids and not self.open_calls:
+                        problem = f"no function_call before it has the id {brief(id)}"
+                        raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
+                self.answered = True
+                self.messages.append({**message, "content": _content(place.at("output"), item.get("output"))})
             case "item_reference":
                 id = place.string(item, "id")
                 if self.references is None or response_of_item(id) is None:
                     problem = f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
                     raise place.error(f"item_reference: {problem}")
-                self._turn_of(item)
-                self.references.setdefault(self.turn_index, []).append(id)
+                turn = self._turn_of(item)
+                index = next(at for at, message in enumerate(self.messages) if message is turn)
+                self.references.setdefault(index, []).append(id)
                 self.open_calls = True
             case kind:
                 problem = f"items of type {brief(kind)} are not served; those that are: {_SERVED}"
                 raise place.at("type").error(problem)
 
     def _message(self, place: Place, item: Mapping[str, Any]) -> None:
-        role = item.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            problem = "is missing" if role is None else f"{brief(role)} is not a role"
-            raise place.at("role").error(f"{problem}; use one of {', '.join(_ROLES)}")
-        parts = _parts(place.at("content"), item.get("content"))
+        role, content = item.get("role"), _content(place.at("content"), item.get("content"))
+        if role not in _ROLES:
+            raise place.at("role").error(f"must be one of {', '.join(_ROLES)}, not {brief(role)}")
         if role != "assistant":
             self.turn = None
-            self.messages.append({"role": role, "content": _content(parts)})
+            self.messages.append({"role": role, "content": content})
             return
-        for at, part in enumerate(parts):
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for at, part in enumerate(texts):
             if part["type"] != "text":
                 raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
         turn, has_id = self._turn_of(item), response_of_item(item.get("id")) is not None
-        text = "".join(part["text"] for part in parts)
+        text = "".join(part["text"] for part in texts)
         turn["content"] = _joined(turn["content"], text, has_id and self.text_has_id)
         self.text_has_id = has_id
-
-    def _result(self, place: Place, item: Mapping[str, Any]) -> None:
-        message: dict[str, Any] = {"role": "tool"}
-        if item.get("call_id") is not None:
-            message["tool_call_id"] = id = place.string(item, "call_id")
-            if id not in self.call_ids and not self.open_calls:
-                problem = f"no function_call before it has the id {brief(id)}"
-                raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
-        self.answered = True
-        self.messages.append({**message, "content": _content(_parts(place.at("output"), item.get("output")))})
 
     def _turn_of(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """The assistant's message that an item is part of.
@@ -205,20 +189,30 @@ class _Reader:
         is_other = not is_same and None not in (response, self.response)
         if self.turn is None or is_other or (self.answered and not is_same):
             self.turn, self.response, self.answered = {"role": "assistant", "content": ""}, None, False
-            self.turn_index = len(self.messages)
             self.messages.append(self.turn)
         self.response = self.response or response
         return self.turn
 
 
-def _texts(place: Place, parts: Any) -> str:
-    if parts is not None and not is_list(parts):
+def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
+    content, text = item.get("encrypted_content"), _texts(place, item, "content")
+    if not text and content is not None:
+        try:
+            text = unsealed(place.string(item, "encrypted_content")) or ""
+        except ValueError as error:
+            raise place.at("encrypted_content").error(f"{error}; send it as it was received") from None
+    return text or _texts(place, item, "summary")
+
+
+def _texts(place: Place, item: Mapping[str, Any], field: str) -> str:
+    place, parts = place.at(field), item.get(field) or ()
+    if not is_list(parts):
         raise place.wrong(parts, "a list of texts")
-    return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts or ()))
+    return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts))
 
 
-def _parts(place: Place, content: Any) -> list[Mapping[str, Any]]:
-    """The parts of a content: of text, or media as they are."""
+def _content(place: Place, content: Any) -> str | list[Mapping[str, Any]]:
+    """One text as a string, several parts as a list: of text, or media as they are."""
     parts: list[Mapping[str, Any]] = []
     for at, part in place.parts(content):
         kind = part["type"]
@@ -228,11 +222,6 @@ def _parts(place: Place, content: Any) -> list[Mapping[str, Any]]:
             raise at.at("type").error(f"parts of type {brief(kind)} are not known; use input_text")
         check_depth(part, at)
         parts.append(part)
-    return parts
-
-
-def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    """One text as a string, several parts as a list."""
     if len(parts) == 1 and parts[0]["type"] == "text":
         return str(parts[0]["text"])
     return parts or ""

@@ -8,7 +8,7 @@ templates print None as a word.
 from __future__ import annotations
 
 import enum
-import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -82,17 +82,6 @@ def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
-def _check(place: Place, message: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    try:
-        check_messages([message])
-    except InputError as error:
-        field = error.field or ""
-        for name, source in sources.items():
-            if field == name or field.startswith(f"{name}."):
-                field = source + field.removeprefix(name)
-        raise InputError(error.problem, message=place.message, field=field) from error
-
-
 # -- OpenAI
 
 
@@ -107,9 +96,10 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
         if call is not None and message.get("role") == "assistant":
             if message.get("tool_calls"):
                 raise field.error("is beside tool_calls; give one of them")
-            message = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
-            message["tool_calls"] = [{"type": "function", "function": field.mapping(call)}]
-            _check(place, message, {"tool_calls.0.function": "function_call"})
+            function = field.mapping(call)
+            _call(field, function, "arguments", (str, Mapping, type(None)))
+            message = {key: value for key, value in message.items() if key != "function_call"}
+            message["tool_calls"] = [{"type": "function", "function": function}]
         converted.append(message)
     return converted
 
@@ -164,29 +154,52 @@ def from_anthropic(
             if message.get(field) is not None:
                 problem = "is OpenAI's, but the conversation is in Anthropic's shape; use content blocks"
                 raise place.at(field).error(problem)
-        blocks = list(place.at("content").parts(message.get("content")))
-        match message.get("role"):
-            case "assistant":
-                results = [_from_assistant_blocks(blocks, names)]
-            case "user":
-                results = list(_from_user_blocks(blocks, names)) or [{"role": "user", "content": ""}]
-            case "system":
-                results = [{"role": "system", "content": _content(blocks, "a system message")}]
-            case role:
-                problem = "is missing" if role is None else f"{brief(role)} is not a role of Anthropic's"
-                raise place.at("role").error(f"{problem}; use user, assistant or system")
+        if (role := message.get("role")) not in ("user", "assistant", "system"):
+            raise place.at("role").error(f"must be user, assistant or system, not {brief(role)}")
         loss = {key: message[key] for key in _LOSS if message.get(key) is not None}
-        converted += [result | loss for result in results]
+        blocks = place.at("content").parts(message.get("content"))
+        converted += [one | loss for one in _from_blocks(role, blocks, names)]
     return with_system(converted, system)
 
 
-def _from_assistant_blocks(blocks: list[PlacedBlock], names: dict[str, str]) -> dict[str, Any]:
-    thinking = "".join(place.string(block, "thinking") for place, block in blocks if block["type"] == "thinking")
-    calls = [_call(place, block, "input", Mapping) for place, block in blocks if block["type"] == "tool_use"]
-    names.update((call["id"], call["function"]["name"]) for call in calls if "id" in call)
-    texts = [block for block in blocks if block[1]["type"] not in ("tool_use", *_THINKING_BLOCKS)]
-    message = {"role": "assistant", "content": _content(texts, "an assistant message")}
-    return message | ({"reasoning_content": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
+def _from_blocks(role: str, blocks: Iterable[PlacedBlock], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The messages that the blocks of one are: tool results, and its own."""
+    where, thinking = f"{'an' if role == 'assistant' else 'a'} {role} message", ""
+    calls: list[dict[str, Any]] = []
+    parts: list[PlacedBlock] = []
+    has_results = False
+    for place, block in blocks:
+        match role, block["type"]:
+            case "assistant", "thinking":
+                thinking += place.string(block, "thinking")
+            case "assistant", "redacted_thinking":
+                pass
+            case "assistant", "tool_use":
+                calls.append(call := _call(place, block, "input", Mapping))
+                names |= {call["id"]: call["function"]["name"]} if "id" in call else {}
+            case "user", "tool_result":
+                if parts:
+                    yield {"role": "user", "content": _content(parts, where)}
+                parts, has_results = [], True
+                yield _result(place, block, names)
+            case _:
+                parts.append((place, block))
+    if parts or not has_results:
+        message = {"role": role, "content": _content(parts, where)}
+        message |= {"reasoning_content": thinking} if thinking else {}
+        yield message | ({"tool_calls": calls} if calls else {})
+
+
+def _result(place: Place, block: Part, names: Mapping[str, str]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "tool"}
+    if block.get("tool_use_id") is not None:
+        message["tool_call_id"] = id = place.string(block, "tool_use_id")
+        message |= {"name": names[id]} if id in names else {}
+    content, failed = block.get("content"), block.get("is_error")
+    message["content"] = _content(place.at("content").parts("" if content is None else content), "a tool result")
+    if not isinstance(failed, (bool, type(None))):
+        raise place.at("is_error").wrong(failed, "true or false")
+    return message | ({"is_error": True} if failed else {})
 
 
 def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
@@ -195,25 +208,6 @@ def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
         raise place.at(key).wrong(arguments, "a mapping" if kinds is Mapping else "a mapping or a JSON string")
     id = {"id": place.string(fields, "id")} if fields.get("id") is not None else {}
     return {**id, "type": "function", "function": {"name": place.string(fields, "name"), "arguments": arguments}}
-
-
-def _from_user_blocks(blocks: list[PlacedBlock], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    for are_results, group in itertools.groupby(blocks, key=lambda placed: placed[1]["type"] == "tool_result"):
-        if not are_results:
-            yield {"role": "user", "content": _content(group, "a user message")}
-            continue
-        for place, block in group:
-            message: dict[str, Any] = {"role": "tool"}
-            if block.get("tool_use_id") is not None:
-                message["tool_call_id"] = id = place.string(block, "tool_use_id")
-                message |= {"name": names[id]} if id in names else {}
-            content, failed = block.get("content"), block.get("is_error")
-            message["content"] = _content(
-                place.at("content").parts("" if content is None else content), "a tool result"
-            )
-            if failed is not None and not isinstance(failed, bool):
-                raise place.at("is_error").wrong(failed, "true or false")
-            yield message | ({"is_error": True} if failed else {})
 
 
 def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:
@@ -260,21 +254,22 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
 
 
 def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    speaker, value = turn.get("from"), turn.get("value")
-    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
-        problem = "is missing" if speaker is None else f"{brief(speaker)} is not a known speaker"
-        raise place.at("from").error(f"{problem}; use one of {', '.join(sorted(_SPEAKERS))}")
+    value, role = turn.get("value"), _SPEAKERS.get(str(turn.get("from")))
+    if role is None:
+        raise place.at("from").error(f"must be one of {', '.join(sorted(_SPEAKERS))}, not {brief(turn.get('from'))}")
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
-    if speaker in _CALLERS:
+    if turn["from"] in _CALLERS:
         if "tool_calls" in carried:
             raise place.at("tool_calls").error("repeats the calls of value; give one of them")
         carried["tool_calls"], value = _calls_of_value(place.at("value"), value), ""
-    elif value is None and carried.get("tool_calls") and _SPEAKERS[speaker] == "assistant":
-        value = ""
-    elif value is None:
+    elif value is None and not (carried.get("tool_calls") and role == "assistant"):
         raise place.at("value").error("is missing")
-    message = {"role": _SPEAKERS[speaker], "content": value, **carried}
-    _check(place, message, {"content": "value"})
+    message = {"role": role, "content": "" if value is None else value, **carried}
+    try:
+        check_messages([message])
+    except InputError as error:
+        field = re.sub(r"^content\b", "value", error.field or "")
+        raise InputError(error.problem, message=place.message, field=field) from error
     return message
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import math
 import operator
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from ..errors import InputError, kind_of
-from .place import Place
+from .place import Place, fields_of
 
 MAX_DEPTH: Final = 128
 """How deeply a value may be nested. Python's own JSON gives up somewhere below 1,000."""
@@ -23,6 +23,8 @@ _TEXT: Final = frozenset({str})
 _KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
     *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
 )
+_NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
+"""Numbers that are not scalars of JSON."""
 
 
 def json_like(value: Any, default: Any) -> Any:
@@ -30,13 +32,10 @@ def json_like(value: Any, default: Any) -> Any:
     for kind, base in _KINDS:
         if isinstance(value, kind):
             return base(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if callable(getattr(value, "model_dump", None)):
-        return value.model_dump()
-    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
-        return value.item()
-    return default
+    if (fields := fields_of(value)) is not None:
+        return fields
+    is_number = callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ()
+    return value.item() if is_number else default
 
 
 def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
@@ -45,7 +44,44 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
     Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, raises it
     also for what JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
     """
-    return value if is_flat(value) else _Walker(place, strict).walk(value, ())
+    parents: set[int] = set()
+    count = 0
+
+    def error(problem: str, path: tuple[Any, ...]) -> InputError:
+        where = functools.reduce(Place.at, (str(key)[:40] for key in path[:4]), place)
+        return where.error(f"{problem}, which is not valid JSON")
+
+    def walk(value: Any, path: tuple[Any, ...]) -> Any:
+        nonlocal count
+        count += 1
+        if count > MAX_VALUES:
+            raise place.error(f"holds more than {MAX_VALUES} values")
+        if _is_scalar(value):
+            return value
+        if id(value) in parents or len(path) > MAX_DEPTH:
+            raise place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
+        parents.add(id(value))
+        plain: Any = value
+        if isinstance(value, Mapping):
+            items = {key: walk(item, (*path, key)) for key, item in value.items()}
+            is_text = _TEXT.issuperset(map(type, value))
+            if strict and not is_text and (keys := [key for key in value if not isinstance(key, str)]):
+                raise error(f"has a key that is {kind_of(keys[0])}", path)
+            is_same = type(value) is dict and is_text and all(map(operator.is_, items.values(), value.values()))
+            plain = value if is_same else items
+        elif isinstance(value, (list, tuple)):
+            plain = [walk(item, (*path, at)) for at, item in enumerate(value)]
+            plain = value if type(value) is list and all(map(operator.is_, plain, value)) else plain
+        elif strict:
+            plain = json_like(value, value)
+            if type(plain) is type(value):
+                hint = ": pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
+                raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}{hint}", path)
+            plain = walk(plain, path)
+        parents.discard(id(value))
+        return plain
+
+    return value if is_flat(value) else walk(value, ())
 
 
 def is_plain(value: Any) -> bool:
@@ -76,74 +112,14 @@ def _is_scalar(value: Any) -> bool:
     return kind in _SCALARS or (kind is float and math.isfinite(value))
 
 
-class _Walker:
-    def __init__(self, place: Place, strict: bool) -> None:
-        self._place = place
-        self._strict = strict
-        self._parents: set[int] = set()
-        self._budget = MAX_VALUES
-
-    def walk(self, value: Any, path: tuple[Any, ...]) -> Any:
-        self._budget -= 1
-        if self._budget < 0:
-            raise self._place.error(f"holds more than {MAX_VALUES} values")
-        if _is_scalar(value):
-            return value
-        if id(value) in self._parents or len(path) > MAX_DEPTH:
-            raise self._place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
-        self._parents.add(id(value))
-        plain: Any = value
-        if isinstance(value, Mapping):
-            keys = [key for key in value if not isinstance(key, str)] if self._strict else []
-            if keys:
-                raise self._error(f"has a key that is {kind_of(keys[0])}, which is not valid JSON", path)
-            items = {key: self.walk(item, (*path, key)) for key, item in value.items()}
-            is_plain = type(value) is dict and _TEXT.issuperset(map(type, value))
-            plain = value if is_plain and all(map(operator.is_, items.values(), value.values())) else items
-        elif isinstance(value, (list, tuple)):
-            plain = [self.walk(item, (*path, at)) for at, item in enumerate(value)]
-            plain = value if type(value) is list and all(map(operator.is_, plain, value)) else plain
-        elif self._strict:
-            plain = self._scalar(value, path)
-        self._parents.discard(id(value))
-        return plain
-
-    def _scalar(self, value: Any, path: tuple[Any, ...]) -> Any:
-        plain = json_like(value, self)
-        if isinstance(value, float) and not math.isfinite(value):
-            problem = "NaN" if math.isnan(value) else "Infinity"
-        elif type(value) is int:
-            raise self._error("contains an integer of more than 4,300 digits, which Python does not print", path)
-        elif plain is not self:
-            return self.walk(plain, path)
-        else:
-            problem = kind_of(value)
-        hint = "; pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._error(f"contains {problem}, which is not valid JSON{hint}", path)
-
-    def _error(self, problem: str, path: tuple[Any, ...]) -> InputError:
-        place = self._place
-        for key in path[:4]:
-            place = place.at(str(key)[:40])
-        return place.error(problem)
-
-
-def parse_json(text: str, place: Place) -> Any:
+def parse_json(text: str, place: Place, **options: Any) -> Any:
     """The value of JSON text. Raises InputError if it is not valid."""
     try:
-        return json.loads(text)
+        return json.loads(text, **options)
     except RecursionError as error:
         raise place.error("is nested too deeply") from error
     except ValueError as error:
         raise place.error(f"is not valid JSON: {str(error)[:200]}") from error
-
-
-def strict_json(text: str) -> Any:
-    """The value of JSON text, without what Python's parser lets pass: NaN, infinite numbers, keys that come twice.
-
-    Raises ValueError or RecursionError.
-    """
-    return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite, strict=False)
 
 
 def no_constant(name: str) -> NoReturn:

@@ -32,9 +32,8 @@ from ..study.seams import (
     check_continuation,
     find_continuation,
     leading_results,
-    searched_words,
     shape,
-    shows_earlier_call,
+    shows_field,
     shows_tools,
     variants,
 )
@@ -94,7 +93,7 @@ class Bridger:
     def __init__(self, write: Write, seams: SeamFinder, *, as_inference: bool) -> None:
         self._write = write
         self._seams, self._study, self._compiled = seams, seams.study, seams.compiled
-        self._words = searched_words(seams.study.template)
+        self._words = sorted(word for word in seams.study.template.searched if len(word) > 1)
         self._as_inference = as_inference
         self._proofs = Memory()
 
@@ -205,7 +204,7 @@ class Bridger:
                 actual = self._continue(around, other, request, real_tools)
                 if isinstance(actual, BridgeRefusal):
                     continue
-                if has_call is not None and actual.shows_call != expected.shows_call:
+                if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
                     continue
                 problem = check_continuation(actual, len(request.names), true_context=true_context)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
@@ -230,7 +229,7 @@ class Bridger:
         """The first context and stand-in that the template takes; one that shows its call, unless there was none."""
         refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
         second: tuple[Messages, StandIn, Continuation] | None = None
-        after_call = bool(leading_results(request.new))
+        after_call = has_call is True or bool(leading_results(request.new))  # a user may speak before a result is there
         shows_calls = after_call and self._study.forms.calls.are_shown
         for stand_in in base_stand_ins(after_call):
             for context in contexts:
@@ -241,7 +240,7 @@ class Bridger:
                 else:
                     problem = check_continuation(result, len(request.names), true_context=true_context)
                     if problem is None:
-                        if not shows_calls or result.shows_call == (has_call is not False):
+                        if not shows_calls or result.shows("tool_calls") == (has_call is not False):
                             return context, stand_in, result
                         second = second or (context, stand_in, result)
                 if problem is not None and refusal.reason is RefusalReason.TEMPLATE_REFUSED:
@@ -260,7 +259,7 @@ class Bridger:
                 for context in ways if len(ways) > 1 else ():
                     result = self._try_context(context, has_tools)
                     if result is not None:
-                        by_call.setdefault(shows_earlier_call(result[0].rendering), context)
+                        by_call.setdefault(shows_field(result[0].rendering, ("tool_calls",)), context)
                     if True in by_call:
                         break
                 chosen += by_call.values() if len(ways) > 1 else ways
@@ -298,7 +297,7 @@ class Bridger:
         if isinstance(alone, BridgeRefusal):
             return None
         marked = self._compiled().marked
-        if stand_in.reasoning and not alone.shows(REASONING_FIELDS):
+        if stand_in.reasoning and not alone.shows(*REASONING_FIELDS):
             opened = re.findall("<([^\\s<>/=]+)>", after.tail)
             if not opened or f"</{opened[-1]}>" in after.tail[after.tail.rindex(f"<{opened[-1]}>") :]:
                 return None

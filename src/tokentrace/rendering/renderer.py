@@ -24,7 +24,7 @@ from ..parsing.marked import MarkedBytes
 from ..parsing.parser import StreamingParser, parse
 from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
-from ..parsing.values import Tools, schemas_of
+from ..parsing.values import Tools
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL, USER
@@ -209,12 +209,6 @@ class Renderer:
     def template_digests(self) -> dict[str, str]:
         """A hash of each template, by its name."""
         return {name: study.template.digest for name, study in self._studies.items()}
-
-    def switches(self) -> list[tuple[str, bool]]:
-        """Template variables that the templates read, each with a truth value that it does not have now."""
-        read = {name for study in self._studies.values() for name in study.template.variables}
-        names, values = sorted(read - set(self.tokenizer.variables)), self.template_kwargs
-        return [(name, value) for name in names for value in (False, True) if values.get(name) is not value]
 
     def turn_stop_ids(self) -> frozenset[int]:
         """The ids that the template ends an assistant's turn with, with tools or without."""
@@ -445,7 +439,7 @@ class _ToolCache:
 
     def schemas(self, tools: Any) -> Tools:
         """Tools, checked, for a parser that needs the types of bare values."""
-        return self._once("schemas", tools, lambda: schemas_of(check_tools(tools)))
+        return self._once("schemas", tools, lambda: Tools(check_tools(tools)))
 
     def key(self, tools: Any) -> object:
         """Equal for equal tools. Raises InputError for tools that are not valid, or too deep or too large to print."""
