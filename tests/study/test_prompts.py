@@ -139,3 +139,14 @@ HIDDEN = {
 @pytest.mark.parametrize("source", HIDDEN.values(), ids=HIDDEN.keys())
 def test_a_conversation_that_the_prompt_reads_in_a_roundabout_way_proves_nothing(source: str) -> None:
     assert not ChatTemplate(source).asks_alike
+
+
+def test_white_space_is_no_part_of_another_turns_prompt() -> None:
+    """After a result the prompt is empty, and the turn begins with blanks, as the prompt after a question does."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}    {{ m.content }}<e>{% else %}<s>{{ m.content }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role == 'user' %}  <think>{% endif %}"
+    )
+    renderer, messages = made(source), [user("Hi."), assistant("", CALL), result("4"), assistant("Four.")]
+    prompt = renderer.render_ids(messages[:3], add_generation_prompt=True)
+    assert renderer.render(messages).turns[-1].start == len(prompt)

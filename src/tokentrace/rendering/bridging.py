@@ -259,7 +259,7 @@ class Bridger:
         """The first context and stand-in that the template takes; one that shows its call, unless there was none."""
         refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
         second: tuple[Messages, StandIn, Continuation] | None = None
-        after_call = bool(leading_results(request.new))
+        after_call = has_call is True or bool(leading_results(request.new))  # a user may speak before a result is there
         shows_calls = after_call and self.study.forms.calls.are_shown
         for stand_in in base_stand_ins(after_call):
             for context in contexts:

@@ -207,12 +207,6 @@ class Renderer:
         """A hash of each template, by its name."""
         return {name: study.template.digest for name, study in self._studies.items()}
 
-    def switches(self) -> list[tuple[str, bool]]:
-        """Template variables that the templates read, each with a truth value that it does not have now."""
-        read = {name for study in self._studies.values() for name in study.template.variables}
-        names, values = sorted(read - set(self.tokenizer.variables)), self.template_kwargs
-        return [(name, value) for name in names for value in (False, True) if values.get(name) is not value]
-
     def turn_stop_ids(self) -> frozenset[int]:
         """The ids that the template ends an assistant's turn with, with tools or without."""
         return self.study().endings(False).stops | self.study([STAND_IN_TOOL]).endings(True).stops

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conversations import assistant, result, user
+from tests.conversations import SIMPLE, assistant, call, result, user
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut
 from tests.support import SPECIAL, load_family, make_renderer, tokenizer_json_for
 from tokentrace import BridgedTokens, BridgeRefusal, create_renderer
@@ -374,3 +374,22 @@ def test_a_turn_is_closed_once_with_what_the_template_writes_at_its_end(
     if completion == "Hi.":
         conversation = [user("Hello."), assistant("Hi."), user("Bye.")]
         assert bridged.token_ids == renderer.render_ids(conversation, add_generation_prompt=True)
+
+
+HANDED_OVER = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}"
+    "{% if m.tool_calls %}<result>{% else %}{{ '<|end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A template that ends a turn with a call otherwise than an answer."""
+
+
+@pytest.mark.parametrize("reply", [assistant("Hi."), assistant("", call("look", {}))])
+def test_a_user_may_speak_before_a_call_is_answered(reply: Any) -> None:
+    names = "<|user|><|assistant|><|end|><call></call><result>"
+    tokenizer = Tokenizer(tokenizer_json_for(names), variables=SPECIAL, fast=False)
+    renderer = create_renderer(tokenizer, "default", chat_template=HANDED_OVER)
+    where = cut(renderer, [user("Hello."), reply, user("Stop.")], 1, 3, SIMPLE)
+    assert where is not None
+    assert where.bridge(renderer) == where.full.token_ids
