@@ -15,8 +15,7 @@ from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.pocket import POCKET
-from tokentrace.store.opening import open_store
-from tokentrace.store.store import State
+from tokentrace.store.store import State, open_store
 
 RENDERER = create_renderer(POCKET).silent()
 

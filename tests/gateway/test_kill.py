@@ -21,8 +21,7 @@ import pytest
 from tests.gateway.talking import Agent, Refused, Unfinished, every_kind
 from tests.support import FULL
 from tests.trajectory.model import check_trajectory
-from tokentrace.store.opening import open_store
-from tokentrace.store.store import TurnRecord
+from tokentrace.store.store import TurnRecord, open_store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 

@@ -164,7 +164,7 @@ def _answers(url: str) -> bool:
         ({"command": sys.executable, "args": ["-c", "raise SystemExit"]}, "cannot be used: Connection closed"),
         (
             {"command": sys.executable, "args": ["-c", "input(); input(); input()"], "start_timeout": 0.2},
-            "was not ready within 0.2 s",
+            "took longer than 0.2 s",
         ),
     ],
 )

@@ -30,7 +30,7 @@ from tokentrace.rollout.store import (
     discard_run,
     group_advantages,
 )
-from tokentrace.store.opening import open_store
+from tokentrace.store.store import open_store
 
 ROOT = Path(__file__).parents[2]
 

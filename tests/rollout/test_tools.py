@@ -13,17 +13,16 @@ import pytest
 from pydantic import BaseModel
 
 from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, agent, look, results, run
-from tokentrace import Trajectory
+from tokentrace import EmbeddedEngine, Trajectory
 from tokentrace.conversation.functions import function_schema
 from tokentrace.parsing import CallStatus, ParsedToolCall
 from tokentrace.parsing.response import TokenRange
 from tokentrace.rollout import Budget, ConfigError, End, Task, load_interactions, load_tools, read_run
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
-from tokentrace.rollout.record import Rollout, TurnMetrics, checked_metrics
+from tokentrace.rollout.record import Rollout, TurnMetrics
 from tokentrace.rollout.store import RolloutStore
-from tokentrace.rollout.toolbox import Toolbox
-from tokentrace.rollout.tools import BaseTool, FunctionTool, ToolResult, as_result, as_tools
+from tokentrace.rollout.tools import BaseTool, FunctionTool, Toolbox, ToolResult, as_result, as_tools
 
 
 def call(
@@ -133,7 +132,7 @@ def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
     tool = Table()
     calls = [call("table", {"a": 1}), call("table", {"a": 2})]
 
-    async def go() -> float | None:
+    async def go() -> dict[str, Any]:
         async with toolbox([tool], table={"key": "value"}) as box:
             turn = a_turn()
             results = await box.run(calls, turn)
@@ -143,7 +142,7 @@ def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
             assert turn.metrics[1] == {"tool": "table", "asked": 2}
             return await box.rewards()
 
-    assert asyncio.run(go()) == 2.0
+    assert asyncio.run(go()) == {"table: calc_reward": 2.0}
     assert tool.diary == ["create t1", "execute", "execute", "execute", "release t1"]
 
 
@@ -254,13 +253,13 @@ class Unsayable:
         ({"a": {("b",): 1}}, {"a": "an object with tuple"}),
         ({"a": Unsayable()}, {"a": "an object of type Unsayable"}),
         ({"a": 10**5000}, {"a": "an integer of 16610 bits"}),
-        (5, {}),
+        (5, {"value": 5}),
     ],
 )
-def test_metrics_that_json_cannot_hold_become_text_with_a_note(odd: Any, kept: Any) -> None:
-    metrics, note = checked_metrics(odd, "look")
-    assert metrics == kept
-    assert "metrics" in note
+def test_metrics_that_json_cannot_hold_become_text(odd: Any, kept: Any) -> None:
+    turn = a_turn()
+    turn.add("tool", "look", None, odd)
+    assert turn.metrics == [{"tool": "look", **kept}]
 
 
 def test_a_simulated_user_cannot_change_the_record() -> None:
@@ -461,9 +460,12 @@ def test_several_simulated_users_are_chosen_by_name(tmp_path: Path) -> None:
     assert (rollout.end, rollout.reward) == (End.USER, 0.5)
     assert rollout.per_turn[0].metrics == [{"interaction": "loud", "kwargs": ["mood", "name"]}]
     rollout = run("42", interaction=found, task=Task(QUESTION, interaction_settings={"name": "lod"}))
-    assert (rollout.end, rollout.notes) == (End.FAILED, ["there is no simulated user 'lod'; there are loud, hush"])
+    assert (rollout.end, rollout.notes) == (
+        End.FAILED,
+        ["there is no simulated user 'lod': interaction_kwargs.name is loud or hush"],
+    )
     rollout = run("42", interaction=found)
-    assert rollout.notes == ["interaction_kwargs must name one of the simulated users: loud, hush"]
+    assert rollout.notes == ["there is no simulated user None: interaction_kwargs.name is loud or hush"]
     with pytest.raises(ConfigError, match="two simulated users are called 'loud'"):
         load_interactions(written(tmp_path, "users.yaml", users({"name": "loud"}, {"name": "loud"})))
 
@@ -479,7 +481,7 @@ def test_a_run_refuses_a_row_that_names_nobody_before_it_begins(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"there is no simulated user \['x'\]"):
         read_run(file)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}\n', encoding="utf-8")
-    assert list(read_run(file).interactions) == ["loud"]
+    assert list(read_run(file).agent(EmbeddedEngine()).interactions) == ["loud"]
     both = {**config, "interaction_config_path": "users.yaml", "interaction_file": "users.yaml"}
     with pytest.raises(ConfigError, match="interaction_config_path: interaction_file is the same"):
         read_run(written(tmp_path, "run.yaml", both))

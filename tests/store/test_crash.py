@@ -14,8 +14,7 @@ import pytest
 from tests.store.support import Postgres, check_whole, made_up_turn, postgres_server, session
 from tests.store.writer import SESSIONS
 from tests.support import FULL
-from tokentrace.store.opening import open_store
-from tokentrace.store.store import Store, StoreError
+from tokentrace.store.store import Store, StoreError, open_store
 from tokentrace.trajectory import Trajectory
 
 ROUNDS = 100 if FULL else 3

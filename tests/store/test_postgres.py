@@ -7,6 +7,7 @@ import socket
 import traceback
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
@@ -46,13 +47,13 @@ async def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
     """Also where it was stored, and only the acknowledgement was lost."""
     url = postgres.fresh()
     lost: list[str] = []
-    change, once = postgres_module._Statements.change, postgres_module._Postgres._once
+    execute, once = postgres_module._execute, postgres_module._Postgres._once
 
-    def changing(self: object, sql: str, *values: object) -> int:
-        result = change(self, sql, *values)  # type: ignore[arg-type]
+    def executing(connection: postgres_module.Connection, sql: str, *values: object) -> Any:
+        result = execute(connection, sql, *values)
         if sql.startswith(after) and not lost:
             lost.append(sql)
-            self._connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")  # type: ignore[attr-defined]
+            connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         return result
 
     def doing(self: object, work: object) -> object:
@@ -65,7 +66,7 @@ async def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
     store = postgres_store(url)
     await store.create(session("a"))
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_module._Statements, "change", changing)
+        patch.setattr(postgres_module, "_execute", executing)
         patch.setattr(postgres_module._Postgres, "_once", doing)
         await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r0")
     assert lost

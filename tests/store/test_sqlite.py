@@ -16,9 +16,8 @@ import pytest
 
 from tests.loop import in_loop
 from tests.store.support import check_whole, made_up_turn, session
-from tokentrace.store.opening import open_store
 from tokentrace.store.sqlite import sqlite_store
-from tokentrace.store.store import Conflict, StoreError, TurnRecord
+from tokentrace.store.store import Conflict, StoreError, TurnRecord, open_store
 from tokentrace.trajectory import Trajectory
 
 

@@ -11,8 +11,7 @@ from tests.loop import in_loop
 from tests.store.support import session
 from tests.trajectory.model import assert_same
 from tests.trajectory.walk import Walk
-from tokentrace.store.opening import open_store
-from tokentrace.store.store import Closed, Conflict, State, Store, TurnRecord
+from tokentrace.store.store import Closed, Conflict, State, Store, TurnRecord, open_store
 from tokentrace.trajectory import Trajectory, to_bytes
 from tokentrace.trajectory.storage import replay_records, write_records
 

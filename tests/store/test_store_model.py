@@ -15,7 +15,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from tests.store.support import Postgres
 from tests.support import FULL
-from tokentrace.store.opening import open_store
 from tokentrace.store.store import (
     Closed,
     Conflict,
@@ -27,6 +26,7 @@ from tokentrace.store.store import (
     Store,
     StoreError,
     TurnRecord,
+    open_store,
 )
 
 IDS = st.sampled_from(["a", "b", "A-2", "ü"])

@@ -10,8 +10,7 @@ import os
 import sys
 
 from tests.store.support import made_up_turn, session
-from tokentrace.store.opening import open_store
-from tokentrace.store.store import Store
+from tokentrace.store.store import Store, open_store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 

@@ -72,8 +72,7 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
     """Return what was exported and the length of the longest row."""
     from ..data.tables import sample_writer
     from ..gateway.rows import COLUMNS, Export
-    from ..store.opening import open_store
-    from ..store.store import State
+    from ..store.store import State, open_store
 
     store, longest = open_store(where), 0
     try:

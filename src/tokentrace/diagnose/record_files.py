@@ -39,7 +39,7 @@ Progress = Callable[[float, float], None]
 
 
 def read_rollouts(
-    inputs: Sequence[str], *, progress: Progress | None = None, note: Callable[[str], None] | None = None
+    inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Callable[[str], None] = lambda _: None
 ) -> Iterator[Rollout | Unreadable]:
     """Read all rollouts in `inputs`. `note` gets what each input is.
 
@@ -47,21 +47,20 @@ def read_rollouts(
     a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
     Raises InputError if an input is missing or none of these.
     """
-    progress, note = progress or (lambda *_: None), note or (lambda _: None)
     for name in inputs:
-        path = Path(name).expanduser()
-        if _is_store(name, path):
-            yield from _read_store(str(path / _RUN_STORE) if path.is_dir() else name, note)
-        elif files := _trajectories(path):
+        path, store, files = _opened(name)
+        if store:
+            yield from _read_store(store, note)
+            continue
+        if files:
             note(f"{name}: {'trajectories' if path.is_dir() else 'a trajectory'}")
-            for done, file in enumerate(files, 1):
-                where = f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" if path.is_dir() else name
-                yield _read_trajectory(file, where)
-                progress(done, len(files))
-        else:
-            with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-                for source in find_sources([name], Path(spool)):
-                    yield from _read_source(source, progress, note)
+        for done, file in enumerate(files, 1):
+            where = f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" if path.is_dir() else name
+            yield _read_trajectory(file, where)
+            progress(done, len(files))
+        with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+            for source in find_sources([name], Path(spool)) if not files else ():
+                yield from _read_source(source, progress, note)
 
 
 def holds_rollouts(name: str) -> bool:
@@ -70,8 +69,8 @@ def holds_rollouts(name: str) -> bool:
     Rows hold rollouts if they have logprobs, or if a rollout or a gateway wrote their file.
     Raises InputError for conversations, which are not tokens.
     """
-    path = Path(name).expanduser()
-    if _is_store(name, path) or _trajectories(path):
+    path, store, files = _opened(name)
+    if store or files:
         return True
     if name == "-" or not path.exists():
         return False
@@ -80,8 +79,7 @@ def holds_rollouts(name: str) -> bool:
         return True
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
         rows = (row for one in find_sources([name], Path(spool)) for row in read_rows(one, row_bytes=ROW_BYTES))
-        lines = (row.value for row in rows if row.problem is None and isinstance(row.value, Mapping))
-        line = next(lines, {})
+        line: Any = next((row.value for row in rows if isinstance(row.value, Mapping)), {})
     try:
         return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:
@@ -94,14 +92,19 @@ def holds_rollouts(name: str) -> bool:
 
 
 def highest_id(inputs: Sequence[str]) -> int:
-    rollout = next((one for one in read_rollouts(inputs) if isinstance(one, Rollout)), None)
-    if rollout is None:
-        return -1
+    rollout = next((one for one in read_rollouts(inputs) if isinstance(one, Rollout)), Rollout("", ""))
     arrays = [*(call.stream for call in rollout.calls), *(row.ids for row in rollout.rows)]
     return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
 
 
-# -- trajectories
+def _opened(name: str) -> tuple[Path, str, list[Path]]:
+    """The path of an input; the name of a store, or trajectory files, if it is that."""
+    path = Path(name).expanduser()
+    store = path / _RUN_STORE if path.is_dir() else path
+    if "://" in name or _starts_with(store, _SQLITE):
+        return path, name if "://" in name else str(store), []
+    files = sorted(path.rglob("*.tt")) if path.is_dir() else [path]
+    return path, "", [file for file in files if file.is_file() and (path.is_dir() or is_trajectory(file))]
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:
@@ -114,14 +117,11 @@ def _starts_with(path: Path, magic: bytes) -> bool:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+# -- trajectories
+
+
 def is_trajectory(path: Path) -> bool:
     return _starts_with(path, MAGIC)
-
-
-def _trajectories(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path] if is_trajectory(path) else []
-    return sorted(file for file in path.rglob("*.tt") if file.is_file())
 
 
 def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
@@ -147,25 +147,18 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
         turn.start,
         f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else ""),
         np.asarray(trajectory.completion_logprobs(turn), np.float64) if trajectory.has_logprobs else None,
-        None,
-        request,
-        (cause or branch.cause) if first.write == turn.write else "",
-        float(temperature) if isinstance(temperature, (int, float)) else None,
+        request=request,
+        recorded=(cause or branch.cause) if first.write == turn.write else "",
+        temperature=float(temperature) if isinstance(temperature, (int, float)) else None,
     )
 
 
 # -- stores of sessions
 
 
-def _is_store(name: str, path: Path) -> bool:
-    file = path / _RUN_STORE if path.is_dir() else path
-    return "://" in name or _starts_with(file, _SQLITE)
-
-
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
     """The sessions of a store, the newest first."""
-    from ..store.opening import open_store
-    from ..store.store import State, StoreError
+    from ..store.store import State, StoreError, open_store
 
     store = open_store(name)
     note(f"{store.where}: a store of sessions")

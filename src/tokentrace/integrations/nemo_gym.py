@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final
 
-from ..store.opening import open_store
-from ..store.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord
+from ..store.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord, open_store
 from .nemo_items import full_prompts
 
 try:

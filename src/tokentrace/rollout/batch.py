@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import json
 import math
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from .calling import together
 from .ends import End
 from .loop import Agent, Rollout, Task
 from .patience import EngineDown, Patience
+from .record import plain_json
 from .store import RolloutStore
 from .tools import BaseTool
 
@@ -57,10 +57,10 @@ class Summary:
     resumed_sampled: int = 0
 
     @classmethod
-    def of(cls, store: RolloutStore) -> Summary:
+    def of(cls, store: RolloutStore | None) -> Summary:
         """Summarize what an earlier run has finished."""
         summary = cls()
-        for row in store.finished:
+        for row in [] if store is None else store.finished:
             summary.add(row["metrics"])
         summary.resumed, summary.resumed_sampled = summary.rollouts, summary.sampled
         return summary
@@ -68,10 +68,9 @@ class Summary:
     def add(self, metrics: dict[str, Any]) -> None:
         self.rollouts += 1
         self.ends[str(metrics["end"])] += 1
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + metrics[name])
-        if metrics["cached_tokens"] is not None:
-            self.cached_tokens = (self.cached_tokens or 0) + metrics["cached_tokens"]
+        for name in (*_SUMS, "cached_tokens"):
+            if metrics[name] is not None:
+                setattr(self, name, (getattr(self, name) or 0) + metrics[name])
         if metrics["reward"] is not None:
             self.rewards.append(float(metrics["reward"]))
 
@@ -90,9 +89,11 @@ class Summary:
 
     def described(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"ends": dict(self.ends)}
-        values |= {name: getattr(self, name) for name in ("reward", "samples_per_rollout", "tokens_per_second")}
-        hidden = ("rewards", "resumed_sampled")
-        return {name: None if value != value else value for name, value in values.items() if name not in hidden}  # noqa: PLR0124 NaN
+        del values["rewards"], values["resumed_sampled"]
+        for name in ("reward", "samples_per_rollout", "tokens_per_second"):
+            value = getattr(self, name)
+            values[name] = None if math.isnan(value) else value
+        return values
 
 
 _SUMS: Final = (
@@ -108,13 +109,11 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     ``tools`` or ``tool_selection`` selects tools by name; other columns go to the metadata. Drops nulls that a table
     may have filled in, unless the row was read `from_json`.
     """
-    row = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
-    columns = row
-    if isinstance(row, dict) and not from_json:
-        read = {key: value for key, value in row.items() if key in _READ or key == "extra_info"}
-        columns = {**row, **table_row(read)[0]}
-    if isinstance(columns, dict) and "prompt" in columns and not any(columns.get(n) for n in (*MESSAGES, *COMPLETIONS)):
-        columns = dict(columns)
+    row = {"messages": row} if isinstance(row, list) else row
+    columns: Any = dict(row) if isinstance(row, Mapping) else row
+    if isinstance(row, Mapping) and not from_json:
+        columns |= table_row({key: value for key, value in row.items() if key in _READ or key == "extra_info"})[0]
+    if isinstance(row, Mapping) and "prompt" in row and not any(columns.get(key) for key in (*MESSAGES, *COMPLETIONS)):
         prompt = columns.pop("prompt")
         columns["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     conversation = conversation_of(columns)
@@ -128,36 +127,30 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     if not messages:
         raise InputError("there is no message that a model could answer")
     other = {f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ}
-    try:  # what is not JSON becomes text
-        metadata = json.loads(json.dumps(other, default=str), parse_constant=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"its columns cannot be metadata: {error}") from error
+    settings = {key: _mapping(both.get(key), key) for key in ("tools_kwargs", "interaction_kwargs")}
+    if not all(isinstance(value, Mapping) for value in settings["tools_kwargs"].values()):
+        raise InputError("must be a mapping of settings for each tool", field="tools_kwargs")
+    selection = both.get("tool_selection") or ()
+    if not is_list(selection) or (selection and conversation.tools):
+        raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
+    names = [str(one.get("function", one).get("name")) for one in conversation.tools or ()] or [*map(str, selection)]
+    by_name = {tool.name: tool for tool in tools}
+    if missing := [one for one in names if one not in by_name]:
+        raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
     return Task(
         messages=messages,
         name=name,
-        tools=_selected(conversation.tools, both.get("tool_selection") or (), tools),
-        tool_settings=_mapping(both, "tools_kwargs"),
-        interaction_settings=_mapping(both, "interaction_kwargs"),
-        metadata=metadata,
+        tools=[by_name[one] for one in names] or None,
+        tool_settings=settings["tools_kwargs"],
+        interaction_settings=settings["interaction_kwargs"],
+        metadata={str(key): plain_json(value) for key, value in other.items()},
     )
 
 
-def _selected(schemas: Any, selection: Any, tools: Sequence[BaseTool]) -> list[BaseTool] | None:
-    if not is_list(selection) or (selection and schemas):
-        raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
-    by_name = {tool.name: tool for tool in tools}
-    names = [str(one.get("function", one).get("name")) for one in schemas or ()] or [*map(str, selection)]
-    if missing := [one for one in names if one not in by_name]:
-        raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
-    return [by_name[one] for one in names] or None
-
-
-def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = row.get(key)
+def _mapping(value: Any, key: str) -> dict[str, Any]:
     value = parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value or {}
-    is_nested = key == "tools_kwargs"
-    if not isinstance(value, Mapping) or (is_nested and not all(isinstance(v, Mapping) for v in value.values())):
-        raise InputError("must be a mapping of settings" + (" for each tool" if is_nested else ""), field=key)
+    if not isinstance(value, Mapping):
+        raise InputError("must be a mapping of settings", field=key)
     return dict(value)
 
 
@@ -173,15 +166,16 @@ def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
     """Yield tasks, those without a name named by their place. Raises InputError for a duplicate."""
+    if not isinstance(tasks, Iterable):
+        raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
     places: dict[str, int] = {}
     for number, task in enumerate(tasks):
         task = _named(task, number)
-        if task.name in places:
+        if number != (first := places.setdefault(task.name, number)):
             raise InputError(
-                f"tasks {places[task.name]} and {number} (counted from 0) are both called {brief(task.name)}: name "
-                "each differently, or none; grouped(tasks, n) makes n rollouts of each task"
+                f"tasks {first} and {number} (counted from 0) are both called {brief(task.name)}: name each "
+                "differently, or none; grouped(tasks, n) makes n rollouts of each task"
             )
-        places[task.name] = number
         yield task
 
 
@@ -254,10 +248,7 @@ async def run_all(
     """Run tasks with a function of their number, the task and its seed; store and count what it returns."""
     concurrency = whole("concurrency", concurrency, least=1, error=InputError)
     seed = None if seed is None else whole("seed", seed, least=0, most=2**62, error=InputError)
-    if not isinstance(tasks, Iterable):
-        raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
-    summary = Summary() if store is None else Summary.of(store)
-    began = time.monotonic()
+    summary, began = Summary.of(store), time.monotonic()
     waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))
     running: set[str] = set()
 

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from ..errors import InputError, TokentraceError
+
 Returned = TypeVar("Returned")
 
 
-class TooLong(Exception):  # noqa: N818
+class TooLong(InputError):  # noqa: N818
     """A tool, a simulated user or a reward took too long."""
 
 
@@ -52,15 +54,15 @@ async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: st
     """Take the last step of a tool or a simulated user; add a failure to the notes."""
     try:
         await within(step(), limit, who)
-    except TooLong as error:
-        notes.append(str(error))
     except Exception as error:
-        notes.append(f"{who}: {describe_error(error)}")
+        notes.append(str(error) if isinstance(error, TooLong) else f"{who}: {describe_error(error)}")
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the message of an error."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return an error's message, after its type if it is not one of ours."""
+    if isinstance(error, TokentraceError):
+        return str(error)
+    return ": ".join(filter(None, [type(error).__name__, str(error)]))
 
 
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -30,8 +30,9 @@ from .calling import describe_error
 from .ends import End
 from .loop import Agent, Rollout, Task
 from .patience import EngineDown, Outage, Patience
+from .record import plain_json
 from .setup import read_run
-from .store import RolloutStore, as_plain_json, differing
+from .store import RolloutStore, differing
 
 Crew: TypeAlias = tuple[Agent, Sequence[Task]]
 MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
@@ -70,7 +71,7 @@ async def run_rollouts_on_ray(
     todo = sum(store is None or not store.is_finished(task.name) for task in chosen)
     concurrency = whole("concurrency", concurrency, least=1, error=InputError)
     if not todo:
-        return Summary() if store is None else Summary.of(store)
+        return Summary.of(store)
     with connected(ray, address):
         cpus = int(ray.cluster_resources().get("CPU", 1))
         count = cpus if workers is None else whole("workers", workers, least=1, error=InputError)
@@ -266,7 +267,7 @@ class RolloutActor:
             return about | {"error": describe_error(error)}
         names = [one.name for one in dataclasses.fields(rollout) if one.init and one.name not in ("task", "tools")]
         report = {name: getattr(rollout, name) for name in names}
-        messages = as_plain_json(rollout.messages)  # foreign objects need not be picklable
+        messages = plain_json(rollout.messages)  # foreign objects need not be picklable
         return about | {"rollout": report | {"messages": messages}}
 
     async def close(self) -> None:

@@ -58,8 +58,6 @@ class AdoptedInteraction(BaseInteraction):
     """
 
     def __init__(self, user: Any) -> None:
-        config = getattr(user, "config", None)
-        super().__init__(config if isinstance(config, Mapping) else None)
         self._user = user
         self._started: dict[str, tuple[str, dict[str, Any]]] = {}
 
@@ -92,12 +90,9 @@ def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
     users = interaction if isinstance(interaction, Mapping) else {"": interaction}
     for name, user in users.items():
         if isinstance(user, type) or not callable(getattr(user, "generate_response", None)):
-            raise InputError(f"interaction must be a BaseInteraction, not {brief(user)}")
-        if not isinstance(name, str):
-            raise InputError(f"the name of an interaction must be text, not {brief(name)}")
-    return {
-        name: user if isinstance(user, BaseInteraction) else AdoptedInteraction(user) for name, user in users.items()
-    }
+            raise InputError(f"interaction {brief(name)} must be a BaseInteraction, not {brief(user)}")
+    adopted = (user if isinstance(user, BaseInteraction) else AdoptedInteraction(user) for user in users.values())
+    return dict(zip(users, adopted, strict=True))
 
 
 def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]) -> BaseInteraction | None:
@@ -107,10 +102,8 @@ def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[s
     name = settings.get("name")
     if name is None and len(users) == 1:
         return next(iter(users.values()))
-    if name is None:
-        raise InputError(f"interaction_kwargs must name one of the simulated users: {', '.join(users)}")
     if not isinstance(name, str) or name not in users:
-        raise InputError(f"there is no simulated user {brief(name)}; there are {', '.join(users)}")
+        raise InputError(f"there is no simulated user {brief(name)}: interaction_kwargs.name is {' or '.join(users)}")
     return users[name]
 
 
@@ -123,9 +116,4 @@ def as_reply(answer: Any) -> Reply:
     if isinstance(answer, tuple) and len(answer) == 4:
         done, content, reward, metrics = answer
         return Reply("" if content is None else content, bool(done), reward, metrics or {})
-    if not isinstance(answer, str):
-        raise InputError(
-            f"generate_response returned {brief(answer)}: it must be a Reply, text, None, or a tuple of done, text, "
-            "reward and metrics"
-        )
     return Reply(answer)

@@ -5,6 +5,7 @@ Values become typed structs; errors name the file, the line and the setting.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import hashlib
@@ -17,15 +18,17 @@ import types
 import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from ..errors import InputError, TokentraceError, brief
+from .calling import describe_error
 from .interactions import BaseInteraction, as_interactions
-from .mcp import MCPConfig, read_servers, tools_now
+from .mcp import MCPConfig, mcp_tools
 from .tools import AdoptedTool, BaseTool, FunctionTool, as_tools
 
 Built = TypeVar("Built")
@@ -33,24 +36,29 @@ _MAX_BYTES: Final = 16 << 20
 
 
 class ConfigError(InputError):
-    """A configuration that cannot be used. Names the file, the line and the setting (`path`)."""
+    """A configuration that cannot be used. Names the file, the line and the setting."""
 
-    def __init__(self, problem: str, *, path: tuple[str | int, ...] = ()) -> None:
-        self.path = path
-        super().__init__(problem)
+
+Place: TypeAlias = tuple[str | int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML file: its values, and the nodes that know their lines."""
+    """A YAML file: its values, and their lines by path."""
 
-    file: str
+    file: Path
     values: dict[str, Any]
-    root: Any
+    lines: Mapping[Place, int]
+
+    @property
+    def folder(self) -> Path:
+        return self.file.resolve().parent
 
     def error(self, problem: str, *path: str | int) -> ConfigError:
-        where = ".".join(map(str, path))
-        return ConfigError(f"{self.file}, line {self.line(path)}: {where + ': ' if where else ''}{problem}", path=path)
+        """Return an error at a setting; its line is that of the closest one around it."""
+        line = next(self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines)
+        where = f"{'.'.join(map(str, path))}: " if path else ""
+        return ConfigError(f"{self.file}, line {line}: {where}{problem}")
 
     @contextlib.contextmanager
     def at(self, *path: str | int) -> Iterator[None]:
@@ -61,25 +69,12 @@ class Document:
         except ConfigError:
             raise
         except Exception as error:
-            problem = str(error) if isinstance(error, TokentraceError) else f"{type(error).__name__}: {error}"
-            raise self.error(problem, *path) from error
-
-    def line(self, path: tuple[str | int, ...]) -> int:
-        """Return the line of a setting, or of the closest one around it."""
-        node, line = self.root, self.root.start_mark.line
-        for part in path:
-            if node.id == "mapping":
-                pairs = [(key, value) for key, value in node.value if str(key.value) == part]
-                if not pairs:
-                    break
-                line, node = pairs[0][0].start_mark.line, pairs[0][1]
-            elif node.id == "sequence" and isinstance(part, int):
-                node = node.value[part]
-                line = node.start_mark.line
-        return int(line) + 1
+            raise self.error(describe_error(error), *path) from error
 
     def convert(self, kind: type[Built], values: Any, *path: str | int) -> Built:
-        """Return values as a struct. Raises ConfigError at the first that does not fit."""
+        """Return values as a struct or a dataclass. Raises ConfigError at the first that does not fit."""
+        if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
+            self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
         try:
             return msgspec.convert(values, kind)
         except msgspec.ValidationError as error:
@@ -88,15 +83,8 @@ class Document:
             if match := re.search(r"contains unknown field `(.*)`", message):
                 inner, message = [*inner, match[1]], "there is no such setting"
             raise self.error(message, *path, *inner) from error
-
-    def build(self, kind: type[Built], values: Any, *path: str | int, **more: Any) -> Built:
-        """Return values as a dataclass, whose fields are the only settings. Raises ConfigError as `convert` does."""
-        if not isinstance(values, Mapping):
-            raise self.error(f"must be a mapping of settings, not {brief(values)}", *path)
-        names = [one.name for one in dataclasses.fields(kind) if one.name not in more]  # type: ignore[arg-type]
-        self.check_names(values, names, *path)
-        with self.at(*path):
-            return self.convert(kind, {**values, **more}, *path)
+        except TokentraceError as error:
+            raise self.error(str(error), *path) from error
 
     def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:
         """Raise ConfigError for a setting that is not one of `names`."""
@@ -111,50 +99,54 @@ def read_config(path: str | Path) -> Document:
         import yaml
     except ImportError:
         raise InputError("configurations are YAML: install tokentrace[rollout]") from None
-    name = str(path)
     try:
         with open(path, "rb") as file:
             raw = file.read(_MAX_BYTES + 1)
         text = raw.decode("utf-8-sig")
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{name} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error}") from error
     if len(raw) > _MAX_BYTES:
-        raise ConfigError(f"{name} has more than {_MAX_BYTES >> 20} MiB, which is no configuration")
+        raise ConfigError(f"{path} has more than {_MAX_BYTES >> 20} MiB, which is no configuration")
+    lines: dict[Place, int] = {}
+    loader = yaml.SafeLoader(text)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = loader.get_single_node()
         if node is None or node.id != "mapping":
-            raise ConfigError(f"{name}: must be a mapping of settings")
-        return Document(name, _value(node, yaml.SafeLoader(text), name, {}), node)
+            raise ConfigError(f"{path}: must be a mapping of settings")
+        return Document(Path(path), _value(node, loader, lines, {}, ()), lines)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{place}: not valid YAML: {getattr(error, 'problem', error)}") from error
     except RecursionError as error:
-        raise ConfigError(f"{name}: settings are nested too deeply, or an anchor contains itself") from error
+        raise ConfigError(f"{path}: settings are nested too deeply, or an anchor contains itself") from error
 
 
-def _value(node: Any, loader: Any, file: str, cache: dict[int, Any]) -> Any:
+def _value(node: Any, loader: Any, lines: dict[Place, int], cache: dict[int, Any], path: Place) -> Any:
     """Return the value of a node. An alias shares the value of its anchor."""
+    from yaml import MarkedYAMLError
+
+    lines.setdefault(path, node.start_mark.line + 1)
     if id(node) in cache:
         return cache[id(node)]
     value: Any
     if node.id == "sequence":
-        value = [_value(one, loader, file, cache) for one in node.value]
+        value = [_value(one, loader, lines, cache, (*path, at)) for at, one in enumerate(node.value)]
     elif node.id == "mapping":
         value = {}
-        for key_node, value_node in node.value:
-            where = f"{file}, line {key_node.start_mark.line + 1}"
-            if key_node.id != "scalar":
-                raise ConfigError(f"{where}: the name of a setting must be text")
-            if key_node.value in value:
-                raise ConfigError(f"{where}: {key_node.value!r} is there twice")
-            value[key_node.value] = _value(value_node, loader, file, cache)
+        for key, one in node.value:
+            problem = "" if key.id == "scalar" else "the name of a setting must be text"
+            if problem or key.value in value:
+                problem = problem or f"{key.value!r} is there twice"
+                raise MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            lines[*path, key.value] = key.start_mark.line + 1
+            value[key.value] = _value(one, loader, lines, cache, (*path, key.value))
     else:
         try:
             value = loader.construct_object(node, deep=True)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
             problem = f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag"
-            raise ConfigError(f"{file}, line {node.start_mark.line + 1}: {problem}") from error
+            raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
     cache[id(node)] = value
     return value
 
@@ -169,8 +161,6 @@ def load_object(name: str, folder: Path) -> Any:
         raise InputError(f"{name!r} must be module:name, module.Name or file.py:name")
     is_file = module_name.endswith(".py")
     beside = folder / (module_name if is_file else f"{module_name.replace('.', '/')}.py")
-    if is_file and not beside.is_file():
-        raise InputError(f"there is no file {beside}")
     try:
         try:
             module = _from_file(beside) if is_file else importlib.import_module(module_name)
@@ -187,7 +177,7 @@ def load_object(name: str, folder: Path) -> Any:
 
 def _from_file(path: Path) -> types.ModuleType:
     """Return the module in a file, which runs once however often it is named."""
-    path = path.resolve()
+    path = path.resolve(strict=True)
     name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
@@ -220,52 +210,59 @@ class _ToolFile(Struct, forbid_unknown_fields=True):
     tools: list[ToolSection]
 
 
+class _ServerFile(Struct):
+    """A file of MCP servers, which most clients share."""
+
+    servers: dict[str, dict[str, Any]] = msgspec.field(name="mcpServers")
+
+
 def load_tools(path: str | Path) -> list[BaseTool]:
     """Return the tools of a YAML file, under ``tools``: classes as verl has them, functions, or MCP servers."""
     document = read_config(path)
-    return make_tools(document, document.convert(_ToolFile, document.values).tools, Path(path).parent)
+    return make_tools(document, document.convert(_ToolFile, document.values).tools)
 
 
-def make_tools(document: Document, sections: Sequence[ToolSection], folder: Path) -> list[BaseTool]:
+def make_tools(document: Document, sections: Sequence[ToolSection]) -> list[BaseTool]:
     tools: list[BaseTool] = []
     for at, section in enumerate(sections):
-        path = ("tools", at)
-        if section.mcp is not None:
-            if section.class_name is not None:  # as in verl's mcp_tool_config.yaml
-                ignored = f"{section.class_name} and its config are ignored: the tools of an MCP server need no class"
-                warnings.warn(str(document.error(ignored, *path)), stacklevel=2)
-            tools += _server_tools(document, section.mcp, folder, *path, "mcp")
-        elif section.function is not None:
-            with document.at(*path, "function"):
-                function = load_object(section.function, folder)
+        kind = next((name for name in ("mcp", "function", "class_name") if getattr(section, name) is not None), None)
+        if kind is None:
+            raise document.error("a tool has a class_name, a function or mcp", "tools", at)
+        with document.at("tools", at, kind):
+            if kind == "mcp":
+                tools += _server_tools(document, section, "tools", at, "mcp")
+            elif kind == "function":
+                function = load_object(str(section.function), document.folder)
                 if isinstance(function, type) or not callable(function):
                     raise InputError("is not a function; name a class with class_name")
                 tools.append(FunctionTool(function, name=section.name))
-        elif section.class_name is not None:
-            with document.at(*path, "class_name"):
-                tools.append(_make_tool(load_object(section.class_name, folder), section))
-        else:
-            raise document.error("a tool has a class_name, a function or mcp", *path)
-        with document.at(*path):
+            else:
+                tools.append(_make_tool(load_object(str(section.class_name), document.folder), section))
             as_tools(tools)
     return tools
 
 
-def _server_tools(document: Document, values: dict[str, Any], folder: Path, *path: str | int) -> list[BaseTool]:
+def _server_tools(document: Document, section: ToolSection, *path: str | int) -> list[BaseTool]:
+    if section.class_name is not None:  # as in verl's mcp_tool_config.yaml
+        ignored = f"{section.class_name} and its config are ignored: the tools of an MCP server need no class"
+        warnings.warn(str(document.error(ignored, *path)), stacklevel=3)
     names = {"mcp_servers_config_path": "file", "tool_selected_list": "tools"}
-    values = {names.get(key, key): value for key, value in values.items()}
-    selected = values.get("tools") if "file" in values else None
-    with document.at(*path):
-        if "file" in values:
-            servers = [MCPConfig(**one) for one in read_servers(folder / values["file"]).values()]
-        else:
-            servers = [document.build(MCPConfig, values, *path)]
-        beside = [
-            dataclasses.replace(one, cwd=str(folder / (one.cwd or ""))) if one.command else one for one in servers
-        ]
-        tools = {tool.name: tool for tool in tools_now(beside)}
-        if missing := [name for name in selected or () if name not in tools]:
-            raise InputError(f"there is no tool {brief(missing[0])}")
+    values = {names.get(key, key): value for key, value in (section.mcp or {}).items()}
+    listed, selected = [values], None
+    if "file" in values:
+        selected, file = values.get("tools"), (document.folder / values["file"]).read_bytes()
+        listed = list(msgspec.json.decode(file, type=_ServerFile).servers.values())
+    servers = [document.convert(MCPConfig, one, *path) for one in listed]
+    for server in servers:
+        server.cwd = str(document.folder / (server.cwd or "")) if server.command else None
+
+    async def list_tools() -> list[BaseTool]:
+        return [tool for server in servers for tool in await mcp_tools(server)]
+
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
+        tools = {tool.name: tool for tool in thread.submit(asyncio.run, list_tools()).result()}
+    if missing := [name for name in selected or () if name not in tools]:
+        raise InputError(f"there is no tool {brief(missing[0])}")
     return [tool for name, tool in tools.items() if selected is None or name in selected]
 
 
@@ -323,20 +320,17 @@ class _UserFile(Struct, forbid_unknown_fields=True):
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
     """Return the simulated users of a YAML file by name; one without a name serves every task, and is called ""."""
     document = read_config(path)
-    return make_interactions(document, document.convert(_UserFile, document.values).interaction, Path(path).parent)
+    return make_interactions(document, document.convert(_UserFile, document.values).interaction)
 
 
-def make_interactions(
-    document: Document, sections: UserSection | Sequence[UserSection], folder: Path
-) -> dict[str, BaseInteraction]:
+def make_interactions(document: Document, sections: UserSection | Sequence[UserSection]) -> dict[str, BaseInteraction]:
     listed = [sections] if isinstance(sections, UserSection) else sections
     if not listed:
         raise document.error("there must be at least one", "interaction")
     users: dict[str, BaseInteraction] = {}
     for at, section in enumerate(listed):
-        path = ("interaction",) if isinstance(sections, UserSection) else ("interaction", at)
-        with document.at(*path, "class_name"):
-            kind = load_object(section.class_name, folder)
+        with document.at("interaction", at, "class_name"):
+            kind = load_object(section.class_name, document.folder)
             if not isinstance(kind, type) or not callable(getattr(kind, "generate_response", None)):
                 raise InputError("is not a class with generate_response, such as BaseInteraction")
             if not issubclass(kind, BaseInteraction):

@@ -7,34 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from ..conversation.messages import Messages
-from ..engines.answers import check_logprobs
+from ..engines.answers import StopFinder, check_logprobs
 from ..engines.errors import Backoff, EngineError
 from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
-from ..errors import InputError, brief
+from ..errors import ContinuationError, InputError, brief
 from ..parsing.response import ParsedResponse
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..settings import instance
 from ..study.seams import BridgeRefusal
+from ..tokens.ids import common_prefix
 from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
-from .calling import TooLong, called, noted, within
+from .calling import TooLong, called, describe_error, noted, within
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name
-from .resuming import OpenTurn, check_resumable, cut_at_stop, resume
-from .toolbox import Toolbox
-from .tools import BaseTool, as_tools, cut_text
+from .tools import BaseTool, Toolbox, as_tools, cut_text
 
 __all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
 
@@ -46,7 +45,8 @@ _ABORTS: Final = 100
 _BACKOFF: Final = Backoff(0.1, 5.0)
 _PART_SEED: Final = 10_007
 """How far the seeds of a turn's parts are apart, per token before."""
-_FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
+_COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
+"""What an engine counts from the first token of a request."""
 
 
 class Agent:
@@ -86,10 +86,8 @@ class Agent:
         check_logprobs(sampling, engine.capabilities)
         if self.resume_aborted:
             check_resumable(sampling)
-        stops = dict.fromkeys([*sampling.stop_token_ids, *renderer.get_stop_token_ids()])
-        self.sampling = dataclasses.replace(
-            sampling, max_tokens=min(sampling.max_tokens, most), stop_token_ids=tuple(stops)
-        )
+        stops = tuple(dict.fromkeys([*sampling.stop_token_ids, *renderer.get_stop_token_ids()]))
+        self.sampling = replace(sampling, max_tokens=min(sampling.max_tokens, most), stop_token_ids=stops)
         limits = [self.budget.context, engine.capabilities.max_length]
         self.context = min((limit for limit in limits if limit is not None), default=None)
 
@@ -101,7 +99,7 @@ class Agent:
         task: Task,
         *,
         resumed: Rollout | None = None,
-        grown: Callable[[Rollout], None] | None = None,
+        grown: Callable[[Rollout], None] = lambda _: None,
         seed: int | None = None,
         patience: Patience | None = None,
     ) -> Rollout:
@@ -115,31 +113,28 @@ class Agent:
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one of a row of a dataset")
-        if resumed is not None:
-            instance("resumed", resumed, Rollout, InputError)
         if not task.name:
-            name = f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name
-            task = dataclasses.replace(task, name=name)
+            task = replace(task, name=f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name)
         tools = self.tools if task.tools is None else task.tools
-        open_turn = None
         if resumed is None:
             size = self.renderer.tokenizer.vocabulary.size
             trajectory = Trajectory(name=task.name, vocab_size=size, metadata={**task.metadata, "task": task.name})
-            rollout = Rollout(task, trajectory, tools, list(task.messages))
+            run = _Run(self, Rollout(task, trajectory, tools, list(task.messages)), grown, seed, patience)
         else:
-            rollout = dataclasses.replace(resumed, task=task, tools=tools)
-            open_turn = resume(rollout, self.renderer, self.sampling)
+            rollout = replace(instance("resumed", resumed, Rollout, InputError), task=task, tools=tools)
+            run = _Run(self, rollout, grown, seed, patience)
+            run.resume()
         began = time.monotonic()
-        with instance_name(task.name) as rollout.instance:
+        with instance_name(task.name) as run.rollout.instance:
             try:
-                await _Run(self, rollout, grown or (lambda _: None), seed, patience, open_turn).run()
+                await run.run()
             finally:
-                rollout.seconds = time.monotonic() - began
-        return rollout
+                run.rollout.seconds = time.monotonic() - began
+        return run.rollout
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
         """Append new messages after a turn: bridge the stream to the next one. Returns why not, if it cannot."""
-        bridge = functools.partial(self.renderer.bridge, prompt, completion, new, tools=rollout.schemas)
+        bridge = partial(self.renderer.bridge, prompt, completion, new, tools=rollout.schemas)
         bridged = bridge()
         if isinstance(bridged, BridgeRefusal):  # the whole conversation may help, but the cost grows with its length
             bridged = bridge(messages=rollout.messages[:-1])
@@ -158,18 +153,65 @@ class Agent:
         return self.context is None or length < self.context
 
 
-@dataclasses.dataclass(slots=True)
+def check_resumable(sampling: SamplingParams) -> None:
+    """Raise ContinuationError for settings that an engine counts from the first token of a request."""
+    used = {**sampling.penalties, **({} if sampling.structure is None else {"structure": True})}
+    if counted := [name for name in _COUNTED if name in used]:
+        raise ContinuationError(
+            f"an aborted turn cannot be sampled on with {' and '.join(counted)}: the engine would forget its first "
+            "part. Leave that out, or sample the rollout anew"
+        )
+
+
+@dataclass(slots=True)
 class _Run:
     agent: Agent
     rollout: Rollout
     grown: Callable[[Rollout], None]
     seed: int | None
     patience: Patience | None
-    open_turn: OpenTurn | None
-    """The turn that a recorded trajectory ends with, until it is continued."""
+    is_open: bool = False
+    """True if a recorded trajectory ends with a turn that nothing answers, until it is continued."""
     user: BaseInteraction | None = None
-    box: Toolbox = dataclasses.field(init=False)
+    box: Toolbox = field(init=False)
     limit: asyncio.Timeout | None = None
+
+    def resume(self) -> None:
+        """Prepare a recorded rollout to be continued: the stream stays as it is. Raises ContinuationError."""
+        rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
+        prompt = renderer.render(rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True).ids
+        first, size, parts = trajectory.writes()[0].tokens.ids, renderer.tokenizer.vocabulary.size, trajectory.turns()
+        at, problem = common_prefix(first, prompt), ""
+        ends_with_turn = bool(parts) and parts[-1].stop == len(trajectory)
+        if trajectory.name != rollout.task.name:
+            problem = f"its task is called {rollout.task.name!r}"
+        elif trajectory.num_branches > 1:
+            problem = f"it has {trajectory.num_branches} branches, and the loop continues one stream"
+        elif not trajectory.has_logprobs:
+            problem = "it has no logprobs"
+        elif trajectory.vocab_size not in (None, size):
+            problem = f"it was recorded with a vocabulary of {trajectory.vocab_size} ids, and this tokenizer has {size}"
+        elif not at == len(first) == len(prompt):
+            problem = (
+                f"it begins with another prompt than its task renders to, from token {at} on: the messages, the tools, "
+                "the template or the tokenizer have changed"
+            )
+        elif ends_with_turn and parts[-1].finish_reason == "length":
+            problem = "it ends with a turn that ran out of tokens: its rollout is over"
+        if problem:
+            raise ContinuationError(f"trajectory {trajectory.name!r} cannot be continued: {problem}")
+        self.is_open = ends_with_turn and not rollout.pending
+        if self.is_open:
+            if parts[-1].finish_reason == "abort" and len(trajectory) > self._start():
+                check_resumable(self.agent.sampling)
+            del rollout.messages[parts[-1].message :]
+            if parts[-1].reward is not None:
+                trajectory.set_reward(None, parts[-1])
+            last = rollout.per_turn[-1]
+            last.reward, last.tool_calls, last.malformed = None, 0, False
+        rollout.end, rollout.reward = None, None
+        if trajectory.reward is not None:
+            trajectory.set_reward(None)
 
     async def run(self) -> None:
         rollout = self.rollout
@@ -183,9 +225,9 @@ class _Run:
         except EngineDown:
             raise
         except Exception as error:
-            rollout.end = next((end for kind, end in _FAILURES if isinstance(error, kind)), End.FAILED)
-            is_ours = isinstance(error, EngineError | TooLong | InputError)
-            rollout.notes.append(str(error) if is_ours else f"{type(error).__name__}: {error}")
+            ends = {EngineError: End.ENGINE, TooLong: End.HUNG, Exception: End.FAILED}
+            rollout.end = next(end for kind, end in ends.items() if isinstance(error, kind))
+            rollout.notes.append(describe_error(error))
         if rollout.end in FAILED_ENDS:
             rollout.reward = None
         if rollout.reward is not None:
@@ -212,8 +254,7 @@ class _Run:
                         await within(start, budget.interaction_timeout, "start_interaction")
                         started = True
                     if rollout.pending:  # a recorded rollout: bridge to the messages that answered its last turn
-                        parts, stream = rollout.trajectory.turns(), rollout.trajectory.stream()
-                        first = next(part for part in reversed(parts) if not part.continues).start
+                        stream, first = rollout.trajectory.stream(), self._start()
                         pending, rollout.pending = rollout.pending, []
                         rollout.end = self.agent.go_on(rollout, stream[:first], stream[first:], pending)
                     while rollout.end is None:
@@ -228,50 +269,53 @@ class _Run:
                 await self._score()
         finally:
             if user is not None and started:
-                step = functools.partial(user.finalize_interaction, rollout.instance)
+                step = partial(user.finalize_interaction, rollout.instance)
                 await noted(step, budget.interaction_timeout, "finalize_interaction", rollout.notes)
+
+    def _start(self) -> int:
+        """Return where the last turn begins in the stream; it may have several parts."""
+        return next(part for part in reversed(self.rollout.trajectory.turns()) if not part.continues).start
 
     async def _turn(self) -> End | None:
         """Sample a turn and append what answers it. Returns why the rollout ends, if it does."""
-        rollout, agent = self.rollout, self.agent
-        open_turn, self.open_turn = self.open_turn, None
-        start = len(rollout.trajectory) if open_turn is None else open_turn.start
-        reason = None
-        if open_turn is None:
-            room, limit = self._room(start, continues=False)
-            if room < 1:
-                return limit
-        if open_turn is None or open_turn.aborted:
-            reason = await self._sample_turn(start, continues=open_turn is not None)
-        stream = rollout.trajectory.stream()
+        rollout, agent, trajectory = self.rollout, self.agent, self.rollout.trajectory
+        is_open, self.is_open, reason = self.is_open, False, None
+        start = self._start() if is_open else len(trajectory)
+        if not is_open or trajectory.turns()[-1].finish_reason == "abort":
+            sampled, reason = await self._sample_turn(start, continues=is_open)
+            if not sampled:
+                return reason
+        stream = trajectory.stream()
         prompt, completion = stream[:start], stream[start:]
         parsed = agent.renderer.parse_response(completion, tools=rollout.schemas, prompt_ids=prompt)
-        rollout.messages.append(parsed.to_message(call_id=functools.partial(call_id, rollout.turns)))
+        rollout.messages.append(parsed.to_message(call_id=partial(call_id, rollout.turns)))
         turn = rollout.per_turn[-1]
         turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
         if reason is not None:
             return reason
         new, reason = await self._answers(parsed, turn)
         if turn.reward:
-            rollout.trajectory.set_reward(turn.reward, rollout.trajectory.turns()[-1])
+            trajectory.set_reward(turn.reward, trajectory.turns()[-1])
         if reason is None:
             reason = agent.go_on(rollout, prompt, completion, new)
         if reason is None:
             self.grown(rollout)
         return reason
 
-    async def _sample_turn(self, start: int, *, continues: bool) -> End | None:
-        """Sample a turn, in several parts if it is aborted and resumed. Returns why the rollout ends, if it does."""
+    async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
+        """Sample a turn, in several parts if it is aborted and resumed.
+
+        Returns whether it has a part, and why the rollout ends, if it does.
+        """
         aborts, rollout, agent = 0, self.rollout, self.agent
         while True:
             room, limit = self._room(start, continues=continues)
             if room < 1:
-                return limit
+                return continues, limit
             before = rollout.engine_seconds
             completion = await self._sample(room, start, continues=continues)
             if continues:
-                earlier = rollout.trajectory.stream()[start:]
-                completion = cut_at_stop(completion, earlier, agent.sampling.stop, agent.renderer)
+                completion = self._cut_at_stop(completion, rollout.trajectory.stream()[start:])
             aborted = completion.finish_reason is FinishReason.ABORT
             again = aborted and agent.resume_aborted and aborts < _ABORTS
             if len(completion.ids) or not again:
@@ -281,7 +325,28 @@ class _Run:
                 aborts += 1
                 await asyncio.sleep(_BACKOFF.after(aborts))
             if not again:
-                return End.ABORT if aborted else limit if completion.finish_reason is FinishReason.LENGTH else None
+                length = limit if completion.finish_reason is FinishReason.LENGTH else None
+                return True, End.ABORT if aborted else length
+
+    def _cut_at_stop(self, part: Completion, before: Ids) -> Completion:
+        """Cut a later part of a turn at a stop text, which may begin in the part `before` it."""
+        finder = StopFinder(self.agent.sampling.stop, self.agent.renderer.tokenizer.vocabulary.token_bytes)
+        for one in before.tolist():
+            finder.feed(one)
+        for end, one in enumerate(part.ids.tolist(), 1):
+            text = finder.feed(one)
+            if text is not None:
+                spans = (span._replace(stop=min(span.stop, end)) for span in part.versions if span.start < end)
+                return replace(
+                    part,
+                    ids=part.ids[:end],
+                    logprobs=part.logprobs[:end],
+                    finish_reason=FinishReason.STOP,
+                    versions=tuple(spans),
+                    channels={name: entries[:end] for name, entries in part.channels.items()},
+                    stopped_by=text,
+                )
+        return part
 
     def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
         rollout, reason = self.rollout, str(completion.finish_reason)
@@ -327,7 +392,6 @@ class _Run:
         seed = sampling.seed if self.seed is None else self.seed + turn
         if seed is not None:  # a later part must not repeat the random numbers of the first
             seed += _PART_SEED * (len(rollout.trajectory) - start)
-        sampling = dataclasses.replace(sampling, seed=seed, max_tokens=room)
         group = rollout.task.metadata.get("group")
 
         async def request() -> Completion:
@@ -335,7 +399,7 @@ class _Run:
             try:
                 answer = engine.generate(
                     rollout.trajectory.prompt(),
-                    sampling,
+                    replace(sampling, seed=seed, max_tokens=room),
                     request_id=f"{rollout.instance}-{turn}",
                     session=rollout.instance,
                     wire=rollout.trajectory.wire_parts,
@@ -355,18 +419,17 @@ class _Run:
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
         """Stop the rollout's clock while the engine is down."""
-        limit = self.limit
-        end = None if limit is None else limit.when()
-        if limit is None or end is None:
+        end = None if self.limit is None else self.limit.when()
+        if self.limit is None or end is None:
             yield
             return
         now = asyncio.get_running_loop().time
         remaining = end - now()
-        limit.reschedule(None)
+        self.limit.reschedule(None)
         try:
             yield
         finally:
-            limit.reschedule(now() + remaining)
+            self.limit.reschedule(now() + remaining)
 
     async def _answers(self, parsed: ParsedResponse, turn: TurnMetrics) -> tuple[list[Mapping[str, Any]], End | None]:
         """Return what follows a turn: the results of its calls, or the simulated user's message."""
@@ -386,8 +449,7 @@ class _Run:
             return [], End.ANSWER
         response = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
         reply = as_reply(await within(response, budget.interaction_timeout, "generate_response"))
-        turn.add_reward(checked_reward(reply.reward, "the reward of a reply"))
-        rollout.notes += turn.add_metrics("interaction", user.name, reply.metrics)
+        turn.add("interaction", user.name, reply.reward, reply.metrics)
         if reply.done:
             return [], End.USER
         return [{"role": "user", "content": self._cut(reply.content)}], None
@@ -402,9 +464,10 @@ class _Run:
             reward = await within(called(self.agent.reward, rollout), limit, "the reward")
             rollout.reward = checked_reward(reward, "the reward")
             return
-        scores = [*(turn.reward for turn in rollout.per_turn), await self.box.rewards()]
+        scores = {f"turn {at}": turn.reward for at, turn in enumerate(rollout.per_turn)} | await self.box.rewards()
         if self.user is not None:
-            score = await within(self.user.calculate_score(rollout.instance), limit, "calculate_score")
-            scores.append(checked_reward(score, "calculate_score"))
-        present = [score for score in scores if score is not None]
+            score = self.user.calculate_score(rollout.instance)
+            scores["calculate_score"] = await within(score, limit, "calculate_score")
+        numbers = [checked_reward(score, name) for name, score in scores.items()]
+        present = [number for number in numbers if number is not None]
         rollout.reward = checked_reward(sum(present) if present else None, "the sum of all rewards")

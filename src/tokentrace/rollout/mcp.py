@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import InputError
 from ..settings import choose, limit
-from .tools import BaseTool, ToolResult
+from .calling import within
+from .tools import BaseTool, ToolResult, text_result
 
 _REFUSALS: Final = frozenset({-32601, -32602, -32603})
 """JSON-RPC codes of a working server: no such method, invalid arguments, internal error."""
@@ -54,10 +53,8 @@ class MCPConfig:
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
             raise InputError("an MCP server has a command or a url, and not both")
-        if self.url is None and self.headers:
-            raise InputError("headers are for an MCP server with a url")
-        if self.command is None and (self.args or self.env or self.cwd):
-            raise InputError("args, env and cwd are for an MCP server with a command")
+        if self.headers if self.url is None else self.args or self.env or self.cwd:
+            raise InputError("headers are for an MCP server with a url, args, env and cwd for one with a command")
         self.session = choose(MCPSession, "session", self.session, InputError)
         limit("start_timeout", self.start_timeout, error=InputError)
 
@@ -67,24 +64,16 @@ class MCPConfig:
 
 async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
     """Return the tools of a server. `close` of any tool ends the session that trajectories share."""
-    session = await _Session.open(server)
+    session = await _open(server)
     try:
-        async with asyncio.timeout(server.start_timeout):
-            page = await session.client.list_tools()
-            listed = list(page.tools)
-            while page.next_cursor is not None:
-                page = await session.client.list_tools(cursor=page.next_cursor)
-                listed += page.tools
-    except TimeoutError:
-        raise InputError(f"{server} did not list its tools within {server.start_timeout:g} s") from None
+        listed = await within(session.list_tools(), server.start_timeout, f"listing the tools of {server}")
     finally:
         await session.close()
-    names = [tool.name for tool in listed]
     for name in server.tools or ():
-        if name not in names:
-            raise InputError(f"{server} has no tool {name!r}; there are {', '.join(names)}")
+        if name not in listed:
+            raise InputError(f"{server} has no tool {name!r}; there are {', '.join(listed)}")
     link = _Link(server)
-    return [MCPTool(link, tool) for tool in listed if server.tools is None or tool.name in server.tools]
+    return [MCPTool(link, tool) for name, tool in listed.items() if server.tools is None or name in server.tools]
 
 
 class MCPTool(BaseTool):
@@ -93,11 +82,8 @@ class MCPTool(BaseTool):
     def __init__(self, link: _Link, tool: Any) -> None:
         self._link = link
         self._tool = tool.name
-        function = {
-            "name": link.server.prefix + tool.name,
-            "description": tool.description or "",
-            "parameters": tool.input_schema,
-        }
+        name = link.server.prefix + tool.name
+        function = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
         super().__init__(tool_schema={"type": "function", "function": function})
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
@@ -106,7 +92,7 @@ class MCPTool(BaseTool):
         await self._link.acquire(instance_id)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResult:
-        return await self._link.call(instance_id, self._tool, parameters)
+        return await self._link.sessions[instance_id].call(self._tool, parameters)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         await self._link.release(instance_id)
@@ -115,58 +101,113 @@ class MCPTool(BaseTool):
         await self._link.close()
 
 
+class _Link:
+    """The sessions with a server, of all trajectories of the running event loop."""
+
+    def __init__(self, server: MCPConfig) -> None:
+        self.server = server
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _enter_loop(self) -> None:
+        """Forget the sessions of an earlier event loop, which ended with it."""
+        if self._loop is not asyncio.get_running_loop():
+            self._loop, self._lock = asyncio.get_running_loop(), asyncio.Lock()
+            self._shared: list[_Session] = []
+            self.sessions: dict[str, _Session] = {}
+
+    async def acquire(self, instance_id: str) -> None:
+        """Get a session for a trajectory; all tools of a trajectory share it."""
+        self._enter_loop()
+        async with self._lock:
+            if instance_id in self.sessions:
+                return
+            is_shared = self.server.session is MCPSession.RUN
+            if not is_shared:
+                self.sessions[instance_id] = await _open(self.server)
+                return
+            if not self._shared or self._shared[-1].has_failed:
+                self._shared.append(await _open(self.server))
+            self.sessions[instance_id] = self._shared[-1]
+
+    async def release(self, instance_id: str) -> None:
+        """End a trajectory with the first of its tools that is released; closes the trajectory's own session."""
+        session = self.sessions.pop(instance_id, None)
+        if session is not None and session not in self._shared:
+            await session.close()
+
+    async def close(self) -> None:
+        """Close the sessions that trajectories share."""
+        self._enter_loop()
+        while self._shared:
+            await self._shared.pop().close()
+
+
+async def _open(server: MCPConfig) -> _Session:
+    """Open a session. Raises InputError if the server does not become ready."""
+    session = _Session(server)
+    try:
+        await within(asyncio.shield(session.client), server.start_timeout, f"the start of {server}")
+    except BaseException:
+        await session.close()
+        raise
+    return session
+
+
 class _Session:
     """A connection in a task of its own: mcp requires that the task which opens it also closes it."""
 
     def __init__(self, server: MCPConfig) -> None:
         self.server = server
+        self.client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.has_failed = False
         """True if no new trajectory should begin with it."""
-        self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
-    @classmethod
-    async def open(cls, server: MCPConfig) -> _Session:
-        """Open a session. Raises InputError if the server does not become ready."""
-        session = cls(server)
+    async def _run(self) -> None:
         try:
-            async with asyncio.timeout(server.start_timeout):
-                await asyncio.shield(session._opened)
-        except BaseException as error:
-            await session.close()
-            if isinstance(error, TimeoutError):
-                raise InputError(f"{server} was not ready within {server.start_timeout:g} s") from None
-            raise
-        return session
-
-    @property
-    def client(self) -> Any:
-        return self._opened.result()
+            async with _connected(self.server) as client:
+                self.client.set_result(client)
+                await self._closing.wait()
+        except Exception as error:
+            self.has_failed = True
+            if not self.client.done():
+                self.client.set_exception(InputError(f"{self.server} cannot be used: {_message(error)}"))
+                self.client.exception()  # retrieved, even if nobody waits any more
+        finally:
+            self.client.cancel()
 
     async def close(self) -> None:
         """End it; a command that does not exit is killed."""
         self._closing.set()
-        if not self._opened.done():
+        if not self.client.done():
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _run(self) -> None:
+    async def list_tools(self) -> dict[str, Any]:
+        client, tools, cursor = self.client.result(), dict[str, Any](), None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            tools |= {tool.name: tool for tool in page.tools}
+            cursor = page.next_cursor
+            if cursor is None:
+                return tools
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """Return the result of a call. A session that does not answer gets no new trajectory."""
         try:
-            async with _client(self.server) as client:
-                self._opened.set_result(client)
-                await self._closing.wait()
+            return _result(await self.client.result().call_tool(tool, arguments), tool)
         except Exception as error:
-            self.has_failed = True
-            if not self._opened.done():
-                self._opened.set_exception(InputError(f"{self.server} cannot be used: {_message(error)}"))
-                self._opened.exception()  # retrieved, even if nobody waits any more
-        finally:
-            self._opened.cancel()
+            problem, refused = _message(error), getattr(error, "code", None) in _REFUSALS
+        if refused:
+            return ToolResult(f"error: {problem}", failed=True)
+        self.has_failed = True
+        problem = f"{self.server} did not answer a call of {tool}: {problem}"
+        return ToolResult(f"error: {problem}", failed=True, note=problem)
 
 
 @asynccontextmanager
-async def _client(server: MCPConfig) -> AsyncIterator[Any]:
+async def _connected(server: MCPConfig) -> AsyncIterator[Any]:
     try:
         import httpx2
         from mcp import Client, StdioServerParameters
@@ -183,79 +224,21 @@ async def _client(server: MCPConfig) -> AsyncIterator[Any]:
         yield await stack.enter_async_context(Client(target))
 
 
-class _Link:
-    """The sessions with a server, of all trajectories of the running event loop."""
-
-    def __init__(self, server: MCPConfig) -> None:
-        self.server = server
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def _enter_loop(self) -> None:
-        """Forget the sessions of an earlier event loop, which ended with it."""
-        if self._loop is not asyncio.get_running_loop():
-            self._loop, self._lock = asyncio.get_running_loop(), asyncio.Lock()
-            self._shared: list[_Session] = []
-            self._sessions: dict[str, _Session] = {}
-            self._users: Counter[str] = Counter()
-
-    async def acquire(self, instance_id: str) -> None:
-        """Get a session for a trajectory; all tools of a trajectory share it."""
-        self._enter_loop()
-        async with self._lock:
-            if instance_id not in self._sessions:
-                session = self._shared[-1] if self._shared else None
-                if session is None or session.has_failed or self.server.session is MCPSession.TRAJECTORY:
-                    session = await _Session.open(self.server)
-                    if self.server.session is MCPSession.RUN:
-                        self._shared.append(session)
-                self._sessions[instance_id] = session
-        self._users[instance_id] += 1
-
-    async def release(self, instance_id: str) -> None:
-        """Release one tool of a trajectory; the last one closes the trajectory's own session."""
-        self._users[instance_id] -= 1
-        if not self._users[instance_id]:
-            session = self._sessions.pop(instance_id)
-            if session not in self._shared:
-                await session.close()
-
-    async def call(self, instance_id: str, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return the result of a call. A session that does not answer gets no new trajectory."""
-        session = self._sessions[instance_id]
-        try:
-            answer = await session.client.call_tool(tool, arguments)
-        except Exception as error:
-            if getattr(error, "code", None) in _REFUSALS:
-                return ToolResult(f"error: {_message(error)}", failed=True)
-            session.has_failed = True
-            problem = f"{self.server} did not answer a call of {tool}: {_message(error)}"
-            return ToolResult(f"error: {problem}", failed=True, note=problem)
-        return _result(answer, tool)
-
-    async def close(self) -> None:
-        """Close the sessions that trajectories share."""
-        self._enter_loop()
-        while self._shared:
-            await self._shared.pop().close()
-
-
 def _result(answer: Any, tool: str) -> ToolResult:
-    texts, refused = [], []
+    texts, media = [], []
     for block in answer.content:
-        text = block.text if block.type == "text" else getattr(getattr(block, "resource", None), "text", None)
+        resource = getattr(block, "resource", None)
+        text = block.text if block.type == "text" else getattr(resource, "text", None)
         if text is not None:
             texts.append(text)
             continue
-        kind = getattr(block, "mime_type", None) or getattr(getattr(block, "resource", None), "mime_type", None)
+        kind = getattr(block, "mime_type", None) or getattr(resource, "mime_type", None)
         article = "an" if block.type in ("image", "audio") else "a"
-        refused.append(f"{article} {block.type.replace('_', ' ')}" + (f" ({kind})" if kind else ""))
+        media.append(f"{article} {block.type.replace('_', ' ')}" + (f" ({kind})" if kind else ""))
     if not answer.content and answer.structured_content is not None:
         texts.append(json.dumps(answer.structured_content, ensure_ascii=False))
-    content = ("error: " if answer.is_error else "") + "\n".join(texts)
-    if not refused:
-        return ToolResult(content, failed=bool(answer.is_error))
-    note = f"{tool} returned {' and '.join(refused)}, which cannot be shown here"
-    return ToolResult("\n".join([*filter(None, [content]), f"error: {note}"]), failed=True, note=note)
+    result = text_result(("error: " if answer.is_error else "") + "\n".join(texts), media, tool)
+    return replace(result, failed=True) if answer.is_error else result
 
 
 def _message(error: BaseException) -> str:
@@ -263,22 +246,3 @@ def _message(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(getattr(error, "message", "") or error) or type(error).__name__
-
-
-def read_servers(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the servers of a JSON file with ``mcpServers``, which most clients share."""
-    try:
-        servers = json.loads(path.read_text(encoding="utf-8"))["mcpServers"]
-        return {str(name): dict(one) for name, one in servers.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of MCP servers, JSON with mcpServers: {_message(error)}") from error
-
-
-def tools_now(servers: Sequence[MCPConfig]) -> list[BaseTool]:
-    """Return the tools of servers, for code that is not asynchronous."""
-
-    async def listed() -> list[BaseTool]:
-        return [tool for server in servers for tool in await mcp_tools(server)]
-
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
-        return thread.submit(asyncio.run, listed()).result()

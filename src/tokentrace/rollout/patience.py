@@ -63,13 +63,12 @@ class Patience:
     ) -> None:
         self.seconds: Final = limit("patience", seconds, zero=True, error=InputError)
         self._notice: Final = notice or (lambda _: None)
-        self._clock: Final = clock
-        self._sleep: Final = sleep
+        self._clock, self._sleep = clock, sleep
         self._asking: Final = asyncio.Lock()
         self._rounds = 0
         """How many times the engine was probed until it answered."""
         self._was_down = False
-        self._gave_up = ""
+        self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
         """Seconds that the run has waited in all."""
 
@@ -85,39 +84,28 @@ class Patience:
         `waiting` is entered while the request is not under way. Raises EngineUnavailable if the engine answers probes
         but not the request, EngineDown if it is down for too long.
         """
-        refused = outages = 0
+        problem: EngineUnavailable | None = None
+        rounds = refused = outages = 0
         while True:
-            if self._asking.locked():
-                with waiting():
-                    await self._outlast(self._rounds, None, probe)
+            with waiting():
+                async with self._asking:  # another rollout may be probing
+                    if problem is not None and rounds == self._rounds:
+                        self._was_down = await self._outlast(problem, probe)
+                        self._rounds += 1
+            if problem is not None:
+                refused, outages = (refused, outages + 1) if self._was_down else (refused + 1, outages)
+                if refused >= _TRIES or outages >= _OUTAGES:
+                    raise problem
             rounds = self._rounds
             try:
                 return await request()
             except EngineUnavailable as error:
-                with waiting():
-                    was_down = await self._outlast(rounds, error, probe)
-                refused, outages = (refused, outages + 1) if was_down else (refused + 1, outages)
-                if refused >= _TRIES or outages >= _OUTAGES:
-                    raise
+                problem = error
 
-    async def _outlast(self, rounds: int, error: EngineUnavailable | None, probe: Callable[[], Awaitable[Any]]) -> bool:
-        """Wait until the engine answers; the first caller probes. Returns whether it was down."""
-        async with self._asking:
-            if self._gave_up:
-                raise EngineDown(self._gave_up)
-            if error is not None and rounds == self._rounds:
-                began = self._clock()
-                try:
-                    self._was_down = await self._probe_until(error, probe, began)
-                finally:
-                    self.waited += self._clock() - began
-                self._rounds += 1
-            return self._was_down
-
-    async def _probe_until(self, error: EngineUnavailable, probe: Callable[[], Awaitable[Any]], began: float) -> bool:
+    async def _outlast(self, error: EngineUnavailable, probe: Callable[[], Awaitable[Any]]) -> bool:
         """Probe until there is an answer. Returns whether the first probe failed."""
-        failures = 0
-        while True:
+        began, before, failures = self._clock(), self.waited, 0
+        while self._gave_up is None:
             try:
                 await probe()
                 break
@@ -129,11 +117,14 @@ class Patience:
             waited, pause = self._clock() - began, _BACKOFF.after(failures)
             remaining = None if self.seconds is None else self.seconds - waited
             if remaining is not None and remaining <= 0:
-                self._gave_up = f"the engine did not answer for {waited:.0f} s: {error}"
-                raise EngineDown(self._gave_up) from error
+                self._gave_up = EngineDown(f"the engine did not answer for {waited:.0f} s: {error}")
+                break
             pause = pause if remaining is None else min(pause, remaining)
             self._notice(Outage(str(error), waited, pause, remaining))
             await self._sleep(pause)
+            self.waited = before + self._clock() - began
+        if self._gave_up is not None:
+            raise self._gave_up
         if failures:
             self._notice(None)
         return bool(failures)

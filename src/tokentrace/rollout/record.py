@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..conversation.messages import Messages
@@ -56,10 +57,6 @@ class Budget:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def __repr__(self) -> str:
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        return f"Budget({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -87,8 +84,6 @@ class Task:
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
                 raise InputError(f"a task's {name} must be a mapping by name, not {brief(value)}")
         for tool, value in self.tool_settings.items():
-            if not isinstance(value, Mapping):
-                raise InputError(f"a task's tool_settings[{tool!r}] must be a mapping, not {brief(value)}")
             step_settings(tool, value)
         try:
             mapping_json(self.metadata, "metadata")
@@ -111,20 +106,12 @@ def checked_reward(value: Any, what: str) -> float | None:
     return number
 
 
-def checked_metrics(value: Any, who: str) -> tuple[dict[str, Any], str]:
-    """Return metrics as JSON, and a note if something in them had to become text."""
-    if not isinstance(value, Mapping):
-        return {}, f"{who}: metrics must be a mapping, not {brief(value)}: they are dropped"
-    metrics, texts = dict[str, Any](), list[str]()
-    for key, one in value.items():
-        name = key if isinstance(key, str) else brief(key)
-        texts += [] if name is key else [name]
-        try:
-            metrics[name] = json.loads(json.dumps(one, default=str))
-        except Exception:  # a cycle, or an object whose str() raises
-            metrics[name] = brief(one)
-            texts.append(name)
-    return metrics, f"{who}: metrics that are not JSON are recorded as text: {', '.join(texts)}" if texts else ""
+def plain_json(value: Any) -> Any:
+    """Return a copy of a value as JSON; what is not JSON becomes text."""
+    try:
+        return json.loads(json.dumps(value, default=str), parse_constant=str)
+    except Exception:  # a cycle, or an object whose str() raises
+        return brief(value)
 
 
 def call_id(turn: int, index: int) -> str:
@@ -151,18 +138,23 @@ class TurnMetrics:
     """Those of tools (``tool``) and of the simulated user (``interaction``)."""
     continues: bool = False
 
-    def add_reward(self, reward: float | None) -> None:
-        if reward is not None:
-            self.reward = checked_reward((self.reward or 0.0) + reward, "the reward of a turn")
+    def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
+        """Add the reward and the metrics of a call or a reply. Raises InputError for an invalid reward."""
+        number = checked_reward(reward, f"{name}: the reward")
+        if number is not None:
+            self.reward = checked_reward((self.reward or 0.0) + number, "the reward of a turn")
+        values = metrics if isinstance(metrics, Mapping) else {"value": metrics}
+        if metrics:
+            texts = {key if isinstance(key, str) else brief(key): plain_json(one) for key, one in values.items()}
+            self.metrics.append({kind: name, **texts})
 
-    def add_metrics(self, kind: str, name: str, value: Any) -> list[str]:
-        """Add the metrics of a tool or a user. Returns a note if something in them had to become text."""
-        metrics, note = checked_metrics(value, name) if value else ({}, "")
-        self.metrics += [{kind: name, **metrics}] if value else []
-        return [note] if note else []
+
+def _total(name: str) -> Any:
+    """The sum of a metric of all turns."""
+    return property(lambda rollout: sum(getattr(turn, name) for turn in rollout.per_turn))
 
 
-@dataclass(slots=True)
+@dataclass
 class Rollout:
     """A rollout, done or under way."""
 
@@ -182,7 +174,11 @@ class Rollout:
     """Messages that answer the last turn and that the trajectory does not have yet."""
     instance: str = ""
     """Its name for tools, user and engine, numbered while another of its name is under way."""
-    _schemas: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
+
+    malformed = _total("malformed")
+    tool_calls = _total("tool_calls")
+    tool_errors = _total("tool_errors")
+    tool_seconds = _total("tool_seconds")
 
     def __repr__(self) -> str:
         end = "under way" if self.end is None else self.end
@@ -193,28 +189,10 @@ class Rollout:
         """The number of turns; one in several parts counts once."""
         return sum(not turn.continues for turn in self.per_turn)
 
-    @property
-    def malformed(self) -> int:
-        return sum(turn.malformed for turn in self.per_turn)
-
-    @property
-    def tool_calls(self) -> int:
-        return sum(turn.tool_calls for turn in self.per_turn)
-
-    @property
-    def tool_errors(self) -> int:
-        return sum(turn.tool_errors for turn in self.per_turn)
-
-    @property
-    def tool_seconds(self) -> float:
-        return sum(turn.tool_seconds for turn in self.per_turn)
-
-    @property
+    @functools.cached_property
     def schemas(self) -> list[dict[str, Any]] | None:
         """The schemas of its tools as of the first turn."""
-        if self._schemas is None:
-            self._schemas = [tool.tool_schema for tool in self.tools]
-        return self._schemas or None
+        return [tool.tool_schema for tool in self.tools] or None
 
     @property
     def last(self) -> Mapping[str, Any]:

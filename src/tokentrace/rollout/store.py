@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,12 +23,11 @@ from ..files import lock, owned, write_whole
 from ..samples.sample import Sample
 from ..samples.trajectories import Relative, owned_turns, relative_to_group, trajectory_samples
 from ..settings import flat
-from ..store.opening import open_store
-from ..store.store import Label, SessionInfo, State, Store, TurnRecord
+from ..store.store import Label, SessionInfo, State, TurnRecord, open_store
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from .ends import FAILED_ENDS, End
-from .record import Rollout, Task, TurnMetrics
+from .record import Rollout, Task, TurnMetrics, plain_json
 
 Returned = TypeVar("Returned")
 
@@ -50,36 +49,29 @@ class RolloutStore:
         self.folder = Path(folder)
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self._lock = open(self.folder / _LOCK, "ab", opener=owned)  # noqa: SIM115
-        self._sessions: dict[str, SessionInfo] = {}
-        """The latest session of each rollout, by the rollout's name."""
-        self._store: Store | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tokentrace-run", daemon=True)
-        self._thread.start()
         try:
             lock(self._lock, f"another process writes rollouts to {self.folder}")
             self._store = open_store(str(self.folder / STORE))
-            self._wait(self._read_sessions())
         except BaseException:
-            self.close()
+            self._lock.close()
             raise
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tokentrace-run", daemon=True)
+        self._thread.start()
+        self._sessions: dict[str, SessionInfo] = {}
+        """The latest session of each rollout, by the rollout's name."""
+        self._wait(self._read_sessions())
+
+    async def _read_sessions(self) -> None:
+        for info in reversed([info async for info in self._store.sessions()]):
+            self._sessions[str(info.settings["task"])] = info
 
     def _wait(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         """Run store operations in the store's event loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _read_sessions(self) -> None:
-        for info in reversed([info async for info in self._open.sessions()]):
-            self._sessions[str(info.settings["task"])] = info
-
-    @property
-    def _open(self) -> Store:
-        assert self._store is not None
-        return self._store
-
     def close(self) -> None:
-        if self._store is not None:
-            self._wait(self._store.close())
+        self._wait(self._store.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -104,9 +96,8 @@ class RolloutStore:
     def recorded(self, task: Task) -> Rollout | None:
         """Return what there is of a rollout that can be continued: it was under way, or it was aborted."""
         info = self._sessions.get(task.name)
-        if info is None or info.state is not State.OPEN or not info.turns:
-            return None
-        return self._wait(self._load(info, task))
+        is_open = info is not None and info.state is State.OPEN and info.turns
+        return self._wait(self._load(info, task)) if info is not None and is_open else None
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
         """Yield finished rollouts by name: their `finished` entry with their messages, and the trajectory."""
@@ -115,22 +106,16 @@ class RolloutStore:
             yield {**row, "messages": rollout.messages}, rollout.trajectory
 
     async def _load(self, info: SessionInfo, task: Task) -> Rollout:
-        settings = info.settings
         metadata = {**_metadata(info), "task": task.name}
-        trajectory = Trajectory(name=task.name, vocab_size=settings["vocab_size"], metadata=metadata)
+        trajectory = Trajectory(name=task.name, vocab_size=info.settings["vocab_size"], metadata=metadata)
         rollout = Rollout(task, trajectory, task.tools or [], list(task.messages))
-        async for turn in self._open.turns(info.id):
+        async for turn in self._store.turns(info.id):
             replay_records(trajectory, turn.records)
-            metrics = TurnMetrics(**turn.info["metrics"])
-            if metrics.continues:
-                rollout.messages.pop()
-            elif turn.number or not task.messages:
-                rollout.messages += turn.info["messages"]
-            rollout.messages.append(turn.info["reply"])
-            rollout.per_turn.append(metrics)
-            if metrics.reward:
-                trajectory.set_reward(metrics.reward, trajectory.turns()[-1])
-        for request in await self._open.incomplete(info.id):
+            rollout.messages[turn.info["shared"] :] = [*turn.info["messages"], turn.info["reply"]]
+            rollout.per_turn.append(TurnMetrics(**turn.info["metrics"]))
+            if reward := rollout.per_turn[-1].reward:
+                trajectory.set_reward(reward, trajectory.turns()[-1])
+        for request in await self._store.incomplete(info.id):
             rollout.pending += request["messages"]
         return rollout
 
@@ -138,54 +123,55 @@ class RolloutStore:
 
     def start(self, name: str) -> None:
         """Start a rollout anew: an unfinished or discarded attempt is dropped."""
+        self._wait(self._start(name))
+
+    async def _start(self, name: str) -> SessionInfo:
         info = self._sessions.get(name)
         if info is not None and info.state is State.OPEN:
-            self._wait(self._open.set_state(info.id, State.DROPPED))
-        ids = itertools.chain([name], (f"{name}~{attempt}" for attempt in itertools.count(2)))
-        id = next(id for id in ids if self._wait(self._open.session(id)) is None)
-        settings = {"task": name, "vocab_size": None}
-        self._sessions[name] = self._wait(self._open.create(SessionInfo(id, State.OPEN, time.time(), {}, settings)))
+            await self._store.set_state(info.id, State.DROPPED)
+        id, attempts = name, itertools.count(2)
+        while await self._store.session(id) is not None:
+            id = f"{name}~{next(attempts)}"
+        new = SessionInfo(id, State.OPEN, time.time(), {}, {"task": name, "vocab_size": None})
+        self._sessions[name] = await self._store.create(new)
+        return self._sessions[name]
 
     def keep(self, rollout: Rollout) -> None:
         """Store the turns of an unfinished rollout: `recorded` returns it to whoever continues it."""
-        if rollout.task.name not in self._sessions:
-            self.start(rollout.task.name)
         self._wait(self._save(rollout))
 
     def finish(self, rollout: Rollout) -> None:
         """Store a rollout and how it ended; it is on the disk when this returns."""
-        self.keep(rollout)
-        self._wait(self._finish(rollout, self._sessions[rollout.task.name].id))
+        self._wait(self._save(rollout, finished=True))
 
-    async def _finish(self, rollout: Rollout, id: str) -> None:
-        rewards = [] if rollout.reward is None else [Label("reward", rollout.reward)]
-        turns = [Label("reward", turn.reward, at) for at, turn in enumerate(rollout.per_turn) if turn.reward]
-        await self._open.label(id, [*rewards, *turns])
-        result = {"metrics": rollout.metrics(), "notes": rollout.notes}
-        info = await self._open.update(id, metadata=as_plain_json({**rollout.task.metadata, "rollout": result}))
-        if rollout.end is not End.ABORT:  # that can be continued
-            await self._open.set_state(id, State.SEALED)
-        self._sessions[rollout.task.name] = info
-
-    async def _save(self, rollout: Rollout) -> None:
-        """Append new turns, and the messages that no turn has answered."""
-        info, trajectory = self._sessions[rollout.task.name], rollout.trajectory
+    async def _save(self, rollout: Rollout, *, finished: bool = False) -> None:
+        name, metadata, trajectory = rollout.task.name, plain_json(rollout.task.metadata), rollout.trajectory
+        info = self._sessions.get(name) or await self._start(name)
         settings = {**info.settings, "vocab_size": trajectory.vocab_size}
-        info = await self._open.update(info.id, metadata=as_plain_json(rollout.task.metadata), settings=settings)
-        writes = write_records(trajectory, info.records)
-        for turn in _turn_infos(rollout)[info.turns :]:
-            records = tuple(itertools.islice(writes, turn.pop("write") + 1 - info.records))
-            sizes = (turn["stop"] - turn["start"], turn["start"])
-            record = TurnRecord(turn["number"], info.records, records, turn, b"", *sizes)
-            await self._open.append(info.id, record, request=str(turn["number"]))
+        info = await self._store.update(info.id, metadata=metadata, settings=settings)
+        writes, turns = write_records(trajectory, info.records), owned_turns(trajectory)
+        for number in range(info.turns, len(turns)):
+            turn = turns[number]
+            records = tuple(itertools.islice(writes, turn.write + 1 - info.records))
+            details = _turn_info(rollout, turns, number)
+            record = TurnRecord(number, info.records, records, details, b"", len(turn), turn.start)
+            await self._store.append(info.id, record, request=str(number))
             info = info.grown(record)
-        replies = _replies(rollout)
-        pending = as_plain_json(list(rollout.messages[replies[-1] + 1 :])) if replies else []
+        pending = plain_json(rollout.messages[turns[-1].message + 1 :]) if turns else []
         if pending:
-            await self._open.begin(info.id, _PENDING, {"messages": pending})
+            await self._store.begin(info.id, _PENDING, {"messages": pending})
         else:
-            await self._open.abandon(info.id, _PENDING, "answered")
-        self._sessions[rollout.task.name] = info
+            await self._store.abandon(info.id, _PENDING, "answered")
+        if finished:
+            rewards = {at: turn.reward for at, turn in enumerate(rollout.per_turn) if turn.reward}
+            labels = [Label("reward", reward, at) for at, reward in rewards.items()]
+            labels += [] if rollout.reward is None else [Label("reward", rollout.reward)]
+            await self._store.label(info.id, labels)
+            result = {"metrics": rollout.metrics(), "notes": rollout.notes}
+            info = await self._store.update(info.id, metadata={**metadata, "rollout": plain_json(result)})
+            if rollout.end is not End.ABORT:  # that can be continued
+                await self._store.set_state(info.id, State.SEALED)
+        self._sessions[name] = info
 
     def run_again(self, ends: Collection[str]) -> list[str]:
         """Count rollouts with these ends as unfinished, so that they run again. Returns their names."""
@@ -193,8 +179,8 @@ class RolloutStore:
         for name in names:
             info = self._sessions[name]
             if info.state is not State.OPEN:
-                self._wait(self._open.set_state(info.id, State.DROPPED))
-            self._sessions[name] = self._wait(self._open.update(info.id, metadata=_metadata(info)))
+                self._wait(self._store.set_state(info.id, State.DROPPED))
+            self._sessions[name] = self._wait(self._store.update(info.id, metadata=_metadata(info)))
         return names
 
     # -- rows
@@ -235,47 +221,28 @@ def _metadata(info: SessionInfo) -> dict[str, Any]:
     return {key: value for key, value in info.metadata.items() if key != "rollout"}
 
 
-def as_plain_json(value: Any) -> Any:
-    """Return a copy of a value as JSON; what is not JSON becomes text."""
-    return json.loads(json.dumps(value, default=str))
-
-
-def _replies(rollout: Rollout) -> list[int]:
-    start = len(rollout.task.messages)
-    return [at for at, one in enumerate(rollout.messages) if at >= start and one.get("role") == "assistant"]
-
-
-def _turn_infos(rollout: Rollout) -> list[dict[str, Any]]:
-    """What a session records of each completion, in the form of the gateway's turns."""
-    replies, messages = _replies(rollout), rollout.messages
-    turns: list[dict[str, Any]] = []
-    number, shared = -1, 0
-    for completion, metrics in zip(owned_turns(rollout.trajectory), rollout.per_turn, strict=True):
-        new: Sequence[Mapping[str, Any]] = []
-        if not metrics.continues:
-            shared, number = replies[number] + 1 if number >= 0 else 0, number + 1
-            new = messages[shared : replies[number] if number < len(replies) else None]
-        reply = messages[replies[number]] if number < len(replies) else {"role": "assistant", "content": ""}
-        turn = {
-            "number": len(turns),
-            "base": len(turns) - 1 if turns else None,
-            "shared": shared + (len(turns[-1]["messages"]) if metrics.continues else 0),
-            "messages": list(new),
-            "reply": dict(reply),
-            "root": "",
-            "keys": [],
-            "matcher": "",
-            "branch": completion.branch,
-            "start": completion.start,
-            "stop": completion.stop,
-            "finish_reason": completion.finish_reason,
-            "tools": None if turns else rollout.schemas,
-            "dialect": "rollout",
-            "metrics": asdict(metrics),
-            "write": completion.write,
-        }
-        turns.append(as_plain_json(turn))
-    return turns
+def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
+    """Return what a session records of a completion, in the form of the gateway's turns."""
+    turn, messages = turns[number], rollout.messages
+    shared = 0 if not number else turn.message if turn.continues else turns[number - 1].message + 1
+    info = {
+        "number": number,
+        "base": number - 1 if number else None,
+        "shared": shared,
+        "messages": messages[shared : turn.message],
+        "reply": [*messages[turn.message :], {"role": "assistant", "content": ""}][0],
+        "root": "",
+        "keys": [],
+        "matcher": "",
+        "branch": turn.branch,
+        "start": turn.start,
+        "stop": turn.stop,
+        "finish_reason": turn.finish_reason,
+        "tools": None if number else rollout.schemas,
+        "dialect": "rollout",
+        "metrics": asdict(rollout.per_turn[number]),
+    }
+    return plain_json(info)
 
 
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
@@ -322,7 +289,7 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return the first setting that changed, in words."""
-    old, new = (flat(as_plain_json(settings)) for settings in (before, now))
+    old, new = (flat(plain_json(settings)) for settings in (before, now))
     for key in [*new, *old]:
         if new.get(key) != old.get(key):
             was, is_now = (json.dumps(one.get(key), ensure_ascii=False) for one in (old, new))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
 from ..conversation.place import is_list
-from ..errors import InputError, brief
+from ..errors import InputError, brief, kind_of
+from ..parsing.response import CallStatus, ParsedToolCall
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .calling import called, takes
+from .calling import called, describe_error, noted, takes, within
+
+if TYPE_CHECKING:
+    from .record import Budget, Rollout, TurnMetrics
 
 STEPS: Final = ("create", "execute", "calc_reward", "release")
 """A task has arguments for each as ``create_kwargs``, ``execute_kwargs`` and so on."""
@@ -96,28 +102,12 @@ class FunctionTool(BaseTool):
         return await called(self._function, **parameters)
 
 
-@dataclass(slots=True)
-class AgentData:
-    """What verl's tools get as ``agent_data``. It has no images and no token ids."""
-
-    request_id: str
-    messages: list[Mapping[str, Any]]
-    tools_kwargs: Mapping[str, Any]
-    extra_fields: dict[str, Any] = field(default_factory=dict)
-
-
 class AdoptedTool(BaseTool):
-    """An object of another library as a tool: anything with a schema and `execute` or `call`, such as verl's.
-
-    `create` may return its own id for the trajectory. It gets its arguments by name, and as ``create_kwargs`` if it has
-    that parameter, as in verl since 0.6.
-    """
+    """An object of another library, with a schema and `execute` or `call`. A `Toolbox` calls its methods."""
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
         self.tool = tool
-        self._ids: dict[str, str] = {}
-        config = getattr(tool, "config", None)
-        super().__init__(config if isinstance(config, Mapping) else None, tool_schema)
+        super().__init__(tool_schema=tool_schema)
 
     def get_openai_tool_schema(self) -> dict[str, Any]:
         schema: Any = getattr(self.tool, "tool_schema", None)
@@ -129,42 +119,6 @@ class AdoptedTool(BaseTool):
             raise InputError(f"the tool_schema of {brief(self.tool)} must be a mapping or a pydantic model")
         return dict(schema)
 
-    async def create(self, instance_id: str, **kwargs: Any) -> Any:
-        create = getattr(self.tool, "create", None)
-        if create is None:
-            if kwargs:
-                raise InputError(f"{self.name} has no create for {', '.join(kwargs)}")
-            return None
-        arguments = {name: value for name, value in kwargs.items() if takes(create, name)}
-        if takes(create, "create_kwargs"):
-            arguments["create_kwargs"] = dict(kwargs)
-        elif unread := [name for name in kwargs if name not in arguments]:
-            raise InputError(f"{self.name}: create has no parameter {unread[0]}")
-        answer = await called(create, instance_id, **arguments)
-        id = answer[0] if isinstance(answer, tuple) and answer else answer
-        if isinstance(id, str):
-            self._ids[instance_id] = id
-        return answer
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        if not hasattr(self.tool, "execute"):
-            return await called(self.tool.call, parameters)
-        if not takes(self.tool.execute, "agent_data"):
-            kwargs.pop("agent_data", None)
-        return await called(self.tool.execute, self._id(instance_id), parameters, **kwargs)
-
-    async def calc_reward(self, instance_id: str, **kwargs: Any) -> Any:
-        method = getattr(self.tool, "calc_reward", None)
-        return None if method is None else await called(method, self._id(instance_id), **kwargs)
-
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
-        id = self._ids.pop(instance_id, instance_id)
-        if hasattr(self.tool, "release"):
-            await called(self.tool.release, id, **kwargs)
-
-    def _id(self, instance_id: str) -> str:
-        return self._ids.get(instance_id, instance_id)
-
 
 def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseTool]:
     """Return tools, functions and objects with a tool's methods as tools. Raises InputError."""
@@ -172,15 +126,13 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseT
         raise InputError(f"tools must be a list of tools and functions, not {brief(tools)}")
     by_name: dict[str, BaseTool] = {}
     for tool in tools:
-        has_schema = hasattr(tool, "tool_schema") or hasattr(tool, "get_openai_tool_schema")
-        runs = any(callable(getattr(tool, method, None)) for method in ("execute", "call"))
         if not isinstance(tool, BaseTool):
-            if isinstance(tool, type) or not (callable(tool) or (has_schema and runs)):
-                raise InputError(
-                    f"{brief(tool)} is neither a function nor a BaseTool object, nor another with execute and a "
-                    "tool_schema"
-                )
-            tool = AdoptedTool(tool) if has_schema and runs else FunctionTool(tool)
+            has_schema = hasattr(tool, "tool_schema") or hasattr(tool, "get_openai_tool_schema")
+            adoptable = has_schema and any(callable(getattr(tool, name, None)) for name in ("execute", "call"))
+            if isinstance(tool, type) or not (callable(tool) or adoptable):
+                known = "a function, a BaseTool object, or another with execute and a tool_schema"
+                raise InputError(f"{brief(tool)} is not {known}")
+            tool = AdoptedTool(tool) if adoptable else FunctionTool(tool)
         if tool.name in by_name:
             raise InputError(f"two tools are called {tool.name!r}")
         by_name[tool.name] = tool
@@ -193,9 +145,11 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
     >>> step_settings("look", {"release_kwargs": {"keep": True}})["release"]
     {'keep': True}
     """
+    if not isinstance(settings, Mapping):
+        raise InputError(f"the settings of tool {tool!r} must be a mapping, not {brief(settings)}")
     keys = {f"{step}_kwargs": step for step in STEPS}
     steps: dict[str, dict[str, Any]] = {step: {} for step in STEPS}
-    if not any(key in keys for key in settings):
+    if not keys.keys() & settings.keys():
         return {**steps, "create": dict(settings)}
     for key, value in settings.items():
         if key not in keys:
@@ -210,30 +164,34 @@ def as_result(answer: Any, tool: str) -> ToolResult:
     """Return a tool's answer as a result. Any other value becomes JSON.
 
     Three values are text, reward and metrics if their types fit; a tuple that begins with verl's ``ToolResponse``
-    may be shorter. Images and videos cannot be shown, and the result says so.
+    may be shorter.
     """
     if isinstance(answer, ToolResult):
         return answer
-    reward: Any = None
-    metrics: Any = {}
+    reward = metrics = None
     if isinstance(answer, tuple) and 0 < len(answer) <= 3:
-        first, number, *more = (*answer, None, None)[:3]
-        fits = isinstance(first, str | Mapping) or is_list(first)
-        fits = fits and len(answer) == 3 and isinstance(more[0], Mapping | None)
-        fits = fits and (number is None or (hasattr(number, "__float__") and not isinstance(number, str)))
+        first, number, more = (*answer, None, None)[:3]
+        fits = len(answer) == 3 and (isinstance(first, str | Mapping) or is_list(first))
+        fits = fits and (number is None or hasattr(number, "__float__")) and isinstance(more, Mapping | None)
         if fits or is_response(first):
-            answer, reward, metrics = first, number, more[0]
-    note = ""
+            answer, reward, metrics = first, number, more
+    media: list[str] = []
     if is_response(answer):
-        media = media_count(answer)
-        note = f"{tool} returned {media}, which cannot be shown here" if media else ""
-        answer = "\n".join(filter(None, [answer.text, note and f"error: {note}"]))
+        answer, media = answer.text or "", media_of(answer)
     elif not isinstance(answer, str):
         try:
             answer = json.dumps(answer, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):
             answer = str(answer)
-    return ToolResult(answer, reward, dict(metrics or {}), failed=bool(note), note=note)
+    return replace(text_result(answer, media, tool), reward=reward, metrics=metrics or {})
+
+
+def text_result(text: str, media: Sequence[str], tool: str) -> ToolResult:
+    """Return a text as a result, with an error for images and the like, which cannot be shown."""
+    if not media:
+        return ToolResult(text)
+    note = f"{tool} returned {' and '.join(media)}, which cannot be shown here"
+    return ToolResult("\n".join([*filter(None, [text]), f"error: {note}"]), failed=True, note=note)
 
 
 def is_response(answer: Any) -> bool:
@@ -241,11 +199,132 @@ def is_response(answer: Any) -> bool:
     return all(hasattr(answer, name) for name in ("text", "image", "video"))
 
 
-def media_count(response: Any) -> str:
-    """Count the images and videos of a response, as text; empty if there are none."""
+def media_of(response: Any) -> list[str]:
+    """Return how many images and videos a response has, as texts."""
     media = {name: getattr(response, name) for name in ("image", "video")}
     counts = {name: len(value) if is_list(value) else int(value is not None) for name, value in media.items()}
-    return " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count)
+    return [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+
+
+# -- the tools of one trajectory
+
+
+@dataclass(slots=True)
+class AgentData:
+    """What verl's tools get as ``agent_data``. It has no images and no token ids."""
+
+    request_id: str
+    messages: list[Mapping[str, Any]]
+    tools_kwargs: Mapping[str, Any]
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Toolbox:
+    """The tools of one rollout, with its task's settings: an async context manager.
+
+    Whatever a tool does wrong becomes a result that the model sees.
+    """
+
+    def __init__(self, rollout: Rollout, budget: Budget) -> None:
+        self._rollout, self._budget = rollout, budget
+        self._tools = {tool.name: tool for tool in rollout.tools}
+        settings = rollout.task.tool_settings
+        for name, values in settings.items():
+            if name not in self._tools:
+                raise InputError(f"there are settings for a tool {name!r}; there are {self._names}")
+            if values and not _can_create(self._tools[name]):
+                raise InputError(f"there are settings for {name!r}, a plain function: only a BaseTool has settings")
+        self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
+        self._data = AgentData(rollout.instance, rollout.messages, settings)
+        self._ids: dict[str, str] = {}
+        """By tool that was created: the id of the trajectory, which `create` may choose."""
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(self._tools) or "none"
+
+    async def __aenter__(self) -> Toolbox:
+        try:
+            for tool in self._tools.values():
+                answer = await within(self._step(tool, "create"), self._budget.tool_timeout, f"{tool.name}: create")
+                id, response = (*answer, None)[:2] if isinstance(answer, tuple) and answer else (answer, answer)
+                chosen = isinstance(tool, AdoptedTool) and isinstance(id, str)
+                self._ids[tool.name] = id if chosen else self._rollout.instance
+                if is_response(response) and (response.text or media_of(response)):
+                    self._rollout.notes.append(f"{tool.name}: no prompt contains what create returned")
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for name in self._ids:
+            step = partial(self._step, self._tools[name], "release")
+            await noted(step, self._budget.tool_timeout, f"{name}: release", self._rollout.notes)
+
+    async def _step(self, tool: BaseTool, step: str, *args: Any) -> Any:
+        """Call a method of a tool, with the task's arguments for it."""
+        settings, target = self._settings[tool.name][step], tool
+        if isinstance(tool, AdoptedTool):
+            target = tool.tool
+            method = getattr(target, step, None)
+            if method is None:
+                return await called(target.call, *args) if step == "execute" else None
+            if step == "execute" and takes(method, "agent_data"):
+                settings = {"agent_data": self._data, **settings}
+            if step == "create" and takes(method, "create_kwargs"):  # as in verl since 0.6
+                named = {name: value for name, value in settings.items() if takes(method, name)}
+                settings = {**named, "create_kwargs": settings}
+        id = self._ids.get(tool.name, self._rollout.instance)
+        return await called(getattr(target, step), id, *args, **settings)
+
+    async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
+        """Run the calls of a turn at once, and count them. Raises InputError for an invalid reward."""
+        began, notes, most = time.monotonic(), self._rollout.notes, self._budget.parallel_calls or len(calls)
+        # a call that cancels its own task failed; if this task is cancelled, gather raises that all the same
+        done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
+        results = [one if isinstance(one, ToolResult) else _failure(describe_error(one)) for one in done]
+        if len(calls) > most:
+            results += [_failure(f"not run: a turn may have {most} calls") for _ in calls[most:]]
+            notes.append(f"{len(calls) - most} of {len(calls)} calls of a turn were not run: the limit is {most}")
+        turn.tool_seconds = time.monotonic() - began
+        turn.tool_calls = len(results)
+        turn.tool_errors = sum(result.failed for result in results)
+        for call, result in zip(calls, results, strict=True):
+            notes += filter(None, [result.note])
+            turn.add("tool", str(call.name), result.reward, result.metrics)
+        return results
+
+    async def _run(self, call: ParsedToolCall) -> ToolResult:
+        tool = self._tools.get(call.name or "")
+        if call.status not in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) or call.arguments is None or not call.name:
+            return _failure(call.problem or f"the call is {call.status}")
+        if tool is None:
+            return _failure(f"there is no tool {call.name!r}; there are: {self._names}")
+        try:
+            execution = self._step(tool, "execute", dict(call.arguments))
+            return as_result(await within(execution, self._budget.tool_timeout, tool.name), tool.name)
+        except Exception as error:
+            return _failure(describe_error(error))
+
+    async def rewards(self) -> dict[str, Any]:
+        """Return the tools' rewards for the trajectory."""
+        rewards: dict[str, Any] = {}
+        for name in self._ids:
+            tool, who = self._tools[name], f"{name}: calc_reward"
+            rewards[who] = await within(self._step(tool, "calc_reward"), self._budget.tool_timeout, who)
+            if isinstance(tool, AdoptedTool) and isinstance(rewards[who], str | list | dict):  # as in some of verl's
+                problem = f"{who} returned {kind_of(rewards.pop(who))} instead of a number: it is ignored"
+                self._rollout.notes.append(problem)
+        return rewards
+
+
+def _can_create(tool: BaseTool) -> bool:
+    return hasattr(tool.tool, "create") if isinstance(tool, AdoptedTool) else not isinstance(tool, FunctionTool)
+
+
+def _failure(problem: str) -> ToolResult:
+    return ToolResult(f"error: {problem}", failed=True)
 
 
 # -- results that are too long
@@ -280,7 +359,7 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     return "\n".join(part for part in (front, marker, back) if part)
 
 
-@functools.lru_cache(8)
+@lru_cache(8)
 def _longest_token(vocabulary: Vocabulary) -> int:
     return int(vocabulary.byte_lengths.max())
 

@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgspec
@@ -33,27 +34,18 @@ def json_bytes(value: Any) -> bytes:
 
 def pack(data: bytes) -> bytes:
     """Compress bytes if that makes them fewer."""
-    if not data:
-        return b""
-    if len(data) >= _WORTHWHILE:
-        small = zlib.compress(data, 1)
-        if len(small) < len(data):
-            return _DEFLATED + small
-    return _PLAIN + data
+    small = zlib.compress(data, 1) if len(data) >= _WORTHWHILE else data
+    return _DEFLATED + small if len(small) < len(data) else _PLAIN + data if data else b""
 
 
 def unpack(packed: bytes) -> bytes:
     """Undo `pack`. Raises StoreError for damaged data."""
-    if not packed:
-        return b""
-    if packed[:1] == _PLAIN:
+    if packed[:1] in (b"", _PLAIN):
         return bytes(packed[1:])
     try:
-        if packed[:1] == _DEFLATED:
-            return zlib.decompress(memoryview(packed)[1:])
+        return zlib.decompress(memoryview(packed)[1:])
     except zlib.error as error:
         raise StoreError(f"a stored turn is damaged: {error}") from error
-    raise StoreError(f"a stored turn is damaged: it begins with {packed[:1]!r}")
 
 
 def pack_records(records: Sequence[bytes]) -> bytes:
@@ -70,33 +62,21 @@ def unpack_records(packed: bytes) -> tuple[bytes, ...]:
         lengths = struct.unpack_from(f"<{count}I", data, _COUNT.size)
     except struct.error as error:
         raise StoreError(f"a stored turn is damaged: {error}") from error
-    at = _COUNT.size * (1 + count)
-    if at + sum(lengths) != len(data):
+    places = list(accumulate(lengths, initial=_COUNT.size * (1 + count)))
+    if places[-1] != len(data):
         raise StoreError("a stored turn is damaged: its records have other lengths")
-    records = []
-    for length in lengths:
-        records.append(data[at : at + length])
-        at += length
-    return tuple(records)
+    return tuple(data[start:end] for start, end in pairwise(places))
 
 
 def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
     """Pack what an engine reports of each token besides its logprob."""
     if not channels:
         return b""
-    plain = {name: [_plain(value) for value in values] for name, values in channels.items()}
-    return zlib.compress(json.dumps(plain, separators=(",", ":")).encode("ascii"), 1)
+    plain = json.dumps(dict(channels), separators=(",", ":"), default=lambda value: value.tolist())
+    return zlib.compress(plain.encode("ascii"), 1)
 
 
 def unpack_channels(packed: bytes) -> dict[str, list[Any]]:
     """Undo `pack_channels`: one list per channel, with a value per token."""
     channels: dict[str, list[Any]] = json.loads(zlib.decompress(packed)) if packed else {}
     return channels
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value

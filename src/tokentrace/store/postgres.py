@@ -10,14 +10,14 @@ import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from .sql import Result, Rows, StoreError, Transaction, prepare
+from .sql import Execute, Result, Rows, StoreError, prepare
 from .store import Store
 
 _LOCK: Final = 7_460_953
@@ -58,14 +58,14 @@ class _Postgres:
         try:
             with psycopg.connect(**settings, autocommit=True) as connection, connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                prepare(_Statements(connection), "BYTEA")
+                prepare(partial(_execute, connection), "BYTEA")
         except psycopg.Error as error:
             raise self._failed(error) from None  # its message may contain the password
         except StoreError as error:
             raise StoreError(f"{self.where}: {error}") from None
         self._pool = ConnectionPool(
             kwargs={**settings, "autocommit": True},
-            configure=_configure,
+            configure=_make_durable,
             min_size=0,
             max_size=connections,
             timeout=patience,
@@ -75,14 +75,14 @@ class _Postgres:
         self._threads = ThreadPoolExecutor(4 * connections, thread_name_prefix="tokentrace-store")
 
     async def get(self, sql: str, *values: Any) -> Rows:
-        return await self._do(lambda connection: connection.execute(_placed(sql), values).fetchall())
+        return await self._do(lambda connection: _execute(connection, sql, *values))
 
     read = get
 
-    async def write(self, write: Callable[[Transaction], Result]) -> Result:
+    async def write(self, write: Callable[[Execute], Result]) -> Result:
         def commit(connection: Connection) -> Result:
             with connection.transaction():
-                return write(_Statements(connection))
+                return write(partial(_execute, connection))
 
         return await self._do(commit)
 
@@ -135,19 +135,13 @@ class _Postgres:
         await asyncio.to_thread(self._pool.close)
 
 
-def _configure(connection: Connection) -> None:
+def _make_durable(connection: Connection) -> None:
     connection.execute(_DURABLE)
 
 
-class _Statements:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def change(self, sql: str, *values: Any) -> int:
-        return self._connection.execute(_placed(sql), values).rowcount
-
-    def rows(self, sql: str, *values: Any) -> Rows:
-        return self._connection.execute(_placed(sql), values).fetchall()
+def _execute(connection: Connection, sql: str, *values: Any) -> Rows:
+    cursor = connection.execute(_placed(sql), values)
+    return cursor.fetchall() if cursor.description else []
 
 
 @cache

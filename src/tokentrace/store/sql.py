@@ -28,6 +28,8 @@ TABLES: Final = (
 VERSION: Final = 1
 
 Rows = list[tuple[Any, ...]]
+Execute = Callable[..., Rows]
+"""Runs a statement, with its values, in the transaction that is under way."""
 Result = TypeVar("Result")
 
 
@@ -35,18 +37,8 @@ class StoreError(TokentraceError):
     """The store cannot be used: its disk is full, it is locked, or its server is gone. Nothing was recorded."""
 
 
-class Transaction(Protocol):
-    """A transaction under way. Placeholders are ``?``."""
-
-    def change(self, sql: str, *values: Any) -> int:
-        """Run a statement; return how many rows it changed."""
-        ...
-
-    def rows(self, sql: str, *values: Any) -> Rows: ...
-
-
 class Database(Protocol):
-    """A way to talk to a database."""
+    """A way to talk to a database. Placeholders are ``?``."""
 
     where: str
     temporary: bool
@@ -61,7 +53,7 @@ class Database(Protocol):
         """Read rows, which may take a while."""
         ...
 
-    async def write(self, write: Callable[[Transaction], Result]) -> Result:
+    async def write(self, write: Callable[[Execute], Result]) -> Result:
         """Run statements in one transaction, which is on disk when this returns, or undone when it raises.
 
         They may run twice, if it is unknown whether they ran.
@@ -71,16 +63,16 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
 
-def prepare(transaction: Transaction, bytes_type: str) -> None:
+def prepare(execute: Execute, bytes_type: str) -> None:
     """Make the tables. Raises StoreError if they are of another version."""
-    transaction.change(TABLES[0])
-    versions = transaction.rows("SELECT version FROM format")
+    execute(TABLES[0])
+    versions = execute("SELECT version FROM format")
     if versions and versions[0][0] != VERSION:
         raise StoreError(
             f"it is a store of version {versions[0][0]}, and this tokentrace reads version {VERSION}: use the version "
             "that made it, or another path"
         )
     for statement in TABLES[1:]:
-        transaction.change(statement.format(bytes=bytes_type))
+        execute(statement.format(bytes=bytes_type))
     if not versions:
-        transaction.change("INSERT INTO format (version) VALUES (?)", VERSION)
+        execute("INSERT INTO format (version) VALUES (?)", VERSION)

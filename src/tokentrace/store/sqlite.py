@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,13 @@ import apsw
 
 from ..errors import InputError
 from ..files import owned
-from .sql import Result, Rows, StoreError, Transaction, prepare
+from .sql import Execute, Result, Rows, StoreError, prepare
 from .store import Store
 
 _APPLICATION: Final = 0x54545231
 """Marks the file as ours: "TTR1"."""
 
-Waiting = tuple[Callable[[Transaction], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+Waiting = tuple[Callable[[Execute], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> Store:
@@ -79,8 +80,12 @@ class _SQLite:
                 open(self._path, "xb", opener=owned).close()
             connection = self._connect(patience)
             connection.execute("BEGIN IMMEDIATE")
-            self._recognise(connection)
-            prepare(_Statements(connection), "BLOB")
+            application = connection.pragma("application_id")
+            if application != _APPLICATION:
+                if application or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
+                    raise StoreError("it is the database of another program: use another path")
+                connection.pragma("application_id", _APPLICATION)
+            prepare(partial(_execute, connection), "BLOB")
             connection.execute("COMMIT")
             connection.pragma("journal_mode", "wal")
             return connection
@@ -100,14 +105,6 @@ class _SQLite:
         connection.set_busy_timeout(int(patience * 1000))
         connection.pragma("synchronous", "off" if self.temporary else "full")
         return connection
-
-    def _recognise(self, connection: apsw.Connection) -> None:
-        """Mark a new file as ours. Raises StoreError for the database of another program."""
-        application = connection.pragma("application_id")
-        if application != _APPLICATION:
-            if application or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
-                raise StoreError("it is the database of another program: use another path")
-            connection.pragma("application_id", _APPLICATION)
 
     # -- reading
 
@@ -133,7 +130,7 @@ class _SQLite:
 
     # -- writing
 
-    async def write(self, write: Callable[[Transaction], Result]) -> Result:
+    async def write(self, write: Callable[[Execute], Result]) -> Result:
         self._check_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -149,10 +146,15 @@ class _SQLite:
                     waiting.append(self._writes.get_nowait())
             stopped = None in waiting
             writes = [each for each in waiting if each is not None]
-            if writes:
-                _answer(writes, self._commit(connection, [write for write, _, _ in writes]))
+            outcomes = self._commit(connection, [write for write, _, _ in writes]) if writes else []
+            loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+            for (_, future, loop), outcome in zip(writes, outcomes, strict=True):
+                loops.setdefault(loop, []).append((future, outcome))
+            for loop, answers in loops.items():
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                    loop.call_soon_threadsafe(_settle, answers)
 
-    def _commit(self, connection: apsw.Connection, writes: list[Callable[[Transaction], Any]]) -> list[Any]:
+    def _commit(self, connection: apsw.Connection, writes: list[Callable[[Execute], Any]]) -> list[Any]:
         """Run writes in one transaction, or each in its own if that fails. Returns their results or errors."""
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -167,11 +169,11 @@ class _SQLite:
             return [outcome for write in writes for outcome in self._commit(connection, [write])]
         return outcomes
 
-    def _attempt(self, connection: apsw.Connection, write: Callable[[Transaction], Any]) -> Any:
+    def _attempt(self, connection: apsw.Connection, write: Callable[[Execute], Any]) -> Any:
         """Return the result of a write, or its error, which undoes this write alone."""
         connection.execute("SAVEPOINT one")
         try:
-            result = write(_Statements(connection))
+            result = write(partial(_execute, connection))
         except Exception as error:
             if not connection.in_transaction:  # some errors undo everything
                 raise
@@ -209,35 +211,15 @@ class _Busy(StoreError):  # noqa: N818
     """Another process locks the file."""
 
 
-class _Statements:
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-
-    def change(self, sql: str, *values: Any) -> int:
-        self._connection.execute(sql, values)
-        return self._connection.changes()
-
-    def rows(self, sql: str, *values: Any) -> Rows:
-        return self._connection.execute(sql, values).fetchall()
-
-
-def _answer(writes: list[Waiting], outcomes: list[Any]) -> None:
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-    for (_, future, loop), outcome in zip(writes, outcomes, strict=True):
-        loops.setdefault(loop, []).append((future, outcome))
-    for loop, answers in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(_settle, answers)
+def _execute(connection: apsw.Connection, sql: str, *values: Any) -> Rows:
+    return connection.execute(sql, values).fetchall()
 
 
 def _settle(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
     for future, outcome in answers:
-        if future.done():
-            continue
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        if not future.done():
+            failed = isinstance(outcome, Exception)
+            (future.set_exception if failed else future.set_result)(outcome)
 
 
 def _describe(error: Exception) -> str:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from .packing import as_json, json_bytes, pack, pack_records, unpack, unpack_records
-from .sql import Database, Rows, Transaction
+from .sql import Database, Execute, Rows
 from .sql import StoreError as StoreError  # noqa: PLC0414
 
 
@@ -137,26 +137,21 @@ class Store:
         """
         if not is_storable(session.id + (key or "")):
             raise StoreError(f"session {session.id!r} cannot be stored: no NUL and no lone surrogate in its id or key")
-        values = (
-            session.id,
-            session.state.value,
-            session.created,
-            as_json(session.metadata),
-            as_json(session.settings),
-        )
+        values = (session.id, session.state.value, session.created, as_json(session.metadata))
+        settings = as_json(session.settings)
 
-        def write(transaction: Transaction) -> Rows:
-            owner = transaction.rows("SELECT id FROM sessions WHERE key = ?", key) if key is not None else []
+        def write(execute: Execute) -> Rows:
+            owner = execute("SELECT id FROM sessions WHERE key = ?", key) if key is not None else []
             if owner and owner[0][0] != session.id:
                 raise KeyConflict(f"session {session.id!r} cannot be created: its key belongs to another session")
-            new = transaction.change(
+            new = execute(
                 "INSERT INTO sessions (id, state, created, metadata, settings, key) VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO NOTHING",
-                *values, key,
+                "ON CONFLICT (id) DO NOTHING RETURNING id",
+                *values, settings, key,
             )  # fmt: skip
             if not new and key is not None and not owner:
                 raise KeyConflict(f"session {session.id!r} already exists, with another key or none")
-            return transaction.rows(_BY_ID, session.id)
+            return execute(_BY_ID, session.id)
 
         return _session((await self._database.write(write))[0])
 
@@ -205,15 +200,15 @@ class Store:
         new = {"metadata": metadata, "settings": settings}
         texts = {name: as_json(value) for name, value in new.items() if value is not None}
 
-        def write(transaction: Transaction) -> Rows:
+        def write(execute: Execute) -> Rows:
             for name, text in texts.items():
-                transaction.change(f"UPDATE sessions SET {name} = ? WHERE id = ?", text, id)
-            return transaction.rows(_BY_ID, id)
+                execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", text, id)
+            return execute(_BY_ID, id)
 
-        rows = await self._database.write(write)
-        if not rows:
-            raise _missing(id)
-        return _session(rows[0])
+        info = _one(await self._database.write(write))
+        if info is None:
+            raise Missing(f"there is no session {id!r}")
+        return info
 
     async def set_state(self, id: str, state: State) -> None:
         """Seal, mark as exported, or drop; a dropped session loses its turns, labels and requests.
@@ -223,13 +218,13 @@ class Store:
         before = [each.value for each in _ORDER[: _ORDER.index(state) + 1]]
         marks = ", ".join("?" * len(before))
 
-        def write(transaction: Transaction) -> None:
-            sql = f"UPDATE sessions SET state = ? WHERE id = ? AND state IN ({marks})"
-            if not transaction.change(sql, state.value, id, *before):
-                raise _closed(transaction, id)
+        def write(execute: Execute) -> None:
+            sql = f"UPDATE sessions SET state = ? WHERE id = ? AND state IN ({marks}) RETURNING id"
+            if not execute(sql, state.value, id, *before):
+                raise _refusal(execute, id)
             if state is State.DROPPED:
                 for table in ("turns", "names", "requests", "labels"):
-                    transaction.change(f"DELETE FROM {table} WHERE session = ?", id)
+                    execute(f"DELETE FROM {table} WHERE session = ?", id)
 
         await self._database.write(write)
 
@@ -241,28 +236,23 @@ class Store:
         Raises Missing, or Closed if the session is not open. It may be awaited while the engine samples.
         """
         values = (request, time.time(), as_json(info), id, State.OPEN.value)
+        sql = (
+            "INSERT INTO requests (session, request, began, info) "
+            "SELECT id, ?, ?, ? FROM sessions WHERE id = ? AND state = ? "
+            "ON CONFLICT (session, request) "
+            "DO UPDATE SET began = excluded.began, info = excluded.info, ended = NULL RETURNING request"
+        )
 
-        def write(transaction: Transaction) -> None:
-            changed = transaction.change(
-                "INSERT INTO requests (session, request, began, info) "
-                "SELECT id, ?, ?, ? FROM sessions WHERE id = ? AND state = ? "
-                "ON CONFLICT (session, request) "
-                "DO UPDATE SET began = excluded.began, info = excluded.info, ended = NULL",
-                *values,
-            )
-            if not changed:
-                raise _closed(transaction, id)
+        def write(execute: Execute) -> None:
+            if not execute(sql, *values):
+                raise _refusal(execute, id)
 
         await self._database.write(write)
 
     async def abandon(self, id: str, request: str, why: str) -> None:
         """End a request without a turn. Ignores one that never began, or has a turn."""
-
-        def write(transaction: Transaction) -> None:
-            sql = "UPDATE requests SET ended = ? WHERE session = ? AND request = ? AND ended IS NULL"
-            transaction.change(sql, _storable(why), id, request)
-
-        await self._database.write(write)
+        sql = "UPDATE requests SET ended = ? WHERE session = ? AND request = ? AND ended IS NULL"
+        await self._database.write(lambda execute: execute(sql, _storable(why), id, request))
 
     async def append(self, id: str, turn: TurnRecord, *, request: str, names: Sequence[str] = ()) -> None:
         """Store a turn and end its request; it is on disk when this returns.
@@ -273,34 +263,32 @@ class Store:
         """
         info = json_bytes(turn.info)
 
-        def write(transaction: Transaction) -> None:
+        def write(execute: Execute) -> None:
             records = pack_records(turn.records)
-            grown = transaction.change(
+            grown = execute(
                 "UPDATE sessions SET records = ?, turns = ?, sampled = sampled + ?, prompted = prompted + ? "
-                "WHERE id = ? AND state = ? AND records = ? AND turns = ?",
+                "WHERE id = ? AND state = ? AND records = ? AND turns = ? RETURNING id",
                 turn.first + len(turn.records), turn.number + 1, turn.sampled, turn.prompted,
                 id, State.OPEN.value, turn.first, turn.number,
             )  # fmt: skip
             if not grown:
-                stored = transaction.rows(
-                    "SELECT request, records FROM turns WHERE session = ? AND number = ?", id, turn.number
-                )
+                stored = execute("SELECT request, records FROM turns WHERE session = ? AND number = ?", id, turn.number)
                 if stored == [(request, records)]:
                     return
-                raise _refusal(transaction, id, turn)
-            transaction.change(
+                raise _refusal(execute, id, turn)
+            execute(
                 "INSERT INTO turns (session, number, first, sampled, prompted, request, info, records, channels) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 id, turn.number, turn.first, turn.sampled, turn.prompted, request,
                 pack(info), records, pack(turn.channels),
             )  # fmt: skip
             for name in names:
-                transaction.change(
+                execute(
                     "INSERT INTO names (session, name, turn) VALUES (?, ?, ?) "
                     "ON CONFLICT (session, name) DO UPDATE SET turn = excluded.turn",
                     id, name, turn.number,
                 )  # fmt: skip
-            transaction.change("DELETE FROM requests WHERE session = ? AND request = ?", id, request)
+            execute("DELETE FROM requests WHERE session = ? AND request = ?", id, request)
 
         await self._database.write(write)
 
@@ -344,18 +332,17 @@ class Store:
 
         Raises Missing, or Closed if the session was dropped.
         """
-        entries = [(each.name, as_json(each.value), -1 if each.turn is None else each.turn) for each in labels]
+        entries = [(id, each.name, as_json(each.value), -1 if each.turn is None else each.turn) for each in labels]
 
-        def write(transaction: Transaction) -> None:
-            rows = transaction.rows("SELECT state FROM sessions WHERE id = ?", id)
-            if not rows or rows[0][0] == State.DROPPED:
-                raise _closed(transaction, id)
-            for name, value, turn in entries:
-                transaction.change(
+        def write(execute: Execute) -> None:
+            if execute("SELECT state FROM sessions WHERE id = ?", id) in ([], [(State.DROPPED,)]):
+                raise _refusal(execute, id)
+            for entry in entries:
+                execute(
                     "INSERT INTO labels (session, name, value, turn) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (session, turn, name) DO UPDATE SET value = excluded.value",
-                    id, name, value, turn,
-                )  # fmt: skip
+                    *entry,
+                )
 
         await self._database.write(write)
 
@@ -380,24 +367,17 @@ class Store:
         await self._database.close()
 
 
-def _refusal(transaction: Transaction, id: str, turn: TurnRecord) -> StoreError:
-    rows = transaction.rows("SELECT state, records, turns FROM sessions WHERE id = ?", id)
-    if not rows or rows[0][0] != State.OPEN:
-        return _closed(transaction, id)
-    _, records, turns = rows[0]
+def _refusal(execute: Execute, id: str, turn: TurnRecord | None = None) -> StoreError:
+    rows = execute("SELECT state, records, turns FROM sessions WHERE id = ?", id)
+    if not rows:
+        return Missing(f"there is no session {id!r}")
+    state, records, turns = rows[0]
+    if turn is None or state != State.OPEN:
+        return Closed(f"session {id!r} is {state}")
     return Conflict(
         f"session {id!r} has {turns} turns and {records} records, and the new turn follows {turn.number} and "
         f"{turn.first}: read what is new, and write again"
     )
-
-
-def _closed(transaction: Transaction, id: str) -> StoreError:
-    rows = transaction.rows("SELECT state FROM sessions WHERE id = ?", id)
-    return Closed(f"session {id!r} is {rows[0][0]}") if rows else _missing(id)
-
-
-def _missing(id: str) -> Missing:
-    return Missing(f"there is no session {id!r}")
 
 
 def _one(rows: Rows) -> SessionInfo | None:
@@ -418,3 +398,28 @@ def _storable(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\u0000").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def open_store(where: str | None = None) -> Store:
+    """Return the store in a file (SQLite), or at ``postgresql://user@host/database``; creates it if it is new.
+
+    None and ``":memory:"`` are a temporary one. Raises StoreError if it cannot be opened.
+    """
+    scheme = where.partition("://")[0].lower() if where and "://" in where else ""
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from .postgres import postgres_store
+        except ImportError as error:
+            raise StoreError(
+                f'a PostgreSQL store needs psycopg: pip install "tokentrace[postgres]" ({error})'
+            ) from None
+        return postgres_store(str(where))
+    if scheme:
+        raise StoreError(
+            f"there is no store for {scheme}://…: use a path for SQLite, or postgresql://user@host/database"
+        )
+    try:
+        from .sqlite import sqlite_store
+    except ImportError as error:
+        raise StoreError(f'a store needs apsw: pip install "tokentrace[gateway]" ({error})') from None
+    return sqlite_store(None if where in (None, "", ":memory:") else where)
