@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.ray_cluster import children_of, local_ray
-from tests.rollout.users import Deadly
+from tests.rollout.support import Deadly
 from tests.support import FULL
 from tokentrace import Agent, EmbeddedEngine, create_renderer
 from tokentrace.cli import main

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from tests.rollout.mcp_server import app
-from tests.rollout.support import agent, results
+from tests.rollout.support import agent, call, results
 from tokentrace import InputError
 from tokentrace.rollout import End, MCPConfig, Rollout, Task, mcp_tools, read_run
 from tokentrace.rollout.mcp import MCPSession
@@ -25,10 +25,6 @@ from tokentrace.rollout.tools import BaseTool
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 STDIO = {"command": sys.executable, "args": [str(SERVER)]}
-
-
-def call(name: str, /, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 async def run(tools: list[BaseTool], *turns: str, name: str = "one") -> Rollout:
@@ -187,7 +183,7 @@ def test_servers_in_yaml(tmp_path: Path) -> None:
         assert results(await run(list(run_.tools), call("add", a=2, b=2))) == ["4"]
         await run_.close()
         assert len(asyncio.all_tasks()) == 1
-        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": STDIO}}), encoding="utf-8")
+        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": {"url": url}}}), encoding="utf-8")
         shared = {"file": "servers.json", "tools": ["add"]}
         file.write_text(json.dumps({**config, "tools": [{"mcp": shared}]}), encoding="utf-8")
         run_ = read_run(file)

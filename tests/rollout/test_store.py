@@ -84,28 +84,6 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another process writes"):
         discard_run(tmp_path)
     store.close()
-    discard_run(tmp_path)
-    assert not (tmp_path / STORE).exists()
-
-
-def test_what_ended_badly_can_be_run_again(tmp_path: Path) -> None:
-    store = stored(tmp_path, a_rollout("good"), a_rollout("bad", None, End.ENGINE))
-    assert store.run_again(["engine"]) == ["bad"]
-    store.close()
-    store = RolloutStore(tmp_path)
-    assert [row["name"] for row in store.finished] == ["good"]
-    store.start("bad")
-    store.finish(a_rollout("bad", 0.5))
-    assert [row["metrics"]["reward"] for row in store.finished] == [1.0, 0.5]
-    store.close()
-
-
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
-    check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
-    check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
-    with pytest.raises(InputError, match=r"sampling.temperature was 0.7 and is 1.0 now"):
-        check_run(tmp_path, {"sampling": {"temperature": 1.0}, "seed": 1})
-    stored(tmp_path, a_rollout("one")).close()
     (tmp_path / "mine.txt").write_text("kept", encoding="utf-8")
     discard_run(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "run.lock"]
@@ -144,6 +122,8 @@ def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
     assert advantages is not None
     assert advantages.tolist() == pytest.approx([0, 0, 0, found["a0"], found["a0"]])
     assert by_name["d1"].advantages is None
+    with pytest.raises(InputError, match="advantages are 'group' or None, not 'grop'"):
+        list(store.samples(advantages="grop"))
     store.close()
 
 

@@ -7,85 +7,24 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, agent, look, results, run
-from tokentrace import EmbeddedEngine, Trajectory
+from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, Table, agent, call, look, results, run
+from tokentrace import EmbeddedEngine
 from tokentrace.conversation.functions import function_schema
-from tokentrace.parsing import CallStatus, ParsedToolCall
-from tokentrace.parsing.response import TokenRange
 from tokentrace.rollout import Budget, ConfigError, End, Task, load_interactions, load_tools, read_run
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
-from tokentrace.rollout.record import Rollout, TurnMetrics
+from tokentrace.rollout.record import TurnMetrics
 from tokentrace.rollout.store import RolloutStore
-from tokentrace.rollout.tools import BaseTool, FunctionTool, Toolbox, ToolResult, as_result, as_tools
-
-
-def call(
-    name: str | None, arguments: dict[str, Any] | None, status: CallStatus = CallStatus.OK, index: int = 0
-) -> ParsedToolCall:
-    problem = "" if status is CallStatus.OK else "it is broken"
-    return ParsedToolCall(index, name, arguments, "", None, status, problem, "", {}, TokenRange(0, 1))
-
-
-def a_turn() -> TurnMetrics:
-    return TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
-
-
-def toolbox(tools: list[Any], timeout: float = 60.0, **settings: Any) -> Toolbox:
-    task = Task([], tool_settings=settings)
-    return Toolbox(Rollout(task, Trajectory(), as_tools(tools), [], instance="t1"), Budget(tool_timeout=timeout))
-
-
-def run_calls(tools: list[Any], calls: list[ParsedToolCall], **options: Any) -> tuple[list[ToolResult], TurnMetrics]:
-    async def go() -> tuple[list[ToolResult], TurnMetrics]:
-        turn = a_turn()
-        async with toolbox(tools, **options) as box:
-            return await box.run(calls, turn), turn
-
-    return asyncio.run(go())
-
-
-def add(a: int, b: int = 1) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b (int): The second, or one.
-    """
-    return a + b
-
-
-async def shout(text: str, loud: bool = True, how: Literal["a", "b"] = "a", tags: list[str] | None = None) -> str:
-    """Say it
-    louder."""
-    return text.upper() if loud else text
-
-
-def test_a_schema_is_read_off_signature_and_docstring() -> None:
-    made = function_schema(add)["function"]
-    assert made["description"] == "Add two numbers."
-    assert made["parameters"]["required"] == ["a"]
-    assert made["parameters"]["properties"] == {
-        "a": {"type": "integer", "description": "The first."},
-        "b": {"type": "integer", "description": "The second, or one."},
-    }
-    other = function_schema(shout)["function"]["parameters"]["properties"]
-    assert other == {
-        "text": {"type": "string"},
-        "loud": {"type": "boolean"},
-        "how": {"type": "string", "enum": ["a", "b"]},
-        "tags": {"type": "array", "items": {"type": "string"}, "nullable": True},
-    }
+from tokentrace.rollout.tools import BaseTool, FunctionTool, ToolResult, as_result
 
 
 def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
-    gate = asyncio.Event()
-    order: list[str] = []
+    gate, order = asyncio.Event(), list[str]()
 
     async def slow() -> str:
         """Wait for the other."""
@@ -99,51 +38,27 @@ def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
         gate.set()
         return "quick"
 
-    results, turn = run_calls([slow, quick], [call("slow", {}), call("quick", {}, index=1)])
+    rollout = run(call("slow") + call("quick"), ANSWER, tools=[slow, quick])
     assert order == ["quick", "slow"]
-    assert [result.content for result in results] == ["slow", "quick"]
-    assert turn.tool_calls == 2
-
-
-class Table(BaseTool):
-    """Keeps what it was told for each trajectory, and a diary."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(tool_schema=function_schema(add, "table"), **options)
-        self.diary: list[str] = []
-        self.rows: dict[str, dict[str, Any]] = {}
-
-    async def create(self, instance_id: str, **kwargs: Any) -> None:
-        self.diary.append(f"create {instance_id}")
-        self.rows[instance_id] = kwargs
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        self.diary.append("execute")
-        return f"{self.rows[instance_id]}", 0.5, {"asked": parameters["a"]}
-
-    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        return 2.0
-
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
-        self.diary.append(f"release {instance_id}")
+    assert results(rollout) == ["slow", "quick"]
+    assert rollout.tool_calls == 2
 
 
 def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
     tool = Table()
-    calls = [call("table", {"a": 1}), call("table", {"a": 2})]
-
-    async def go() -> dict[str, Any]:
-        async with toolbox([tool], table={"key": "value"}) as box:
-            turn = a_turn()
-            results = await box.run(calls, turn)
-            await box.run(calls[:1], turn)
-            assert results[0].content == "{'key': 'value'}"
-            assert turn.reward == 1.5
-            assert turn.metrics[1] == {"tool": "table", "asked": 2}
-            return await box.rewards()
-
-    assert asyncio.run(go()) == {"table: calc_reward": 2.0}
+    rollout = run(
+        CALL + CALL, CALL, ANSWER, tools=[tool], task=Task(QUESTION, "t1", tool_settings={"look": {"value": 2}})
+    )
+    assert results(rollout) == ["2", "2", "2"]
+    assert [turn.reward for turn in rollout.per_turn] == [1.0, 0.5, None]
+    assert rollout.per_turn[0].metrics == [{"tool": "look", "depth": 1}] * 2
+    assert rollout.reward == 2.0 + 1.5
     assert tool.diary == ["create t1", "execute", "execute", "execute", "release t1"]
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
 
 
 def boom() -> str:
@@ -151,41 +66,34 @@ def boom() -> str:
     raise ValueError("out of order")
 
 
-async def hang() -> str:
+async def hang() -> None:
     """Never come back."""
     await asyncio.Event().wait()
-    return ""
 
 
 def odd() -> Any:
     """Return what is no JSON."""
-    return {1, 2}
+    return {1}
 
 
 @pytest.mark.parametrize(
-    ("tool", "made", "shown"),
+    ("tool", "text", "result", "errors"),
     [
-        (boom, call("boom", {}), "error: ValueError: out of order"),
-        (add, call("add", {"a": 1, "c": 2}), "error: TypeError: add() got an unexpected keyword argument 'c'"),
-        (hang, call("hang", {}), "error: hang took longer than 0.01 s"),
-        (add, call("subtract", {}, CallStatus.UNKNOWN_TOOL), "error: there is no tool 'subtract'; there are: add"),
-        (add, call("add", None, CallStatus.INVALID_JSON), "error: it is broken"),
-        (add, call(None, None, CallStatus.MISSING_NAME), "error: it is broken"),
+        (boom, call("boom"), "error: ValueError: out of order", 1),
+        (add, call("add", a=1, c=2), "error: TypeError: add() got an unexpected keyword argument 'c'", 1),
+        (hang, call("hang"), "error: hang took longer than 0.1 s", 1),
+        (add, call("subtract"), "error: there is no tool 'subtract'; there are: add", 1),
+        (add, call("add").replace("}}", ""), "error: ", 1),
+        (add, call("add").replace("name", "nam"), "error: ", 1),
+        (add, call("add", a=2), "3", 0),
+        (odd, call("odd"), "{1}", 0),
     ],
-    ids=["raises", "wrong arguments", "hangs", "unknown", "invalid JSON", "no name"],
+    ids=["raises", "wrong arguments", "hangs", "unknown", "invalid JSON", "no name", "a number", "no JSON"],
 )
-def test_what_goes_wrong_becomes_a_result(tool: Callable[..., Any], made: ParsedToolCall, shown: str) -> None:
-    (result,), turn = run_calls([tool], [made], timeout=0.01 if tool is hang else 60.0)
-    assert result.content == shown
-    assert result.failed
-    assert turn.tool_errors == 1
-
-
-def test_anything_returned_becomes_text() -> None:
-    (result,), _ = run_calls([odd], [call("odd", {})])
-    assert result.content in ("{1, 2}", "{2, 1}")
-    (result,), _ = run_calls([add], [call("add", {"a": 2})])
-    assert result.content == "3"
+def test_whatever_a_call_gives_becomes_a_result(tool: Callable[..., Any], text: str, result: str, errors: int) -> None:
+    rollout = run(text, ANSWER, tools=[tool], budget=Budget(tool_timeout=0.1 if tool is hang else 60.0))
+    assert results(rollout)[0].startswith(result)
+    assert (rollout.end, rollout.tool_errors) == (End.ANSWER, errors)
 
 
 class Returns(BaseTool):
@@ -194,14 +102,10 @@ class Returns(BaseTool):
     def __init__(self, *answers: Any) -> None:
         super().__init__(tool_schema=function_schema(look))
         self._answers = list(answers)
-        self.released = False
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return await answer() if callable(answer) else answer
-
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
-        self.released = True
 
 
 async def cancelled(*_: Any) -> Any:
@@ -215,23 +119,11 @@ async def exits(*_: Any) -> Any:
     raise SystemExit(3)
 
 
-# -- what ends a task or a process
-
-
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
-        (cancelled, "error: RuntimeError: look was cancelled"),
-        (exits, "error: RuntimeError: SystemExit: 3"),
-    ],
-)
+@pytest.mark.parametrize(("does", "said"), [(cancelled, "look was cancelled"), (exits, "SystemExit: 3")])
 def test_a_tool_that_is_cancelled_or_exits_is_a_result_like_any_other(does: Callable[[], Any], said: str) -> None:
     rollout = run(CALL, ANSWER, tools=[Returns(does)])
     assert (rollout.end, rollout.tool_errors) == (End.ANSWER, 1)
-    assert rollout.messages[2]["content"] == said
-
-
-# -- what they return
+    assert rollout.messages[2]["content"] == f"error: RuntimeError: {said}"
 
 
 def circular() -> dict[str, Any]:
@@ -257,7 +149,7 @@ class Unsayable:
     ],
 )
 def test_metrics_that_json_cannot_hold_become_text(odd: Any, kept: Any) -> None:
-    turn = a_turn()
+    turn = TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
     turn.add("tool", "look", None, odd)
     assert turn.metrics == [{"tool": "look", **kept}]
 
@@ -294,7 +186,7 @@ def look_at(a: int) -> str:
 
 
 SCHEMA = function_schema(look_at, "look")
-LOOK = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+LOOK = call("look", a=1)
 
 
 @dataclass

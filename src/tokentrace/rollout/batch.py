@@ -48,17 +48,13 @@ class Summary:
     malformed_turns: int = 0
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """Prompt tokens in the engine's cache; None if no engine reports them."""
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """Of this run alone, without those that an earlier one took."""
     resumed: int = 0
-    """Rollouts of an earlier run, counted in all of the above."""
     resumed_sampled: int = 0
 
     @classmethod
     def of(cls, store: RolloutStore | None) -> Summary:
-        """Summarize what an earlier run has finished."""
         summary = cls()
         for row in [] if store is None else store.finished:
             summary.add(row["metrics"])
@@ -245,7 +241,6 @@ async def run_all(
     done: Callable[[Rollout], None] | None,
     seed: int | None,
 ) -> Summary:
-    """Run tasks with a function of their number, the task and its seed; store and count what it returns."""
     concurrency = whole("concurrency", concurrency, least=1, error=InputError)
     seed = None if seed is None else whole("seed", seed, least=0, most=2**62, error=InputError)
     summary, began = Summary.of(store), time.monotonic()

@@ -55,7 +55,6 @@ class Document:
         return self.file.resolve().parent
 
     def error(self, problem: str, *path: str | int) -> ConfigError:
-        """Return an error at a setting; its line is that of the closest one around it."""
         line = next(self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines)
         where = f"{'.'.join(map(str, path))}: " if path else ""
         return ConfigError(f"{self.file}, line {line}: {where}{problem}")
@@ -87,7 +86,6 @@ class Document:
             raise self.error(str(error), *path) from error
 
     def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:
-        """Raise ConfigError for a setting that is not one of `names`."""
         for key in values:
             if key not in names:
                 raise self.error(f"there is no such setting; there are {', '.join(names)}", *path, key)
@@ -108,8 +106,8 @@ def read_config(path: str | Path) -> Document:
     if len(raw) > _MAX_BYTES:
         raise ConfigError(f"{path} has more than {_MAX_BYTES >> 20} MiB, which is no configuration")
     lines: dict[Place, int] = {}
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None or node.id != "mapping":
             raise ConfigError(f"{path}: must be a mapping of settings")
@@ -211,8 +209,6 @@ class _ToolFile(Struct, forbid_unknown_fields=True):
 
 
 class _ServerFile(Struct):
-    """A file of MCP servers, which most clients share."""
-
     servers: dict[str, dict[str, Any]] = msgspec.field(name="mcpServers")
 
 
@@ -306,8 +302,6 @@ def _check_placeholders(value: Any) -> None:
 
 
 class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A simulated user in YAML, as verl has it."""
-
     class_name: str
     name: str | None = None
     config: dict[str, Any] = {}

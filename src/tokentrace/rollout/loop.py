@@ -149,7 +149,6 @@ class Agent:
         return None
 
     def has_room(self, length: int) -> bool:
-        """True if a turn can follow a prompt of this length."""
         return self.context is None or length < self.context
 
 
@@ -177,28 +176,20 @@ class _Run:
     limit: asyncio.Timeout | None = None
 
     def resume(self) -> None:
-        """Prepare a recorded rollout to be continued: the stream stays as it is. Raises ContinuationError."""
         rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
         prompt = renderer.render(rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True).ids
         first, size, parts = trajectory.writes()[0].tokens.ids, renderer.tokenizer.vocabulary.size, trajectory.turns()
-        at, problem = common_prefix(first, prompt), ""
-        ends_with_turn = bool(parts) and parts[-1].stop == len(trajectory)
-        if trajectory.name != rollout.task.name:
-            problem = f"its task is called {rollout.task.name!r}"
-        elif trajectory.num_branches > 1:
-            problem = f"it has {trajectory.num_branches} branches, and the loop continues one stream"
-        elif not trajectory.has_logprobs:
-            problem = "it has no logprobs"
-        elif trajectory.vocab_size not in (None, size):
-            problem = f"it was recorded with a vocabulary of {trajectory.vocab_size} ids, and this tokenizer has {size}"
-        elif not at == len(first) == len(prompt):
-            problem = (
-                f"it begins with another prompt than its task renders to, from token {at} on: the messages, the tools, "
-                "the template or the tokenizer have changed"
-            )
-        elif ends_with_turn and parts[-1].finish_reason == "length":
-            problem = "it ends with a turn that ran out of tokens: its rollout is over"
-        if problem:
+        at, ends_with_turn = common_prefix(first, prompt), bool(parts) and parts[-1].stop == len(trajectory)
+        changed = "the messages, the tools, the template or the tokenizer have changed"
+        problems = {
+            f"its task is called {rollout.task.name!r}": trajectory.name != rollout.task.name,
+            f"it has {trajectory.num_branches} branches": trajectory.num_branches > 1,
+            "it has no logprobs": not trajectory.has_logprobs,
+            f"its vocabulary has {trajectory.vocab_size} ids, not {size}": trajectory.vocab_size not in (None, size),
+            f"its prompt differs from token {at} on: {changed}": not at == len(first) == len(prompt),
+            "its last turn ran out of tokens": ends_with_turn and parts[-1].finish_reason == "length",
+        }
+        if problem := next((problem for problem, applies in problems.items() if applies), ""):
             raise ContinuationError(f"trajectory {trajectory.name!r} cannot be continued: {problem}")
         self.is_open = ends_with_turn and not rollout.pending
         if self.is_open:
@@ -217,7 +208,13 @@ class _Run:
         rollout = self.rollout
         try:
             if not rollout.trajectory.num_writes:
-                self._begin()
+                messages, renderer = rollout.task.messages, self.agent.renderer
+                rendered = renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
+                rollout.notes += rendered.notes
+                rollout.notes += map(str, () if renderer.lost is LostPolicy.IGNORE else rendered.lost)
+                spans = message_spans(rendered.messages)
+                rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
+                self.grown(rollout)
             self.user = choose_interaction(self.agent.interactions, rollout.task.interaction_settings)
             self.box = Toolbox(rollout, self.agent.budget)
             async with self.box:
@@ -232,17 +229,6 @@ class _Run:
             rollout.reward = None
         if rollout.reward is not None:
             rollout.trajectory.set_reward(rollout.reward)
-
-    def _begin(self) -> None:
-        rollout, renderer = self.rollout, self.agent.renderer
-        messages = rollout.task.messages
-        rendered = renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
-        rollout.notes += rendered.notes
-        if renderer.lost is not LostPolicy.IGNORE:
-            rollout.notes += map(str, rendered.lost)
-        spans = message_spans(rendered.messages)
-        rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
-        self.grown(rollout)
 
     async def _lead(self) -> None:
         rollout, user, budget, started = self.rollout, self.user, self.agent.budget, False
@@ -418,7 +404,6 @@ class _Run:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Stop the rollout's clock while the engine is down."""
         end = None if self.limit is None else self.limit.when()
         if self.limit is None or end is None:
             yield

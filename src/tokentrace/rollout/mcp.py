@@ -27,7 +27,6 @@ class MCPSession(StrEnum):
     """How long a session with a server lives."""
 
     RUN = "run"
-    """All trajectories share one."""
     TRAJECTORY = "trajectory"
     """Each has its own: a process of its own where the server is a command."""
 
@@ -44,9 +43,7 @@ class MCPConfig:
     url: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     tools: list[str] | None = None
-    """Only these of its tools; None is all."""
     prefix: str = ""
-    """Prepended to the names of its tools."""
     session: MCPSession = MCPSession.RUN
     start_timeout: float | None = 30.0
 
@@ -77,8 +74,6 @@ async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
 
 
 class MCPTool(BaseTool):
-    """A tool of an MCP server."""
-
     def __init__(self, link: _Link, tool: Any) -> None:
         self._link = link
         self._tool = tool.name
@@ -136,14 +131,12 @@ class _Link:
             await session.close()
 
     async def close(self) -> None:
-        """Close the sessions that trajectories share."""
         self._enter_loop()
         while self._shared:
             await self._shared.pop().close()
 
 
 async def _open(server: MCPConfig) -> _Session:
-    """Open a session. Raises InputError if the server does not become ready."""
     session = _Session(server)
     try:
         await within(asyncio.shield(session.client), server.start_timeout, f"the start of {server}")

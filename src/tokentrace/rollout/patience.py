@@ -37,9 +37,7 @@ class Outage:
     reason: str
     waited: float
     pause: float
-    """Until it is asked again."""
     remaining: float | None
-    """Until the run stops; None is never."""
     problem: str = "the engine does not answer"
 
     def __str__(self) -> str:
@@ -70,7 +68,6 @@ class Patience:
         self._was_down = False
         self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
-        """Seconds that the run has waited in all."""
 
     async def ask(
         self,

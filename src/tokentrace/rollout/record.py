@@ -65,7 +65,6 @@ class Task:
     messages: Messages
     name: str = ""
     tools: Sequence[BaseTool] | None = None
-    """Replace the agent's tools."""
     tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By tool, the arguments of `create`, or ``create_kwargs``, ``execute_kwargs`` and so on."""
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -135,7 +134,6 @@ class TurnMetrics:
     reward: float | None = None
     """Of this turn's calls, or of the reply to it; None if there is none, which is not the same as 0."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """Those of tools (``tool``) and of the simulated user (``interaction``)."""
     continues: bool = False
 
     def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
@@ -150,7 +148,6 @@ class TurnMetrics:
 
 
 def _total(name: str) -> Any:
-    """The sum of a metric of all turns."""
     return property(lambda rollout: sum(getattr(turn, name) for turn in rollout.per_turn))
 
 
@@ -165,7 +162,6 @@ class Rollout:
     """The parsed conversation, for people and rewards."""
     end: End | None = None
     reward: float | None = None
-    """None if there is none, and for failed rollouts."""
     seconds: float = 0.0
     engine_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -196,7 +192,6 @@ class Rollout:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The last message, which may be a tool's result."""
         return self.messages[-1]
 
     @property

@@ -45,8 +45,6 @@ Seed = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class EngineSection(Struct, forbid_unknown_fields=True):
-    """Where the engine is, and how to talk to it."""
-
     kind: Literal["embedded", "vllm", "sglang", "llama.cpp"]
     url: str | None = None
     urls: list[str] = []
@@ -65,8 +63,6 @@ class DataSection(Struct, forbid_unknown_fields=True):
 
 
 class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A configuration as it is in the file."""
-
     engine: EngineSection
     data: dict[str, Any]
     """A `DataSection`, or the settings of a source by its name."""
@@ -115,7 +111,6 @@ class Run:
     agent: Callable[[Engine], Agent]
     tools: Sequence[BaseTool]
     tasks: Sequence[Task]
-    """In groups, each with its own name."""
     concurrency: int
     seed: int | None
     output: Path
@@ -290,7 +285,6 @@ def _reward(document: loading.Document, name: str, sources: Mapping[str, TaskSou
 def _read_tasks(
     document: loading.Document, data: DataSection, tools: Sequence[BaseTool]
 ) -> tuple[TaskSet, dict[str, str]]:
-    """Return the tasks of files, and the digests of the files."""
     names = data.files or ([data.file] if data.file else [])
     if not names:
         raise document.error("'file' is missing", "data")

@@ -35,7 +35,6 @@ class ToolResult:
 
     content: str
     reward: float | None = None
-    """None if the call has no reward, which is not the same as 0."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
     """True if the call was malformed, or the tool raised, took too long or returned no text."""
@@ -58,7 +57,6 @@ class BaseTool:
         check_tools([self.tool_schema])
 
     def get_openai_tool_schema(self) -> dict[str, Any]:
-        """Return the schema of a tool that is made without one."""
         raise InputError(f"{type(self).__name__} needs a tool_schema, or its own get_openai_tool_schema")
 
     @property
@@ -67,7 +65,7 @@ class BaseTool:
         return str(function["name"])
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
-        """Begin a trajectory. `kwargs` are its task's settings for this tool: a ground truth, a table."""
+        """Begin a trajectory. `kwargs` are its task's settings for this tool."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         """Run a call: a string, anything JSON can hold, a `ToolResult`, or a triple of text, reward and metrics."""
@@ -200,7 +198,6 @@ def is_response(answer: Any) -> bool:
 
 
 def media_of(response: Any) -> list[str]:
-    """Return how many images and videos a response has, as texts."""
     media = {name: getattr(response, name) for name in ("image", "video")}
     counts = {name: len(value) if is_list(value) else int(value is not None) for name, value in media.items()}
     return [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
@@ -263,7 +260,6 @@ class Toolbox:
             await noted(step, self._budget.tool_timeout, f"{name}: release", self._rollout.notes)
 
     async def _step(self, tool: BaseTool, step: str, *args: Any) -> Any:
-        """Call a method of a tool, with the task's arguments for it."""
         settings, target = self._settings[tool.name][step], tool
         if isinstance(tool, AdoptedTool):
             target = tool.tool
@@ -308,7 +304,6 @@ class Toolbox:
             return _failure(describe_error(error))
 
     async def rewards(self) -> dict[str, Any]:
-        """Return the tools' rewards for the trajectory."""
         rewards: dict[str, Any] = {}
         for name in self._ids:
             tool, who = self._tools[name], f"{name}: calc_reward"
