@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.engines.faults import FaultyEngine
@@ -101,3 +102,15 @@ class Deadly(BaseInteraction):
 
     async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
         return None
+
+
+def run_at(clock: Callable[[], float], work: Coroutine[Any, Any, Rollout]) -> Rollout:
+    """What comes of a coroutine in an event loop whose time is a clock's."""
+
+    def loop() -> asyncio.AbstractEventLoop:
+        new = asyncio.new_event_loop()
+        new.time = clock  # type: ignore[method-assign]
+        return new
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(work)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.engines.faults import Fault
-from tests.rollout.support import ANSWER, CALL, QUESTION, RENDERER, TASK, Table, Turns, agent, call, look, run
+from tests.rollout.support import ANSWER, CALL, QUESTION, RENDERER, TASK, Table, Turns, agent, call, look, run, run_at
 from tests.trajectory.model import check_trajectory
 from tokentrace import InputError, trajectory_samples
 from tokentrace.rollout.batch import grouped, run_rollouts
@@ -80,25 +80,22 @@ def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "turns", "end"),
+    ("budget", "end"),
     [
-        (Budget(turns=3), [MULTIPLY], End.TURNS),
-        (Budget(tokens=60), [MULTIPLY], End.TOKENS),
-        (Budget(context=300), [MULTIPLY], End.CONTEXT),
-        (Budget(turn_tokens=5), [MULTIPLY], End.LENGTH),
-        (Budget(tool_seconds=0.0), [MULTIPLY], End.TOOL_TIME),
+        (Budget(turns=3), End.TURNS),
+        (Budget(tokens=60), End.TOKENS),
+        (Budget(context=300), End.CONTEXT),
+        (Budget(turn_tokens=5), End.LENGTH),
+        (Budget(tool_seconds=0.0), End.TOOL_TIME),
     ],
-    ids=["turns", "tokens", "context", "length", "tool time"],
 )
-def test_budgets_end_a_rollout_with_what_was_sampled_kept(budget: Budget, turns: list[str], end: End) -> None:
-    engine = Turns(*turns)
+def test_budgets_end_a_rollout_with_what_was_sampled_kept(budget: Budget, end: End) -> None:
+    engine = Turns(MULTIPLY)
     rollout = run_on(engine, budget=budget)
     assert rollout.end is end
     check_exact(rollout, engine)
-    if budget.tokens:
-        assert rollout.trajectory.num_sampled <= budget.tokens
-    if budget.context:
-        assert len(rollout.trajectory) <= budget.context
+    assert rollout.trajectory.num_sampled <= (budget.tokens or math.inf)
+    assert len(rollout.trajectory) <= (budget.context or math.inf)
 
 
 @pytest.mark.parametrize("keep", list(Keep))
@@ -213,7 +210,7 @@ def test_many_rollouts_run_at_once_in_groups_and_never_more_than_allowed() -> No
     assert summary.rollouts == len(done) == 40
     assert 1 < most <= 8
     assert {rollout.task.metadata["group"] for rollout in done} == {f"q{n}" for n in range(10)}
-    assert summary.samples_per_rollout == 1.0
+    assert summary.described()["samples_per_rollout"] == 1.0
     assert summary.ends == {"answer": 40}
 
 
@@ -260,23 +257,13 @@ async def never(*_: Any, **__: Any) -> None:
     await asyncio.Event().wait()
 
 
-class Once(BaseInteraction):
-    """Asks on once, with what it measured."""
-
-    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
-        asked = sum(message["role"] == "user" for message in messages)
-        return Reply("Sure?", reward=0.25, metrics={"mood": "good"}) if asked == 1 else None
-
-
 @pytest.mark.parametrize("step", ["start_interaction", "generate_response", "calculate_score", "finalize_interaction"])
 def test_a_simulated_user_that_hangs_is_given_up(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Once, step, never)
-    rollout = run(interaction=Once(), budget=Budget(interaction_timeout=0.01, reward_timeout=0.01))
+    monkeypatch.setattr(User, step, never)
+    rollout = run(interaction=User(), budget=Budget(interaction_timeout=0.01, reward_timeout=0.01))
     assert rollout.notes == [f"{step} took longer than 0.01 s"]
-    if step == "finalize_interaction":  # nothing is left to fail by then: it is told
-        assert (rollout.end, rollout.reward) == (End.USER, 0.25)
-    else:
-        assert (rollout.end, rollout.reward) == (End.HUNG, None)
+    hung = step != "finalize_interaction"  # nothing is left to fail by then: it is told
+    assert (rollout.end, rollout.reward) == ((End.HUNG, None) if hung else (End.USER, 2.0))
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["coroutine", "function"])
@@ -295,13 +282,7 @@ def test_a_reward_that_hangs_is_given_up_and_what_was_sampled_is_kept(blocks: bo
 
 @pytest.mark.parametrize("where", ["engine", "tool", "user"])
 def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    asked = 0
-
-    def loop() -> asyncio.AbstractEventLoop:
-        made = asyncio.new_event_loop()
-        made.time = lambda: now
-        return made
+    now, asked = 0.0, 0
 
     async def hang(*_: Any, **__: Any) -> None:
         nonlocal now
@@ -320,17 +301,16 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
             await hang()
         return "42"
 
-    monkeypatch.setattr(Once, "generate_response", hang)
+    monkeypatch.setattr(User, "generate_response", hang)
     made = Agent(
         Turns(ANSWER if where == "user" else CALL, latency=latency),
         RENDERER,
         tools=[FunctionTool(slow, name="look")],
-        interaction=Once() if where == "user" else None,
+        interaction=User() if where == "user" else None,
         reward=lambda rollout: float(rollout.turns),
         budget=Budget(seconds=10, tool_timeout=None, interaction_timeout=None),
     )
-    with asyncio.Runner(loop_factory=loop) as runner:
-        rollout = runner.run(made.run(TASK))
+    rollout = run_at(lambda: now, made.run(TASK))
     assert (rollout.end, rollout.notes) == (End.TIME, ["the rollout took longer than 10 s"])
     assert rollout.reward == rollout.turns == 1, "a budget has ended it: it is judged like any other"
     check_trajectory(rollout.trajectory)

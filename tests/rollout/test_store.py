@@ -22,14 +22,7 @@ from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.record import TurnMetrics
-from tokentrace.rollout.store import (
-    RUN,
-    STORE,
-    RolloutStore,
-    check_run,
-    discard_run,
-    group_advantages,
-)
+from tokentrace.rollout.store import RUN, STORE, RolloutStore, check_run, discard_run, group_advantages
 from tokentrace.store.store import open_store
 
 ROOT = Path(__file__).parents[2]

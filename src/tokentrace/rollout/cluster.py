@@ -44,7 +44,6 @@ _DEATHS: Final = 3
 """Ray starts a dead worker again, and runs again what it had under way. A rollout that was under way in so many deaths
 runs in a worker of its own, to know which one kills workers; if it does so again, it has failed."""
 _POLL_SECONDS: Final = 5.0
-_CLOSE_SECONDS: Final = 10.0
 
 
 async def run_rollouts_on_ray(
@@ -62,10 +61,10 @@ async def run_rollouts_on_ray(
 ) -> Summary:
     """Run `run_rollouts` on a Ray cluster: the same rollouts, whoever runs them.
 
-    `make` is called on each worker; its tasks must equal `tasks`. `workers` is the number of actors, by default all
-    CPUs. `concurrency` is for all of them together. `address` is ``"auto"`` for the cluster of this machine,
-    ``"local"`` for its cores; None is Ray's default. `patience` is how long a worker waits for an engine, and the run
-    for a node, which `notice` reports. Raises InputError if a worker cannot be made, or differs from the others.
+    `make` is called on each of the `workers`, by default one for each CPU; its tasks must equal `tasks`. They share
+    `concurrency`. `address` is ``"auto"`` for the cluster of this machine, ``"local"`` for its cores. `patience` is how
+    long a worker waits for an engine, and the run for a node, which `notice` reports. Raises InputError if a worker
+    cannot be made, or differs from the others.
     """
     ray, chosen = import_ray(), list(named(tasks))
     todo = sum(store is None or not store.is_finished(task.name) for task in chosen)
@@ -126,7 +125,7 @@ class _Workers:
                 yield worker
             finally:
                 with contextlib.suppress(Exception):
-                    await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
+                    await asyncio.wait_for(worker.close.remote(), 10.0)
         finally:
             self.ray.kill(worker)
 
@@ -154,18 +153,14 @@ class _Workers:
             return dataclasses.replace(failed, notes=[problem])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
-        """Return a worker's answer, checked. Raises EngineDown if the cluster has no node for it for too long.
-
-        Ray waits silently for a node; this reports a cluster without one.
-        """
+        """Return a worker's answer, checked. Ray waits silently for a node: this reports a cluster without one."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
         began = time.monotonic()
         try:
             while True:
                 await asyncio.wait([answer], timeout=_POLL_SECONDS)
                 if answer.done():
-                    self._check(**answer.result())
-                    return answer.result()
+                    return self._checked(answer.result())
                 nodes = await asyncio.to_thread(self.ray.cluster_resources)
                 if nodes.get("CPU", 0) >= 1:
                     began = time.monotonic()
@@ -180,16 +175,16 @@ class _Workers:
         finally:
             answer.cancel()
 
-    def _check(
-        self, node: str, crew: Mapping[str, Any], error: TokentraceError | None = None, rollout: object = None
-    ) -> None:
+    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        node, crew, error = answer["node"], answer["crew"], answer.get("error")
         if error is not None:
             raise type(error)(f"node {node}: {error}")
-        if self.first is None and crew["tasks"] != _digest_of(self.tasks):
+        if self.first is None and crew["tasks"] != _digest([(task.name, task.messages) for task in self.tasks]):
             raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
         self.first = self.first or crew
         if change := differing(self.first, crew):
             raise InputError(f"node {node} differs from the first worker: {change}; they must be the same everywhere")
+        return answer
 
 
 # -- on the nodes
@@ -232,9 +227,9 @@ class RolloutActor:
         tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
         prompt = renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
         return {
-            "tasks": _digest_of(self._tasks),
+            "tasks": _digest([(task.name, task.messages) for task in self._tasks]),
             "version of tokentrace": __version__,
-            "first prompt": _digest(prompt),
+            "first prompt": _digest(list(prompt)),
             "vocabulary": renderer.tokenizer.vocabulary.size,
         }
 
@@ -259,9 +254,5 @@ class RolloutActor:
         await self._agent.engine.close()
 
 
-def _digest_of(tasks: Sequence[Task]) -> str:
-    return _digest([(task.name, task.messages) for task in tasks])
-
-
-def _digest(values: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(list(values), default=str).encode()).hexdigest()[:16]
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]

@@ -76,10 +76,9 @@ class Patience:
         *,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Answer:
-        """Return the engine's answer to a request, however long it is down before.
+        """Return the engine's answer to a request; `waiting` is entered while the request is not under way.
 
-        `waiting` is entered while the request is not under way. Raises EngineUnavailable if the engine answers probes
-        but not the request, EngineDown if it is down for too long.
+        Raises EngineUnavailable if the engine answers probes but not the request, EngineDown after too long an outage.
         """
         problem: EngineUnavailable | None = None
         rounds = refused = outages = 0

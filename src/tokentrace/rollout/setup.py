@@ -41,7 +41,6 @@ _NOT_VERL: Final = {
 _ADDRESS: Final = ("kind", "url", "urls", "http")
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Seed = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class EngineSection(Struct, forbid_unknown_fields=True):
@@ -81,7 +80,7 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
     rollouts_per_task: Positive = 1
     concurrency: Positive = 64
     patience: Annotated[float, Meta(ge=0)] | None = 600.0
-    seed: Seed | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     resume_aborted: bool = False
 
 

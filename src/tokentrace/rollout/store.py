@@ -72,8 +72,6 @@ class RolloutStore:
         self._loop.close()
         self._lock.close()
 
-    # -- what is there
-
     def is_finished(self, name: str) -> bool:
         return name in self._sessions and _result(self._sessions[name]) is not None
 
@@ -112,8 +110,6 @@ class RolloutStore:
         for request in await self._store.incomplete(info.id):
             rollout.pending += request["messages"]
         return rollout
-
-    # -- writing
 
     def start(self, name: str) -> None:
         """Start a rollout anew: an unfinished or discarded attempt is dropped."""
@@ -176,8 +172,6 @@ class RolloutStore:
                 self._wait(self._store.set_state(info.id, State.DROPPED))
             self._sessions[name] = self._wait(self._store.update(info.id, metadata=_metadata(info)))
         return names
-
-    # -- rows
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
         """Yield the training rows of all finished rollouts; with ``advantages="group"`` see `group_advantages`."""

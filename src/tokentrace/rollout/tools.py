@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -203,42 +204,26 @@ def media_of(response: Any) -> list[str]:
     return [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
 
 
-# -- the tools of one trajectory
-
-
-@dataclass(slots=True)
-class AgentData:
-    """What verl's tools get as ``agent_data``. It has no images and no token ids."""
-
-    request_id: str
-    messages: list[Mapping[str, Any]]
-    tools_kwargs: Mapping[str, Any]
-    extra_fields: dict[str, Any] = field(default_factory=dict)
-
-
 class Toolbox:
-    """The tools of one rollout, with its task's settings: an async context manager.
-
-    Whatever a tool does wrong becomes a result that the model sees.
-    """
+    """The tools of one rollout, while it is entered. What a tool does wrong becomes a result that the model sees."""
 
     def __init__(self, rollout: Rollout, budget: Budget) -> None:
         self._rollout, self._budget = rollout, budget
         self._tools = {tool.name: tool for tool in rollout.tools}
+        self._names = ", ".join(self._tools) or "none"
         settings = rollout.task.tool_settings
         for name, values in settings.items():
             if name not in self._tools:
                 raise InputError(f"there are settings for a tool {name!r}; there are {self._names}")
-            if values and not _can_create(self._tools[name]):
+            tool = self._tools[name]
+            if values and (isinstance(tool, FunctionTool) or not hasattr(getattr(tool, "tool", tool), "create")):
                 raise InputError(f"there are settings for {name!r}, a plain function: only a BaseTool has settings")
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
-        self._data = AgentData(rollout.instance, rollout.messages, settings)
+        # what verl's tools get as agent_data: no images and no token ids
+        self._data = SimpleNamespace(request_id=rollout.instance, tools_kwargs=settings, extra_fields={})
+        self._data.messages = rollout.messages
         self._ids: dict[str, str] = {}
         """By tool that was created: the id of the trajectory, which `create` may choose."""
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(self._tools) or "none"
 
     async def __aenter__(self) -> Toolbox:
         try:
@@ -314,15 +299,8 @@ class Toolbox:
         return rewards
 
 
-def _can_create(tool: BaseTool) -> bool:
-    return hasattr(tool.tool, "create") if isinstance(tool, AdoptedTool) else not isinstance(tool, FunctionTool)
-
-
 def _failure(problem: str) -> ToolResult:
     return ToolResult(f"error: {problem}", failed=True)
-
-
-# -- results that are too long
 
 
 class Keep(StrEnum):
