@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from tests.rollout.support import RENDERER
 from tests.support import FULL
 from tests.trajectory.model import check_trajectory
-from tokentrace import EmbeddedEngine, Trajectory, create_renderer, trajectory_samples
+from tokentrace import EmbeddedEngine, Trajectory, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import ContinuationError
-from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
@@ -29,7 +29,6 @@ from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Turn
 from tokentrace.trajectory.storage import replay_records, write_records
 
-RENDERER = create_renderer(POCKET)
 TASK = Task([{"role": "user", "content": "What is 17 * 23?"}], name="one")
 GREEDY = SamplingParams(200, temperature=0.0)
 T = TypeVar("T")

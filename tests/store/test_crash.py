@@ -65,12 +65,6 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
 ) -> None:
     chance = random.Random(0)
 
-    def new_place(round: int) -> str:
-        if where == "sqlite":
-            return str(tmp_path / f"store-{round}.db")
-        server: Postgres = request.getfixturevalue("postgres")
-        return server.fresh()
-
     async def check(place: str, acknowledged: Acknowledged) -> None:
         async with opened(place) as store:
             for id in SESSIONS:
@@ -80,7 +74,8 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
     turns = 0
     for round in range(ROUNDS):
         if not round % 5:  # each check reads everything
-            place, acknowledged = new_place(round), Acknowledged()
+            file, acknowledged = str(tmp_path / f"store-{round}.db"), Acknowledged()
+            place = file if where == "sqlite" else request.getfixturevalue("postgres").fresh()
         acknowledged.add(killed_writer(place, round, chance.randrange(1, 300)))
         asyncio.run(check(place, acknowledged))
         turns += sum(map(len, acknowledged.stored.values()))

@@ -111,8 +111,7 @@ async def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused
         other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
         outcomes = await asyncio.gather(*(store.session("a") for _ in range(8)), return_exceptions=True)
         assert all(isinstance(one, StoreError) for one in outcomes), outcomes
-        said = " ".join(map(str, outcomes))
-        assert "all 2 connections are busy" in said
+        assert "all 2 connections are busy" in " ".join(map(str, outcomes))
     assert await store.session("a") is not None
     await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
     assert await check_whole(store, "a") == 1

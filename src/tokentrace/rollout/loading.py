@@ -117,13 +117,12 @@ def read_config(path: str | Path) -> Document:
         elif node.id == "mapping":
             value = {}
             for key, one in node.value:
-                if key.id != "scalar":
-                    problem, mark = "the name of a setting must be text", key.start_mark
-                elif key.value in value:
-                    problem, mark = f"{key.value!r} is there twice", key.start_mark
-                else:
-                    lines[*place, key.value] = key.start_mark.line + 1
-                    value[key.value] = value_of(one, (*place, key.value))
+                if key.id != "scalar" or key.value in value:
+                    twice, mark = f"{key.value!r} is there twice", key.start_mark
+                    problem = twice if key.id == "scalar" else "the name of a setting must be text"
+                    break
+                lines[*place, key.value] = key.start_mark.line + 1
+                value[key.value] = value_of(one, (*place, key.value))
         else:
             try:
                 value = loader.construct_object(node, deep=True)
