@@ -216,7 +216,8 @@ class Toolbox:
             if name not in self._tools:
                 raise InputError(f"there are settings for a tool {name!r}; there are {self._names}")
             tool = self._tools[name]
-            if values and (isinstance(tool, FunctionTool) or not hasattr(getattr(tool, "tool", tool), "create")):
+            plain = isinstance(tool, AdoptedTool) and not hasattr(tool.tool, "create")
+            if values and (plain or isinstance(tool, FunctionTool)):
                 raise InputError(f"there are settings for {name!r}, a plain function: only a BaseTool has settings")
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
         # what verl's tools get as agent_data: no images and no token ids
@@ -255,7 +256,7 @@ class Toolbox:
                 settings = {"agent_data": self._data, **settings}
             if step == "create" and takes(method, "create_kwargs"):  # as in verl since 0.6
                 named = {name: value for name, value in settings.items() if takes(method, name)}
-                settings = {**named, "create_kwargs": settings}
+                settings = {**named, "create_kwargs": dict(settings)}
         id = self._ids.get(tool.name, self._rollout.instance)
         return await called(getattr(target, step), id, *args, **settings)
 
