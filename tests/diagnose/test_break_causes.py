@@ -1,4 +1,4 @@
-"""Breaks inside of a turn: booleans, merges, JSON, parameters, reasoning, anchors, rewritten calls."""
+"""The cause of each break: in a turn that was rendered again, and in a context that changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conversations import assistant, result, user
+from tests.conversations import ADD, NOW, SYS, assistant, call, result, system, user
 from tests.diagnose.two_requests import (
     GO,
     HELLO,
@@ -20,11 +20,12 @@ from tests.diagnose.two_requests import (
     consistent,
     hermes,
     renderer_of,
+    report,
     weather,
 )
 from tests.support import make_renderer
 from tokentrace.diagnose.break_checks import REASONING_TAGS
-from tokentrace.diagnose.breaks import explain_break
+from tokentrace.diagnose.breaks import Break, explain_break
 from tokentrace.diagnose.finding import Cause
 
 C = Cause
@@ -153,26 +154,10 @@ def test_remerge(family: str) -> None:
     assert split.tolist() != whole.tolist()
     prompt = renderer.render(GO, add_generation_prompt=True).ids
     stream, after = np.concatenate([prompt, split]), np.concatenate([prompt, whole, whole])
-    broken = explain_break(stream, after, renderer, sampled=np.arange(len(stream)) >= len(prompt))
-    assert broken is not None
-    consistent(broken, stream, after)
+    broken = consistent(stream, after, renderer, sampled=np.arange(len(stream)) >= len(prompt))
     assert broken.cause is Cause.BPE_REMERGE
-    assert "Other tokens spell the same text" in broken.words
     decode = renderer.tokenizer.decode
     assert decode(stream[slice(*broken.stream_range)]) == decode(after[slice(*broken.prompt_range)])
-
-
-def test_json_of_a_tool_result() -> None:
-    text = weather('{"city": "Paris"}', family="pocket")
-    first = Rollout("pocket", text, called("get_weather", {"city": "Paris"}))
-    before = [*first.messages, first.replies[0], result('{"sky": "sunny", "temp": 21}')]
-    after = [*first.messages, first.replies[0], result('{"sky":"sunny","temp":21}'), user("And?")]
-    stream = first.renderer.render(before, tools=TOOLS, add_generation_prompt=True)
-    prompt = first.renderer.render(after, tools=TOOLS, add_generation_prompt=True)
-    broken = explain_break(stream.ids, prompt.ids, first.renderer, sampled=stream.mask)
-    assert broken is not None
-    assert broken.cause is Cause.JSON_FORMAT
-    assert broken.region == "context after completion 1"
 
 
 # -- reasoning
@@ -213,22 +198,16 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
     tokenizer = renderer_of("pocket").tokenizer
     stream = tokenizer.encode(f"<|turn|>assistant\n{tags[0]}{THOUGHT}{tags[1]}{HELLO}<|end|>")
     after = tokenizer.encode(f"<|turn|>assistant\n{HELLO}<|end|><|turn|>user\nBye")
-    broken = explain_break(stream, after, tokenizer)
-    assert broken is not None
-    consistent(broken, stream, after)
-    assert broken.cause is Cause.STRIPPED_REASONING
+    assert consistent(stream, after, tokenizer).cause is Cause.STRIPPED_REASONING
 
 
 def test_two_turns_of_stripped_reasoning_are_both_reported() -> None:
-    family = "qwen3.5"
-    renderer = renderer_of(family)
+    renderer = renderer_of("qwen3.5")
     first = [*GO, assistant(HELLO, reasoning=THOUGHT), BYE, assistant("Goodbye then, friend.", reasoning="Yes.")]
-    kept = make_renderer(family, preserve_all_thinking=True).render(first, tools=TOOLS)
+    kept = make_renderer("qwen3.5", preserve_all_thinking=True).render(first, tools=TOOLS)
     after = renderer.render([*first, user("More")], tools=TOOLS, add_generation_prompt=True)
-    broken = explain_break(kept.ids, after.ids, renderer, sampled=kept.mask)
-    assert broken is not None
-    assert broken.cause is Cause.STRIPPED_REASONING
-    assert broken.later == (Cause.STRIPPED_REASONING,)
+    broken = consistent(kept.ids, after.ids, renderer, sampled=kept.mask)
+    assert (broken.cause, broken.later) == (Cause.STRIPPED_REASONING, (Cause.STRIPPED_REASONING,))
     assert "further on: stripped reasoning" in str(broken)
 
 
@@ -245,19 +224,117 @@ def test_anchor() -> None:
     assert turn.explain(anchor=turn.stream).cause is Cause.JSON_FORMAT
 
 
-def test_empty_stream() -> None:
-    renderer = renderer_of("pocket")
-    prompt = renderer.render(GO, add_generation_prompt=True).ids
+def test_a_stream_that_was_lost() -> None:
+    turn = Rollout("pocket", f"{HELLO}<|end|>", ())
+    renderer, prompt = turn.renderer, turn.prompt
+    zeros = np.concatenate([np.where(turn.sampled, 0, turn.stream), turn.stream[:8]])
+    for stream, after, sampled in (([], prompt, []), (turn.stream, zeros, turn.sampled)):
+        assert consistent(stream, after, renderer, sampled=sampled).cause is Cause.ZEROED_ANCHOR
     assert explain_break([], prompt, renderer) is None
-    broken = explain_break([], prompt, renderer, sampled=[])
-    assert broken is not None
-    assert (broken.cause, broken.position) == (Cause.ZEROED_ANCHOR, 0)
     assert explain_break([], [], renderer, sampled=[]) is None
 
 
-def test_zeros_in_the_prompt() -> None:
-    turn = Rollout("pocket", f"{HELLO}<|end|>", ())
-    zeros = np.concatenate([np.where(turn.sampled, 0, turn.stream), turn.stream[:8]])
-    broken = explain_break(turn.stream, zeros, turn.renderer, sampled=turn.sampled)
-    assert broken is not None
-    assert broken.cause is Cause.ZEROED_ANCHOR
+# -- the context: tools, system prompts, compaction, cleared results
+
+ROWS = list(GO)
+for n in range(4):
+    ROWS += [assistant("", call("get_weather", {"city": f"City {n}"})), result(report(n))]
+ANSWER = assistant("All is known now, and the rest is as it was before.")
+END_OF_ROWS = [ANSWER, user("And?")]
+LONGER = [*ROWS, *END_OF_ROWS]
+DESCRIBED = {"type": "function", "function": NOW["function"] | {"description": "What time it is."}}
+SUMMARY = user("So far: the weather of four cities was asked for. Go on.")
+Request = dict[str, Any]
+
+
+def request(messages: list[Any], tools: Any = TOOLS) -> Request:
+    return {"messages": messages, "tools": tools}
+
+
+FIRST = request(ROWS)
+CHANGES: dict[str, tuple[Request, Request, Cause, str]] = {
+    "tools added": (FIRST, request(LONGER, [*TOOLS, ADD]), C.CHANGED_TOOLS, "new tools: add"),
+    "tools removed": (FIRST, request(LONGER, TOOLS[:2]), C.CHANGED_TOOLS, "left out: now"),
+    "tools described": (FIRST, request(LONGER, [*TOOLS[:2], DESCRIBED]), C.CHANGED_TOOLS, "otherwise: now"),
+    "no tools": (FIRST, request(LONGER, None), C.CHANGED_TOOLS, "left out: "),
+    "system": (FIRST, request([system("You are careless."), *LONGER[1:]]), C.CHANGED_SYSTEM, "careless"),
+    "no system": (request(ROWS, None), request(LONGER[1:], None), C.CHANGED_SYSTEM, ""),
+    "summary": (FIRST, request([SYS, SUMMARY]), C.COMPACTION, ""),
+    "middle": (FIRST, request([*ROWS[:4], *LONGER[6:]]), C.COMPACTION, ""),
+    "window": (FIRST, request([SYS, *LONGER[6:]]), C.COMPACTION, ""),
+}
+FAMILIES = [
+    *(("pocket", name) for name in CHANGES),
+    *((family, name) for family in ("qwen3.5", "gpt-oss") for name in ("tools added", "no tools")),
+    *((family, name) for family in ("qwen3.5", "glm-4.5") for name in ("system", "window")),
+    *(("qwen3", name) for name in ("no system", "summary", "middle")),
+]
+
+
+def explained(family: str, before: Request, after: Request, *, proof: bool = False, mask: bool = True) -> Break:
+    """The break between two requests. The first one, with the answer that was sampled for it, is the stream."""
+    renderer = renderer_of(family)
+    first = renderer.render([*before["messages"], ANSWER], tools=before["tools"])
+    second = renderer.render(after["messages"], tools=after["tools"], add_generation_prompt=True)
+    requests: dict[str, Any] = {"before": before, "after": after} if proof else {}
+    return consistent(first.ids, second.ids, renderer, sampled=first.mask if mask else None, **requests)
+
+
+@pytest.mark.parametrize("proof", [False, True], ids=["by text", "by messages"])
+@pytest.mark.parametrize(("family", "name"), FAMILIES)
+def test_the_cause_of_a_changed_context(family: str, name: str, proof: bool) -> None:
+    before, after, cause, words = CHANGES[name]
+    broken = explained(family, before, after, proof=proof)
+    assert broken.cause is cause
+    assert not proof or words in broken.words
+    assert cause is Cause.COMPACTION or broken.region == "first prompt"
+    if cause is Cause.CHANGED_SYSTEM:
+        assert explained(family, before, after, mask=False).cause is cause
+
+
+def test_cleared_tool_result() -> None:
+    broken = explained("pocket", FIRST, request([*ROWS[:3], result("[cleared]"), *LONGER[4:]]))
+    assert (broken.cause, broken.region) == (Cause.COMPACTION, "context after completion 1")
+    assert "in the turn of the tool" in broken.words
+
+
+def test_json_of_a_tool_result() -> None:
+    said, other = (['{"sky": "sunny", "temp": 21}'], ['{"sky":"sunny","temp":21}', user("And?")])
+    before, after = (request([*ROWS[:3], result(text), *more]) for text, *more in (said, other))
+    renderer = renderer_of("pocket")
+    stream, prompt = (
+        renderer.render(one["messages"], tools=TOOLS, add_generation_prompt=True) for one in (before, after)
+    )
+    broken = consistent(stream.ids, prompt.ids, renderer, sampled=stream.mask)
+    assert (broken.cause, broken.region) == (Cause.JSON_FORMAT, "context after completion 1")
+
+
+def test_the_conversations_disprove_what_the_text_suggests() -> None:
+    renderer = renderer_of("pocket")
+    stream, other = (renderer.render(ROWS, tools=tools, add_generation_prompt=True) for tools in (TOOLS, TOOLS[:2]))
+    broken = consistent(stream.ids, other.ids, renderer, sampled=stream.mask, before=FIRST, after=FIRST)
+    assert broken.cause is Cause.UNKNOWN
+    assert "messages and tools of both requests are the same" in broken.words
+
+
+def test_words_about_tools_are_no_tools() -> None:
+    question = "Read this:\n# Tools\n<tools>\n{}\n</tools>\nand tell."
+    rows = [SYS, user(question.format("hammer")), assistant("Yes."), user("So?")]
+    changed = [SYS, user(question.format("saw")), *rows[2:]]
+    for after in (changed, [*changed, *END_OF_ROWS]):
+        broken = explained("pocket", request(rows, None), request(after, None))
+        assert broken.cause is Cause.UNKNOWN
+        assert "in the turn of the user" in broken.words
+
+
+def test_a_message_that_is_gone_is_a_compaction_however_alike_the_others_are() -> None:
+    renderer = renderer_of("pocket")
+    messages = [user("hello there"), assistant("It is 4."), user("What is 2+2?"), assistant("It is 4.")]
+    stream = renderer.render_ids(messages)
+    for gone in (0, 1):
+        left = [*messages[:gone], *messages[gone + 1 :], user("n")]
+        after = renderer.render_ids(left, add_generation_prompt=True)
+        assert consistent(stream, after, renderer).cause is Cause.COMPACTION
+    prompt = renderer.render_ids([user("n")], add_generation_prompt=True)
+    requests = {"before": {"messages": messages}, "after": {"messages": []}}
+    assert consistent(stream, prompt, renderer, **requests).cause is Cause.COMPACTION

@@ -15,8 +15,7 @@ from tests.diagnose.two_requests import renderer_of
 from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.record_files import read_rollouts
 from tokentrace.diagnose.records import Rollout
-from tokentrace.diagnose.rollout_report import RolloutReport, check_rollouts
-from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout
+from tokentrace.diagnose.rollouts import CheckedRollout, Relation, RolloutReport, check_rollouts
 from tokentrace.errors import InputError, TokentraceError
 from tokentrace.show.terminal import plain_view
 
@@ -33,6 +32,10 @@ def report_of(folder: Path, lines: list[Line] | str, model: Any = None) -> Rollo
     return check_rollouts([dump(folder, lines)], model)
 
 
+def unread(report: RolloutReport) -> list[str]:
+    return [f"{one.where}: {one.words}" for tally in report.unread.values() for one in tally.examples]
+
+
 def lines_of(shape: str, told: list[Told] | None = None, messages: bool = False) -> list[Line]:
     return json.loads(json.dumps(list(SHAPES[shape](told or clean("pocket")[:1], messages))))  # type: ignore[no-any-return]
 
@@ -41,7 +44,7 @@ def checked(file: str, family: str) -> dict[str, CheckedRollout]:
     results = {}
     for one in read_rollouts([file]):
         assert isinstance(one, Rollout), one
-        results[one.name] = check_rollout(one, renderer_of(family))
+        results[one.name] = CheckedRollout(one, renderer_of(family))
     return results
 
 
@@ -83,10 +86,10 @@ def test_clean_dumps_have_no_break(tmp_path: Path, shape: str) -> None:
 def test_counts_are_those_of_the_planted_breaks(tmp_path: Path) -> None:
     told = rollouts("pocket")
     report = report_of(tmp_path, lines_of("calls lines", told), renderer_of("pocket"))
-    broken = [one for one in told if one.cause is not None]
-    assert (report.rollouts, report.broken, report.breaks) == (len(told), len(broken), len(broken))
-    assert report.samples == len(told) + len(broken) + 1  # one was asked twice
-    assert report.sampled == report.trained == sum(len(call.completion) for one in told for call in one.calls)
+    counts, broken = report.counts, [one for one in told if one.cause is not None]
+    assert (counts["rollouts"], counts["broken"], report.breaks) == (len(told), len(broken), len(broken))
+    assert counts["samples"] == len(told) + len(broken) + 1  # one was asked twice
+    assert counts["sampled"] == counts["trained"] == sum(len(call.completion) for one in told for call in one.calls)
     again = repeated = 0
     for one in told:
         stream: list[int] = []
@@ -98,17 +101,16 @@ def test_counts_are_those_of_the_planted_breaks(tmp_path: Path) -> None:
             if stream and shared < len(stream):
                 repeated += shared
             stream = call.prompt + call.completion
-    assert (report.reprefilled, report.row_tokens - report.tokens) == (again, repeated)
-    assert report.lost > 0
-    assert {one["cause"]: one["places"] for one in report.to_json()["causes"]} == {one.cause: 1 for one in broken}
+    assert (counts["reprefilled"], counts["row_tokens"] - counts["tokens"]) == (again, repeated)
+    assert counts["lost"] > 0
+    assert {one["name"]: one["places"] for one in report.to_json()["causes"]} == {one.cause: 1 for one in broken}
 
 
 def test_breaks_without_a_tokenizer_have_a_place_and_no_cause(tmp_path: Path) -> None:
     told = [one for one in rollouts("pocket") if one.name == "json_format"]
     (row,) = report_of(tmp_path, lines_of("calls lines", told)).to_json()["causes"]
-    assert row["cause"] is None
-    assert row["examples"][0]["position"] > len(told[0].calls[0].prompt)
-    assert row["examples"][0]["explained"] is None
+    assert row["name"] == "unknown"
+    assert row["examples"][0]["findings"][0]["position"] > len(told[0].calls[0].prompt)
 
 
 @pytest.mark.parametrize(("name", "compared"), [("conversation_id", 1), ("uid", 1), ("episode_id", 1), ("mine", 0)])
@@ -120,14 +122,13 @@ def test_calls_of_no_rollout_are_not_called_fine(tmp_path: Path, name: str, comp
     assert "✓" not in plain_view(report)
 
 
-def test_a_line_that_is_there_twice_is_said_and_makes_no_sample(tmp_path: Path) -> None:
+def test_a_line_that_is_there_twice_is_reported_and_makes_no_sample(tmp_path: Path) -> None:
     lines = lines_of("calls lines")
     once, twice = report_of(tmp_path, lines), report_of(tmp_path, [line for line in lines for _ in range(2)])
-    for name in ("samples", "tokens", "sampled", "prompted", "breaks", "trained"):
-        assert getattr(twice, name) == getattr(once, name)
-    count = twice.faults[Cause.DUPLICATE_CALL]
-    example = count.examples[0]
-    assert (count.places, example.where.rpartition(", ")[2]) == (once.calls, "line 2")
+    assert twice.counts == once.counts
+    tally = twice.faults[Cause.DUPLICATE_CALL]
+    example = tally.examples[0]
+    assert (tally.places, example.where.rpartition(", ")[2]) == (once.calls, "line 2")
     assert example.words == f"the same as {tmp_path / 'dump.jsonl'}, line 1"
     assert "ids" in twice.problems()
     again = [line | {"logprobs": [one - 1 for one in line["logprobs"]]} for line in lines]
@@ -204,7 +205,7 @@ CONTRADICTIONS = {
     "labels too few": ({"input_ids": [1, 2, 3], "labels": [-100, 3]}, Cause.BAD_LABELS, "2 labels for 3 tokens"),
     "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, Cause.BAD_LABELS,
                        "label 1 is 3, which is not the id there"),
-    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), Cause.BAD_LOGPROBS, "9 logprobs for 2 sampled tokens"),
+    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), Cause.BAD_LOGPROBS, "9 logprobs for 2 tokens"),
     "gaps in a mask": (trace(token_ids=[3, 4, 5], mask=[True, False, True], logprobs=[0.5, -1]), Cause.BAD_LOGPROBS,
                        "token 0 of the completion: 0.5"),
 }  # fmt: skip
@@ -218,12 +219,12 @@ def test_contradictions_in_a_line_are_reported(tmp_path: Path, name: str) -> Non
     assert fault.group in report.problems()
     fitting = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "logprobs": [0, -1, -1]}
     report = report_of(tmp_path, [fitting, trace(mask=None, logprobs=[-1])])
-    assert (report.trained, report.sampled, report.faults) == (2, 3, {})
+    assert (report.counts["trained"], report.counts["sampled"], report.faults) == (2, 3, {})
 
 
 def test_what_no_engine_sampled_is_not_known_by_a_mask_alone(tmp_path: Path) -> None:
     report = report_of(tmp_path, [ROW | {"loss_mask": [1, 1, 1, 1], "labels": [1, 2, 3, 4]}])
-    assert report.to_json()["unproven"] == 1
+    assert report.counts["unproven"] == 1
     assert "not known" in plain_view(report)
 
 
@@ -252,15 +253,15 @@ def test_unreadable_lines_are_listed_with_line_and_field(tmp_path: Path, name: s
     lines = lines_of(shape)
     text = edit(lines)  # type: ignore[operator]
     report = report_of(tmp_path, text if isinstance(text, str) else lines)
-    assert report.unreadable == (3 if name == "lost delta" else 1)
-    assert words in f"{report.unread[0].where}: {report.unread[0].problem}"
+    assert report.counts["unreadable"] == (3 if name == "lost delta" else 1)
+    assert words in unread(report)[0]
 
 
 def test_lines_without_a_name_are_rollouts_of_their_own(tmp_path: Path) -> None:
     named, bad = CALL | {"rollout_id": "r"}, CALL | {"logprobs": "x"}
     report = report_of(tmp_path, [CALL, bad, named, CALL, named, bad])
-    assert (report.rollouts, report.calls) == (3, 4)
-    assert [one.where.rpartition(" ")[2] for one in report.unread] == ["2", "6"]
+    assert (report.total, report.calls) == (3, 4)
+    assert [place.split(":")[0].rpartition(" ")[2] for place in unread(report)] == ["2", "6"]
 
 
 def test_files_that_hold_no_rollouts_are_refused(tmp_path: Path) -> None:
@@ -306,5 +307,5 @@ def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shap
         if report is None:
             assert "dump.jsonl" in refused
             continue
-        assert report.rollouts + report.unreadable > 0
-        assert json.loads(json.dumps(report.to_json()))["calls"] == report.calls
+        assert report.total + report.counts["unreadable"] > 0
+        assert json.loads(json.dumps(report.to_json()))["verdict"] == report.verdict

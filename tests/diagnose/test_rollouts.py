@@ -19,8 +19,7 @@ from tokentrace import Trajectory, create_renderer, save_trajectory
 from tokentrace.data.tables import write_samples
 from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.records import Call, Rollout
-from tokentrace.diagnose.rollout_report import check_rollouts, recorded_tokenizer
-from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout
+from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollouts, recorded_tokenizer
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
@@ -58,15 +57,19 @@ def report_of(*inputs: Any, **more: Any) -> Any:
     return check_rollouts([str(one) for one in inputs], renderer_of("pocket"), **more)
 
 
+def places(tallies: Any) -> dict[Any, int]:
+    return {key: tally.places for key, tally in tallies.items()}
+
+
 def test_trajectories_of_a_run_are_inspected_with_the_tokenizer_that_it_names(folder: Path) -> None:
     assert recorded_tokenizer([str(folder)]) == str(POCKET)
     report = report_of(folder)
-    assert (report.rollouts, report.broken, report.unreadable) == (4, 1, 0)
-    assert list(report.causes) == [Cause.JSON_FORMAT]
-    assert report.recorded == {"rendered again": 1}
-    assert report.steps[Relation.REPEATS] == 1
+    assert (report.total, report.counts["broken"], report.unread) == (4, 1, {})
+    assert places(report.causes) == {Cause.JSON_FORMAT: 1}
+    assert places(report.recorded) == {"rendered again": 1}
+    assert report.outcomes[Relation.REPEATS].places == 1
     one = report_of(folder / "trajectories" / "clean.tt")
-    assert (one.rollouts, one.calls, one.breaks) == (1, 4, 0)
+    assert (one.total, one.calls, one.breaks) == (1, 4, 0)
 
 
 def test_a_trajectory_that_was_cut_off_is_read_as_far_as_it_goes(folder: Path) -> None:
@@ -76,7 +79,7 @@ def test_a_trajectory_that_was_cut_off_is_read_as_far_as_it_goes(folder: Path) -
     assert report.calls == 3
     assert any("clean.tt" in note for note in report.notes)
     path.write_bytes(path.read_bytes()[:12])
-    assert report_of(path).unreadable == 1
+    assert report_of(path).counts["unreadable"] == 1
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -84,9 +87,10 @@ def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name:
     samples = [row for told in (*clean("pocket"), BROKEN) for row in trajectory_samples(recorded(told))]
     write_samples(tmp_path / name, samples)
     report = report_of(tmp_path / name)
-    assert (report.rollouts, report.broken, report.samples) == (4, 1, 6)
-    assert list(report.causes) == [Cause.JSON_FORMAT]
-    assert report.trained == report.sampled == sum(sample.trained for sample in samples)
+    counts = report.counts
+    assert (counts["rollouts"], counts["broken"], counts["samples"]) == (4, 1, 6)
+    assert places(report.causes) == {Cause.JSON_FORMAT: 1}
+    assert counts["trained"] == counts["sampled"] == sum(sample.trained for sample in samples)
     assert not report.faults
     wrong = samples[0].replace(mask=np.ones(len(samples[0]), np.bool_))
     write_samples(tmp_path / f"wrong-{name}", [wrong])
@@ -97,27 +101,25 @@ def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name:
 def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -> None:
     where = tmp_path / "store.db"
     renderer = create_renderer(POCKET).silent()
-    hello = renderer.tokenizer.encode("Hello there.").tolist()
+    hello, digest = renderer.tokenizer.encode("Hello there.").tolist(), renderer.tokenizer.digest[:16]
+    first = [user("a question, which is the first one")]
+    second = [*first, {"role": "assistant", "content": "Hello there."}, user("and then?")]
+    summary = [user("Summary of the conversation so far: one question, two answers. Go on.")]
 
     async def fill() -> None:
         store = open_store(str(where))
         try:
-            for name in ("plain", "compacted"):
+            for name, asked in (("plain", [first, second]), ("compacted", [first, second, summary])):
                 recording = await Recording(store, name, renderer).begin()
-                rows = [user("a question, which is the first one"), {"role": "assistant", "content": "Hello there."}]
-                await recording.turn(rows[:1], hello, tokenizer=renderer.tokenizer.digest[:16])
-                await recording.turn([*rows, user("and then?")], hello, tokenizer=renderer.tokenizer.digest[:16])
-                if name == "compacted":
-                    summary = [user("Summary of the conversation so far: one question, two answers. Go on.")]
-                    await recording.turn(summary, hello, tokenizer=renderer.tokenizer.digest[:16])
+                for messages in asked:
+                    await recording.turn(messages, hello, tokenizer=digest)
         finally:
             await store.close()
 
     asyncio.run(fill())
     report = report_of(where)
-    assert (report.rollouts, report.calls, report.breaks) == (2, 5, 1)
-    assert report.histories == {"compaction": 1}
-    assert report.recorded == {"compaction": 1}
+    assert (report.total, report.calls, report.breaks) == (2, 5, 1)
+    assert places(report.histories) == places(report.recorded) == {"compaction": 1}
     assert report.notes == [f"{where}: a store of sessions"]
     other = check_rollouts([str(where)], renderer_of("qwen3").tokenizer)
     assert any("another tokenizer" in note for note in other.notes)
@@ -131,12 +133,11 @@ def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
         return asyncio.run(engine.score(ids)).tolist()
 
     save_trajectory(recorded(told, scores), tmp_path / "same.tt")
-    report = report_of(tmp_path / "same.tt", engine=EmbeddedEngine)
-    assert report.scores.completions == 5
-    assert report.scores.to_json()["tokens"] == sum(len(one.completion) for one in told.calls)
-    assert report.scores.to_json()["most"] < 1e-4
+    same = report_of(tmp_path / "same.tt", engine=EmbeddedEngine).scores
+    assert (same["completions"], same["tokens"]) == (5, sum(len(one.completion) for one in told.calls))
+    assert same["most"] < 1e-4
     save_trajectory(recorded(told, lambda ids: [one - 0.5 for one in scores(ids)]), tmp_path / "off.tt")
-    apart = report_of(tmp_path / "off.tt", engine=EmbeddedEngine).scores.to_json()
+    apart = report_of(tmp_path / "off.tt", engine=EmbeddedEngine).scores
     assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
     assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
 
@@ -151,7 +152,7 @@ def rollout(*pairs: Pair, ordered: bool = True) -> CheckedRollout:
     """Check calls of these prompts and completions."""
     streams = [(np.asarray(prompt + completion, np.int32), len(prompt)) for prompt, completion in pairs]
     calls = [Call(stream, start, f"call {at}") for at, (stream, start) in enumerate(streams)]
-    return check_rollout(Rollout("r", "here", calls, ordered=ordered))
+    return CheckedRollout(Rollout("r", "here", calls, ordered=ordered))
 
 
 FIRST: Pair = ([1, 2], [3, 4])
@@ -198,5 +199,5 @@ def test_a_break_is_the_same_whatever_the_order_of_lines() -> None:
     other: Pair = ([1, 2, 3, 9, 5], [6, 7])
     for pairs in ([FIRST, other], [other, FIRST]):
         (broken,) = rollout(*pairs, ordered=False).breaks
-        assert (broken.position, broken.stream_length) == (3, 4)
+        assert (broken.position, "token 3 of 4" in broken.words) == (3, True)
         assert "call 2" in broken.where

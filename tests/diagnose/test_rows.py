@@ -32,7 +32,7 @@ from tests.support import PYTHON_FORMATS, examples, load_family
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import Row
 from tokentrace.diagnose.finding import Cause
-from tokentrace.diagnose.row_report import check_dataset
+from tokentrace.diagnose.row_files import check_dataset
 from tokentrace.diagnose.rows import Outcome, RowChecker
 from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Overlong
@@ -65,7 +65,7 @@ def test_own_rows_are_the_same_whatever_becomes_of_the_past(family: str, past: s
         for sample in samples_of(conversation, family, samples=chosen):
             found = checked(row_of(sample.ids, sample.mask, conversation), family, samples=chosen)
             assert found.outcome is Outcome.SAME, found
-            assert (found.tokens, found.expected_tokens) == (len(sample), len(sample))
+            assert found.counts["tokens"] == found.counts["expected_tokens"] == len(sample)
 
 
 @pytest.mark.parametrize("overlong", ["right", "left", "turns"])
@@ -81,9 +81,9 @@ def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
     )
     assert report.clean, report.to_json()
     assert not report.notes
-    assert report.rows == report.masks == report.compared
-    assert report.tokens == report.expected_tokens
-    assert report.trained == report.expected_trained
+    assert report.rows == report.counts["masks"] == report.counts["compared"]
+    for name in ("tokens", "trained"):
+        assert report.counts[name] == report.counts[f"expected_{name}"]
     assert report.settings["settings"]["max_length"] == 700
 
 
@@ -96,7 +96,7 @@ def test_padding_is_taken_off_on_both_sides(left: int, right: int, attended: boo
     mask = [0] * left + MASK.tolist() + [0] * right
     more = {"attention_mask": [0] * left + [1] * len(IDS) + [0] * right} if attended else {}
     found = checked(row_of(ids, mask, **more))
-    assert (found.outcome, found.padding) == (Outcome.SAME, left + right)
+    assert (found.outcome, found.counts["padding"]) == (Outcome.SAME, left + right)
     flipped = list(mask)
     flipped[left + 40] ^= True
     assert checked(row_of(ids, flipped, **more)).position == left + 40
@@ -115,7 +115,7 @@ def test_samples_of_an_expanded_conversation_are_matched_by_number_or_by_likenes
     assert other.outcome is not Outcome.SAME
     many = checked(row_of(samples[0].ids, None, conversation, source="x", row=1, sample=7), "qwen3", samples=chosen)
     assert many.outcome is Outcome.SAME
-    assert "sample 7" in (many.reason or "")
+    assert "sample 7" in many.reason
 
 
 # -- what is wrong is found, where it is
@@ -149,10 +149,11 @@ def test_one_flipped_bit_of_the_mask_is_always_found_at_its_place(at: int, label
 def test_what_differs_is_placed_in_message_and_field() -> None:
     other = changed(lambda row: row["messages"][2].update(content="And the weather in Rome?"))
     found = checked(row_of(sample_of(other).ids))
-    [place], [(_, (ours, theirs), _)] = found.findings, found.contrasts
+    [place], [contrast] = found.findings, found.contrasts
+    [hunk] = contrast.hunks
     assert (place.cause, place.message, place.field) == (Cause.UNKNOWN, 2, "content")
-    assert "".join(text for _, text in ours).strip() == "Paris"
-    assert "".join(text for _, text in theirs or ()).strip() == "Rome"
+    assert "".join((contrast.one.texts or [])[hunk.start : hunk.stop]).strip() == "Paris"
+    assert "".join((contrast.other.texts or [])[hunk.other_start : hunk.other_stop]).strip() == "Rome"
     assert "message 2 (user), content" in str(place)
 
 
@@ -161,10 +162,10 @@ def test_what_differs_is_placed_in_message_and_field() -> None:
 
 def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -> None:
     without_mask = checked(row_of(IDS))
-    assert (without_mask.outcome, without_mask.trained) == (Outcome.SAME, None)
+    assert (without_mask.outcome, without_mask.counts["masks"]) == (Outcome.SAME, 0)
     assert checked(alone(IDS, MASK)).outcome is Outcome.UNCHECKED
     found = checked(alone([*IDS[:7], 4096, *IDS[8:]], MASK))
-    assert (found.outcome, "token 7 is 4096" in (found.reason or "")) == (Outcome.BAD, True)
+    assert (found.outcome, "token 7 is 4096" in found.reason) == (Outcome.BAD, True)
 
 
 # -- rows that are bad in themselves
@@ -194,7 +195,7 @@ def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -
 def test_a_row_with_a_problem_of_its_own_is_bad_and_says_why(row: Any, said: str) -> None:
     found = checker().check(Row(3, None, row))
     assert found.outcome is Outcome.BAD
-    assert said in (found.reason or "")
+    assert said in found.reason
 
 
 # -- causes
@@ -343,7 +344,7 @@ def test_mask_differences_are_counted_by_role_and_part(
     assert (wrong.where, wrong.field, wrong.cause is Cause.MASK_ADDED) == (role, part, trained)
     assert f"of {messages} {role} turn" in wrong.words
     assert wrong.tokens == int((other.mask != MASK).sum())
-    assert found.trained == other.trained
+    assert found.counts["trained"] == other.trained
 
 
 def test_trained_padding_and_added_tokens_are_mask_differences() -> None:

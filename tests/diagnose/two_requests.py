@@ -57,17 +57,14 @@ class Rollout:
         return self.renderer.render(messages, tools=TOOLS, add_generation_prompt=True).ids
 
     def explain(self, **more: Any) -> Break:
-        found = explain_break(self.stream, self.next_prompt, self.renderer, sampled=self.sampled, **more)
-        assert found is not None
-        consistent(found, self.stream, self.next_prompt)
-        blind = explain_break(self.stream, self.next_prompt, self.renderer.tokenizer)
-        assert blind is not None
-        consistent(blind, self.stream, self.next_prompt)
-        return found
+        consistent(self.stream, self.next_prompt, self.renderer.tokenizer)
+        return consistent(self.stream, self.next_prompt, self.renderer, sampled=self.sampled, **more)
 
 
-def consistent(found: Break, stream: Any, prompt: Any) -> None:
-    """What holds of every break, whatever its cause."""
+def consistent(stream: Any, prompt: Any, model: Any, **more: Any) -> Break:
+    """The break between them, with what holds of every break, whatever its cause."""
+    found = explain_break(stream, prompt, model, **more)
+    assert found is not None
     ours, theirs = np.asarray(stream, np.int64), np.asarray(prompt, np.int64)
     at = found.position
     assert np.array_equal(ours[:at], theirs[:at])
@@ -79,14 +76,16 @@ def consistent(found: Break, stream: Any, prompt: Any) -> None:
     assert at <= b <= len(theirs)
     assert a > at or b > at
     assert a == len(ours) or (b < len(theirs) and ours[a] == theirs[b])
-    for left, right in found.parts():
-        assert {index for index, _ in left if index >= 0} <= set(ours.tolist())
-        assert {index for index, _ in right or () if index >= 0} <= set(theirs.tolist())
+    contrast = found.contrast()
+    for track, ids in ((contrast.one, ours), (contrast.other, theirs)):
+        assert len(track.ids) < 300
+        assert set(track.ids.tolist()) <= set(ids.tolist())
     report = str(found)
     assert report.startswith(f"✗ break at token {at:,} of {len(ours):,}")
     assert str(found.cause) in report.splitlines()[0]
     assert "\x1b" not in report
     assert found.advice == found.cause.advice
+    return found
 
 
 def hermes(body: str, *, family: str) -> str:

@@ -137,16 +137,16 @@ def head_of(made: Renderer, request: Request | None = None, *, n: int = 1, **opt
     return Head(request, "a1b2", 17, "m", prompt_ids, made.tokenizer.vocabulary.token_bytes)
 
 
-def streamed(dialect: Dialect, head: Head, choices: Sequence[Sampled]) -> list[dict[str, Any]]:
+def streamed(dialect: type[Dialect], head: Head, choices: Sequence[Sampled]) -> list[dict[str, Any]]:
     """The events of an answer, its choices in turn."""
-    encoder = dialect.stream(head)
+    encoder = dialect(head)
     events = list(encoder.open())
     for at, changes, delta in _in_turn(choices):
         events += encoder.feed(at, changes, delta)
     return events + encoder.close([choice.reply for choice in choices])
 
 
-def as_sse(dialect: Dialect, events: Sequence[dict[str, Any]]) -> str:
+def as_sse(dialect: type[Dialect], events: Sequence[dict[str, Any]]) -> str:
     return (b"".join(map(encode_sse, events)) + dialect.end).decode()
 
 

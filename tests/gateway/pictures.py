@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from tests.browser import chromium
+from tests.gateway.recorded import user
 from tests.gateway.server import gateway_server
-from tests.gateway.story import Agent, Script, hostile, interesting, says, user
+from tests.gateway.story import Script, hostile, interesting, says, talk
 
 
 def main(folder: Path) -> None:
@@ -18,9 +19,8 @@ def main(folder: Path) -> None:
         for number in range(18, 26):
             id = f"invoices-{number}"
             served.call("POST", "/sessions", {"id": id, "metadata": {"split": "train", "try": 1}})
-            agent = Agent(served, script, id)
-            for at in range(1 + number % 5):
-                agent.ask(user(f"{at}: " + "an invoice was paid late " * number), reply=says(f"Noted: {at}."))
+            texts = [f"{at}: " + "an invoice was paid late " * number for at in range(1 + number % 5)]
+            talk(served, script, id, [], *((user(text), says(f"Noted: {at}.")) for at, text in enumerate(texts)))
             served.call("POST", f"/sessions/{id}/rewards", {"reward": [0, 0.5, 1][number % 3]})
         hostile(served, script, "fuzzed-texts")
         metadata = {"task": "March and April", "split": "train", "try": 2}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from tests.gateway.recorded import user
 from tests.gateway.server import TOOLS, Served
-from tokentrace import Renderer, create_renderer
+from tokentrace import create_renderer
 from tokentrace.engines import Engine
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
@@ -17,119 +18,101 @@ HOSTILE = (
     "javascript:alert(1) </title></style> \x1b[31mred\x07 \u202egnp.exe\u202c \u200bhidden "
     "👩‍👩‍👧‍👦 \U0001f9ea שלום עולם <|im_end|>"
 )
+Message = dict[str, Any]
 
 
-def call(formula: str) -> dict[str, Any]:
-    return {"id": "c00000000", "type": "function", "function": {"name": "compute", "arguments": {"formula": formula}}}
-
-
-def says(content: str, *calls: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {})}
+def says(content: str, formula: str = "") -> Message:
+    function = {"name": "compute", "arguments": {"formula": formula}}
+    calls = [{"id": "c00000000", "type": "function", "function": function}]
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if formula else {})}
 
 
 class Script:
     """Replies that are put in beforehand, as ids that the model's own template would write."""
 
-    def __init__(self, renderer: Renderer | None = None) -> None:
-        self.renderer = renderer or create_renderer(POCKET)
-        self.replies: list[dict[str, Any]] = []
+    def __init__(self) -> None:
+        self.renderer = create_renderer(POCKET).silent()
+        self.replies: list[Message] = []
         self._random = Random(14)
 
     def engine(self) -> Engine:
-        return ScriptedEngine(
-            self._sampled, vocab_size=self.renderer.tokenizer.vocabulary.size, piece=4, version="step-120"
-        )
+        size = self.renderer.tokenizer.vocabulary.size
+        return ScriptedEngine(self._sampled, vocab_size=size, piece=4, version="step-120")
 
     def _sampled(self, prompt: Any, sampling: SamplingParams) -> Sampled:
-        reply = self.replies.pop(0) if self.replies else says("I do not know.")
-        rendered = self.renderer.silent().render([{"role": "user", "content": "?"}, reply], tools=TOOLS)
+        rendered = self.renderer.render([user("?"), self.replies.pop(0)], tools=TOOLS)
         turn = rendered.turns[-1]
         ids = rendered.ids[turn.start : turn.stop].tolist()
         return Sampled(ids, [-(self._random.random() ** 4) * 5 for _ in ids])
 
 
-class Agent:
-    """A conversation with one session."""
-
-    def __init__(self, served: Served, script: Script, session: str) -> None:
-        self.served, self.script, self.session = served, script, session
-        self.messages: list[dict[str, Any]] = []
-
-    def ask(self, *new: dict[str, Any], reply: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Send the conversation with some new messages; the reply is added to it."""
-        self.messages += new
-        self.script.replies.append(reply)
-        body = {"model": "pocket", "messages": self.messages, "tools": TOOLS, **more}
-        status, answer = self.served.call("POST", f"/sessions/{self.session}/v1/chat/completions", body)
+def talk(served: Served, script: Script, session: str, messages: list[Message], *exchanges: Any) -> list[Message]:
+    """Send a conversation, again and again: with what is new (a text is the result of the last call), for a reply."""
+    for *new, reply in exchanges:
+        for each in new:
+            if isinstance(each, str):
+                each = {"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": each}
+            messages = [*messages, each]
+        script.replies.append(reply)
+        body = {"model": "pocket", "messages": messages, "tools": TOOLS}
+        status, answer = served.call("POST", f"/sessions/{session}/v1/chat/completions", body)
         assert status == 200, answer
-        message = dict(answer["choices"][0]["message"])
-        self.messages = [*self.messages, message]
-        return message
-
-    def result(self, text: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """Answer the call that was made last."""
-        calls = self.messages[-1]["tool_calls"]
-        return self.ask({"role": "tool", "tool_call_id": calls[0]["id"], "content": text}, reply=reply)
+        messages = [*messages, answer["choices"][0]["message"]]
+    return messages
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def system(text: str) -> dict[str, Any]:
+def system(text: str) -> Message:
     return {"role": "system", "content": text}
 
 
 def interesting(served: Served, script: Script, session: str = "interesting") -> None:
     """Append-only turns, an echo that was repaired, a retry, trimmed results, a sub-agent and a compaction."""
-    agent = Agent(served, script, session)
-    agent.ask(
-        system("You are a careful accountant. Use the tool for every sum, and say where each number comes from."),
-        user("The invoices of March are 1250, 310.5 and 78. What do they come to, and what is that with 19 % tax?"),
-        reply=says("I add them up first.", call("1250 + 310.5 + 78")),
+    about = (served, script, session)
+    before = talk(
+        *about,
+        [system("You are a careful accountant. Use the tool for every sum, and say where each number comes from.")],
+        (
+            user("The invoices of March are 1250, 310.5 and 78. What do they come to, and what is that with 19 % tax?"),
+            says("I add them up first.", "1250 + 310.5 + 78"),
+        ),
+        ("1638.5\n" + "log: adding\n" * 40, says("Now the tax.", "1638.5 * 1.19")),
+        ("1949.815", says("They come to 1638.50, and to 1949.82 with tax.")),
     )
-    agent.result("1638.5\n" + "log: adding\n" * 40, says("Now the tax.", call("1638.5 * 1.19")))
-    agent.result("1949.815", says("They come to 1638.50, and to 1949.82 with tax."))
-    before = list(agent.messages)
-    echoed = {**agent.messages[-1], "content": "\n" + agent.messages[-1]["content"]}
-    agent.messages = [*agent.messages[:-1], echoed]
-    agent.ask(user("And April: 900 and 77.25?"), reply=says("Once more.", call("900 + 77.25")))
-    agent.result("977.25", says("April comes to 977.25."))
-    long = list(agent.messages)
-    # the same request again
-    again = Agent(served, script, session)
-    again.messages = before[:-1]
-    again.ask(reply=says("In all: 1638.50 net, 1949.82 gross."))
-    # a sub-agent with a prompt of its own
-    sub = Agent(served, script, session)
-    sub.ask(
-        system("Check the arithmetic that you are given."),
-        user("Is 1638.5 * 1.19 = 1949.815?"),
-        reply=says("I compute it.", call("1638.5 * 1.19")),
+    long = talk(
+        *about,
+        [*before[:-1], {**before[-1], "content": "\n" + before[-1]["content"]}],
+        (user("And April: 900 and 77.25?"), says("Once more.", "900 + 77.25")),
+        ("977.25", says("April comes to 977.25.")),
     )
-    sub.result("1949.815", says("Yes, it is."))
-    # trimmed results
-    trimmed = Agent(served, script, session)
-    trimmed.messages = [
-        {**message, "content": "1638.5 [trimmed]"} if message["role"] == "tool" and at == 3 else message
-        for at, message in enumerate(long)
-    ]
-    trimmed.ask(user("Both months together?"), reply=says("Adding both.", call("1638.5 + 977.25")))
-    trimmed.result("2615.75", says("Together they are 2615.75."))
-    # a compaction
-    short = Agent(served, script, session)
-    short.messages = [long[0]]
-    short.ask(
-        user("Here is a summary of the conversation to date: March is 1638.50 net, April 977.25. Which is more?"),
-        reply=says("The difference.", call("1638.5 - 977.25")),
+    talk(*about, before[:-1], (says("In all: 1638.50 net, 1949.82 gross."),))  # the same request again
+    talk(
+        *about,
+        [system("Check the arithmetic that you are given.")],  # a sub-agent
+        (user("Is 1638.5 * 1.19 = 1949.815?"), says("I compute it.", "1638.5 * 1.19")),
+        ("1949.815", says("Yes, it is.")),
     )
-    short.result("661.25", says("March, by 661.25."))
+    talk(
+        *about,
+        [*long[:3], {**long[3], "content": "1638.5 [trimmed]"}, *long[4:]],
+        (user("Both months together?"), says("Adding both.", "1638.5 + 977.25")),
+        ("2615.75", says("Together they are 2615.75.")),
+    )
+    summary = "Here is a summary of the conversation to date: March is 1638.50 net, April 977.25. Which is more?"
+    talk(
+        *about,
+        long[:1],
+        (user(summary), says("The difference.", "1638.5 - 977.25")),
+        ("661.25", says("March, by 661.25.")),
+    )
 
 
 def hostile(served: Served, script: Script, session: str = "hostile") -> None:
     """Texts that would do harm if they were taken for anything else than text."""
-    agent = Agent(served, script, session)
-    agent.ask(user(HOSTILE), reply=says(HOSTILE.replace("<|im_end|>", "")))
-    agent.ask(user("long: " + "lorem ipsum dolor " * 2800), reply=says("```html\n<h1>tabs\tand</h1>\n```"))
-    agent.messages = [user("another " + HOSTILE), *agent.messages[1:]]
-    agent.ask(user("and now?"), reply=says("Nothing."))
+    about = (served, script, session)
+    messages = talk(
+        *about,
+        [],
+        (user(HOSTILE), says(HOSTILE.replace("<|im_end|>", ""))),
+        (user("long: " + "lorem ipsum dolor " * 2800), says("```html\n<h1>tabs\tand</h1>\n```")),
+    )
+    talk(*about, [user("another " + HOSTILE), *messages[1:]], (user("and now?"), says("Nothing.")))

@@ -22,7 +22,7 @@ from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import InputError
 from tokentrace.gateway.adapting import render_readably
 from tokentrace.gateway.answering import finish_reply
-from tokentrace.gateway.dialect import ItemStream, call_ids_of, openai_message
+from tokentrace.gateway.dialect import ItemStream, call_ids_of
 from tokentrace.gateway.requests import AnswerOptions
 from tokentrace.pocket import POCKET
 
@@ -59,8 +59,10 @@ def test_the_same_request_is_another_sample_unless_it_has_the_same_key(served: S
     state = served.state("again")
     assert len({answer["id"] for answer in answers}) == state["turns"] == 4
     assert [turn["cause"] and turn["cause"]["cause"] for turn in state["tree"]] == [None, "retry", "retry", "retry"]
-    third, fourth = (post(served, "again", {"messages": [ASK]}, {"idempotency-key": "k1"}) for _ in range(2))
+    body = {"messages": [ASK], "logprobs": True, "top_logprobs": 2}
+    third, fourth = (post(served, "again", body, {"idempotency-key": "k1"}) for _ in range(2))
     assert third == fourth
+    assert third[1]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     assert served.state("again")["turns"] == 5
 
 
@@ -262,8 +264,8 @@ def test_results_name_the_call_as_the_model_did() -> None:
     stream = ItemStream(call_ids_of("a", 0), AnswerOptions())
     stream.feed(parser.feed(ids))
     completion = Completion(np.array(ids, np.int32), np.full(len(ids), -1, np.float32), FinishReason.STOP)
-    late_ids = dict(finish_reply(parser, stream, completion)[0].late_ids)
-    reply = openai_message(stream.items)
+    finished = finish_reply(parser, stream, completion)[0]
+    late_ids, reply = dict(finished.late_ids), finished.message
     assert reply["tool_calls"][0]["id"] == call_id(0) != "Qwertyui9"
     bench.session.apply(bench.session.prepare(placed, completion, reply, {"late_ids": late_ids}, {}))
     result = {"role": "tool", "tool_call_id": call_id(0), "name": "read_file", "content": "x"}

@@ -38,11 +38,11 @@ from tests.support import examples
 from tokentrace.conversation.responses import from_responses, unsealed
 from tokentrace.conversation.shapes import from_anthropic, from_openai
 from tokentrace.engines.protocol import FinishReason
-from tokentrace.gateway.chat import CHAT
+from tokentrace.gateway.chat import Chat
 from tokentrace.gateway.dialect import QUIET, Dialect, Head, encode_sse
-from tokentrace.gateway.messages import MESSAGES, signature
+from tokentrace.gateway.messages import Messages, signature
 from tokentrace.gateway.requests import AnswerOptions, RequestError
-from tokentrace.gateway.responses import RESPONSES
+from tokentrace.gateway.responses import Responses
 
 HI: Any = [user("x")]
 
@@ -178,7 +178,7 @@ def _text(item: dict[str, Any]) -> str:
 class Client:
     """How a real client takes a dialect's answers."""
 
-    dialect: Dialect
+    dialect: type[Dialect]
     whole: Callable[[dict[str, Any]], Any]
     together: Callable[[str], Any]
     message: Callable[[dict[str, Any]], dict[str, Any]]
@@ -187,7 +187,7 @@ class Client:
 
     def check(self, head: Head, *choices: Sampled) -> dict[str, Any]:
         """The answer, which is what its stream adds up to."""
-        answer = self.dialect.answer(head, [choice.reply for choice in choices])
+        answer = self.dialect(head).whole([choice.reply for choice in choices])
         sse = as_sse(self.dialect, streamed(self.dialect, head, choices))
         assert self.together(sse) == self.whole(answer)
         return answer
@@ -208,11 +208,11 @@ def _from_responses(answer: dict[str, Any]) -> dict[str, Any]:
     return dict(message)
 
 
-REPEATED = RESPONSES.read({"input": "Hi."}, {}).answer.repeated
+REPEATED = Responses.read({"input": "Hi."}, {}).answer.repeated
 CLIENTS = {
-    "chat": Client(CHAT, chat_whole, chat_together, _from_chat, {}),
-    "messages": Client(MESSAGES, messages_whole, messages_together, _from_messages, {"object_arguments": True}),
-    "responses": Client(RESPONSES, responses_whole, responses_together, _from_responses, {"repeated": REPEATED}),
+    "chat": Client(Chat, chat_whole, chat_together, _from_chat, {}),
+    "messages": Client(Messages, messages_whole, messages_together, _from_messages, {"object_arguments": True}),
+    "responses": Client(Responses, responses_whole, responses_together, _from_responses, {"repeated": REPEATED}),
 }
 
 
@@ -240,7 +240,7 @@ INPUTS: dict[str, list[dict[str, Any]]] = {
 
 
 def check_message(client: Client, name: str, message: dict[str, Any], expected: dict[str, Any]) -> None:
-    if client.dialect is MESSAGES:
+    if client.dialect is Messages:
         inputs = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
         if name in INPUTS:
             assert inputs == INPUTS[name]
@@ -302,30 +302,30 @@ def test_streams_of_real_families_are_the_answers(any_family: str) -> None:
         options = AnswerOptions(**client.options)
         choice = written(made, text, options, stops=not text.endswith(("<|call|>", "<|return|>")))
         answer = client.check(head_of(made, **client.options), choice)
-        if client.dialect is not MESSAGES:
+        if client.dialect is not Messages:
             check_message(client, text, client.message(answer), expected_message(choice))
 
 
 def test_text_and_arguments_come_as_they_are_sampled(client: Client) -> None:
     text = f"<think>\nHm.\n</think>\n\nYes, I do.\n{CALL.replace('Zürich', '1234567890' * 20)}"
     choice = written(pocket(), text, AnswerOptions(**client.options))
-    encoder = client.dialect.stream(head_of(pocket(), **client.options))
+    encoder = client.dialect(head_of(pocket(), **client.options))
     encoder.open()
     fed = [json.dumps(encoder.feed(0, *piece)) for piece in choice.pieces]
     assert any(events != "[]" for events in fed[:6])
     sent = [at for at, events in enumerate(fed) if "arguments" in events]
-    if client.dialect is not MESSAGES:
+    if client.dialect is not Messages:
         assert len(sent) > 20
         assert sent[1] < len(fed) // 2
 
 
 def test_a_call_that_is_silent_keeps_the_stream_alive(client: Client) -> None:
     """Its name comes after its arguments."""
-    if client.dialect is RESPONSES:
+    if client.dialect is Responses:
         pytest.skip("Responses has no event for it")
     text = f'<tool_call>\n{{"arguments": {{"place": "{"1" * 200}"}}, "name": "look"}}\n</tool_call>'
     choice = written(pocket(), text, AnswerOptions(**client.options))
-    encoder = client.dialect.stream(head_of(pocket(), **client.options))
+    encoder = client.dialect(head_of(pocket(), **client.options))
     silent = [not encoder.feed(0, *piece) for piece in choice.pieces[:-2]]
     assert max(sum(1 for _ in group) for quiet, group in itertools.groupby(silent) if quiet) <= QUIET + 4
     client.check(head_of(pocket(), **client.options), choice)
@@ -339,17 +339,17 @@ def test_a_stop_text_ends_the_content(client: Client, stop: str) -> None:
         answer = client.check(head_of(pocket(), **client.options), choice)
         assert client.message(answer)["content"] == "One two th"
         assert (choice.reply.stopped_by, choice.reply.finish_reason) == (stop, "stop")
-    if client.dialect is MESSAGES:
+    if client.dialect is Messages:
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
 
 
 def test_a_stream_that_fails_ends_with_the_error(client: Client) -> None:
-    encoder = client.dialect.stream(head_of(pocket(), **client.options))
+    encoder = client.dialect(head_of(pocket(), **client.options))
     choice = written(pocket(), "Yes.")
     events = [*encoder.open(), *encoder.feed(0, *choice.pieces[0])]
     events += encoder.fail(RequestError("it is gone", status=503, code="engine"))
     assert "it is gone" in json.dumps(events[-1])
-    if client.dialect is not RESPONSES:
+    if client.dialect is not Responses:
         with pytest.raises(Exception, match="gone"):
             client.together(b"".join(map(encode_sse, events)).decode())
 
@@ -361,7 +361,7 @@ def test_clients_know_the_errors(client: Client, status: int) -> None:
 
     error = RequestError("no", field="n", status=status, code="c")
     body = json.dumps(client.dialect.error(error))
-    if client.dialect is MESSAGES:
+    if client.dialect is Messages:
         with (
             anthropic_client(body, "application/json", status) as sdk,
             pytest.raises(anthropic.APIStatusError) as raised,
@@ -385,12 +385,12 @@ def test_every_dialect_carries_ids(client: Client) -> None:
         "completion_token_ids": choice.reply.completion.ids.tolist(),
         "logprobs": choice.reply.completion.logprobs.tolist(),
     }
-    answer = client.dialect.answer(head, [choice.reply])
-    holder = answer["choices"][0] if client.dialect is CHAT else answer
+    answer = client.dialect(head).whole([choice.reply])
+    holder = answer["choices"][0] if client.dialect is Chat else answer
     assert holder["tokentrace"] == fields
     sent = json.dumps(fields, separators=(",", ":"))
     assert sent in as_sse(client.dialect, streamed(client.dialect, head, [choice]))
-    assert "token_ids" not in json.dumps(client.dialect.answer(head_of(pocket()), [choice.reply]))
+    assert "token_ids" not in json.dumps(client.dialect(head_of(pocket())).whole([choice.reply]))
 
 
 def test_chat_carries_ids_as_vllm_and_nemo_gym() -> None:
@@ -399,13 +399,13 @@ def test_chat_carries_ids_as_vllm_and_nemo_gym() -> None:
     head = head_of(pocket(), token_fields=("vllm",))
     answer = CLIENTS["chat"].check(head, choice)
     assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (ids, sampled_ids)
-    chunks = streamed(CHAT, head, [choice])
+    chunks = streamed(Chat, head, [choice])
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [ids] + [None] * (len(chunks) - 1)
     assert [one for chunk in chunks for one in chunk["choices"][0].get("token_ids", [])] == sampled_ids
     head = head_of(pocket(), token_fields=("nemo_gym",))
     fields = {"prompt_token_ids": ids, "generation_token_ids": sampled_ids}
-    assert fields.items() <= CHAT.answer(head, [choice.reply])["choices"][0]["message"].items()
-    output = RESPONSES.answer(head, [choice.reply])["output"]
+    assert fields.items() <= Chat(head).whole([choice.reply])["choices"][0]["message"].items()
+    output = Responses(head).whole([choice.reply])["output"]
     assert fields.items() <= output[-1].items()
     assert not any("generation_token_ids" in item for item in output[:-1])
 
@@ -433,10 +433,10 @@ def test_tokens_are_named_by_their_ids() -> None:
 
 def test_legacy_functions_are_answered_with_a_function_call() -> None:
     head, choice = head_of(pocket(), functions=True), written(pocket(), CALL)
-    [answer] = CLIENTS["chat"].dialect.answer(head, [choice.reply])["choices"]
+    [answer] = CLIENTS["chat"].dialect(head).whole([choice.reply])["choices"]
     call = {"name": "look", "arguments": '{"place":  "Zürich" }'}
     assert (answer["finish_reason"], answer["message"]["function_call"]) == ("function_call", call)
-    deltas = [chunk["choices"][0] for chunk in streamed(CHAT, head, [choice])]
+    deltas = [chunk["choices"][0] for chunk in streamed(Chat, head, [choice])]
     calls = [delta["delta"]["function_call"] for delta in deltas if "function_call" in delta["delta"]]
     streamed_call = {name: "".join(one.get(name, "") for one in calls) for name in call}
     assert (deltas[-1]["finish_reason"], streamed_call) == ("function_call", call)
@@ -452,14 +452,14 @@ def test_several_choices_and_usage() -> None:
     answer = CLIENTS["chat"].check(head, *choices)
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["tool_calls", "stop"]
     assert [call["id"] for call in answer["choices"][0]["message"]["tool_calls"]] == ["callx0", "callx1"]
-    chunks = streamed(CHAT, head, choices)
+    chunks = streamed(Chat, head, choices)
     assert [chunk["usage"] for chunk in chunks] == [None] * (len(chunks) - 1) + [answer["usage"]]
     count = sum(len(choice.reply.completion.ids) for choice in choices)
     assert answer["usage"]["completion_tokens"] == count
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
-    usage = MESSAGES.answer(head, [choices[1].reply])["usage"]
+    usage = Messages(head).whole([choices[1].reply])["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (len(head.prompt_ids) - 3, 3)
-    assert RESPONSES.answer(head, [choices[1].reply])["usage"]["input_tokens"] == len(head.prompt_ids)
+    assert Responses(head).whole([choices[1].reply])["usage"]["input_tokens"] == len(head.prompt_ids)
 
 
 # -- what one dialect has alone
@@ -489,7 +489,7 @@ def test_a_response_repeats_its_request_and_has_opaque_reasoning() -> None:
         "store": False,
         "tools": [{"type": "function", **LOOK["function"]}],
     }
-    head = head_of(pocket(), RESPONSES.read({"model": "m", "input": "Hi.", **fields, **more}, {}))
+    head = head_of(pocket(), Responses.read({"model": "m", "input": "Hi.", **fields, **more}, {}))
     answer = CLIENTS["responses"].check(head, written(pocket(), COMPLETIONS["everything"]))
     assert fields.items() <= answer.items()
     assert (answer["id"], answer["status"], answer["store"]) == ("resp_a1b2", "completed", False)
@@ -500,7 +500,7 @@ def test_a_response_repeats_its_request_and_has_opaque_reasoning() -> None:
 
 def test_an_aborted_response_is_incomplete_without_a_reason() -> None:
     reply = sampled(pocket(), [300, 301], ended=FinishReason.ABORT).reply
-    answer = RESPONSES.answer(head_of(pocket()), [reply])
+    answer = Responses(head_of(pocket())).whole([reply])
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", None)
 
 

@@ -28,7 +28,7 @@ from tokentrace.engines import Capabilities, Delta, Engine, FinishReason, Script
 from tokentrace.errors import InputError
 from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.admission import Limits
-from tokentrace.gateway.chat import CHAT
+from tokentrace.gateway.chat import Chat
 from tokentrace.gateway.gateway import Gateway
 from tokentrace.gateway.serving import ServeSettings
 from tokentrace.gateway.tracing import Tracing
@@ -322,7 +322,7 @@ def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothi
             await writing
 
         gateway.store.begin = slow  # type: ignore[method-assign]
-        answer = await gateway.begin("left", CHAT, CHAT.read(SUM, {}), "key")
+        answer = await gateway.begin("left", Chat, Chat.read(SUM, {}), "key")
         running = asyncio.create_task(answer.run(lambda *_: None))
         while b"tokentrace_engine_seconds_count 1.0" not in gateway.metrics.text():
             await asyncio.sleep(0)

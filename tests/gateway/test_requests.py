@@ -10,21 +10,21 @@ import pytest
 
 from tests.conversations import system, user
 from tests.gateway.answers import LOOK
-from tokentrace.gateway.chat import CHAT
+from tokentrace.gateway.chat import Chat
 from tokentrace.gateway.dialect import Dialect
 from tokentrace.gateway.http import Body, parse_body
-from tokentrace.gateway.messages import MESSAGES, read_count
+from tokentrace.gateway.messages import Messages, read_count
 from tokentrace.gateway.requests import AnswerOptions, Request, RequestError
-from tokentrace.gateway.responses import RESPONSES, bare_id
-from tokentrace.gateway.tokens import TOKENS
+from tokentrace.gateway.responses import Responses
+from tokentrace.gateway.tokens import Tokens
 
 TOOL: dict[str, Any] = {"name": "look", "description": "Looks.", "input_schema": LOOK["function"]["parameters"]}
 FLAT: dict[str, Any] = {"type": "function", **LOOK["function"]}
-ASK: dict[str, tuple[Dialect, dict[str, Any]]] = {
-    "chat": (CHAT, {"model": "m", "messages": [user("Hi.")]}),
-    "messages": (MESSAGES, {"model": "m", "max_tokens": 9, "messages": [user("Hi.")]}),
-    "responses": (RESPONSES, {"model": "m", "input": "Hi."}),
-    "tokens": (TOKENS, {"token_ids": [1, 2, 3]}),
+ASK: dict[str, tuple[type[Dialect], dict[str, Any]]] = {
+    "chat": (Chat, {"model": "m", "messages": [user("Hi.")]}),
+    "messages": (Messages, {"model": "m", "max_tokens": 9, "messages": [user("Hi.")]}),
+    "responses": (Responses, {"model": "m", "input": "Hi."}),
+    "tokens": (Tokens, {"token_ids": [1, 2, 3]}),
 }
 SHARED = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "seed": 3, "stream": True, "flavour": "mint"}
 READ = {
@@ -180,12 +180,6 @@ def test_functions_of_a_namespace_are_functions() -> None:
     assert request.wishes == ("tools.0.description",)
 
 
-def test_ids_of_responses() -> None:
-    assert bare_id("resp_a1b2") == "a1b2"
-    for foreign in ("a1b2", "resp_", "resp_a-b", "resp_ä", "", "msg_a1b2"):
-        assert bare_id(foreign) is None
-
-
 # -- Claude Code
 
 
@@ -220,7 +214,7 @@ def claude_code(**more: Any) -> dict[str, Any]:
 
 
 def test_claude_code_is_understood() -> None:
-    request = MESSAGES.read(claude_code(), {"anthropic-beta": "claude-code-20250219,effort-2025-11-24"})
+    request = Messages.read(claude_code(), {"anthropic-beta": "claude-code-20250219,effort-2025-11-24"})
     assert request.messages == [
         system("You are an agent.\nBe careful."),
         user("<system-reminder>\nx\n</system-reminder>\nWhere am I?"),
@@ -231,7 +225,7 @@ def test_claude_code_is_understood() -> None:
     assert set(request.wishes) == {"messages.output_config", "thinking.display"}
     assert request.ignored == ("system.x-anthropic-billing-header",)
     turned = [claude_code()["messages"][0], {"role": "system", "content": "# Environment"}]
-    assert MESSAGES.read(claude_code(messages=turned), {}).messages == request.messages
+    assert Messages.read(claude_code(messages=turned), {}).messages == request.messages
     quiet = {"role": "system", "content": [], "output_config": {"effort": "high"}}
     assert read("messages", messages=[user("a"), quiet]).messages == [user("a")]
 
@@ -240,7 +234,7 @@ def test_a_deferred_tool_is_defined_where_it_is_referred_to() -> None:
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}]}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "tool_reference", "tool_name": "fetch"}]}
     messages = [*claude_code()["messages"], call, {"role": "user", "content": [result]}]
-    before, after = MESSAGES.read(claude_code(), {}), MESSAGES.read(claude_code(messages=messages), {})
+    before, after = Messages.read(claude_code(), {}), Messages.read(claude_code(messages=messages), {})
     assert after.tools == before.tools
     assert list(after.messages[:3]) == list(before.messages)
     definition = (
@@ -250,10 +244,10 @@ def test_a_deferred_tool_is_defined_where_it_is_referred_to() -> None:
     addition = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "fetch"}}
     removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}}
     more = [*claude_code()["messages"], {"role": "system", "content": [addition, removal]}]
-    content = MESSAGES.read(claude_code(messages=more), {}).messages[-1]["content"]
+    content = Messages.read(claude_code(messages=more), {}).messages[-1]["content"]
     assert content == f"{definition}The function look is no longer available.\n"
     with pytest.raises(RequestError, match="defer_loading"):
-        MESSAGES.read(claude_code(messages=messages, tools=[TOOL]), {})
+        Messages.read(claude_code(messages=messages, tools=[TOOL]), {})
 
 
 # -- the door: what is refused
@@ -312,7 +306,7 @@ DOOR: list[tuple[str, str, dict[str, Any]]] = [
     ("messages", "messages.0.content.0.type", {"messages": [{"role": "user", "content": [{}]}]}),
     ("messages", "system", {"system": 3}),
     ("messages", "system.0.text", {"system": [{"type": "text"}]}),
-    ("messages", "tools.0.type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("messages", "tools.0.input_schema", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
     ("messages", "tools.0.input_schema", {"tools": [{"name": "look"}]}),
     ("messages", "tool_choice.type", {"tool_choice": {"type": "required"}}),
     ("messages", "stop_sequences.0", {"stop_sequences": [3]}),
@@ -332,7 +326,10 @@ DOOR: list[tuple[str, str, dict[str, Any]]] = [
     ("responses", "conversation", {"conversation": "conv_1"}),
     ("responses", "prompt", {"prompt": {"id": "p"}}),
     ("responses", "context_management", {"context_management": [{"type": "compaction"}]}),
-    ("responses", "previous_response_id", {"previous_response_id": "chatcmpl-1"}),
+    *(
+        ("responses", "previous_response_id", {"previous_response_id": id})
+        for id in ("chatcmpl-1", "a1b2", "resp_", "resp_a-b", "resp_ä", "", "msg_a1b2")
+    ),
     ("responses", "include.0", {"include": ["everything"]}),
     ("responses", "reasoning.effort", {"reasoning": {"effort": "huge"}}),
     ("responses", "reasoning.summary", {"reasoning": {"summary": "long"}}),

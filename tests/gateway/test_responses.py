@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.gateway.server import TOOLS, Served, gateway_server
-from tests.lazy import lazy
 from tokentrace.gateway.gateway import resolved
 from tokentrace.gateway.requests import RequestError
-
-openai = lazy("openai")
 
 FLAT: Any = [{"type": "function", **TOOLS[0]["function"]}]
 ASK: Any = {"role": "user", "content": "What is 17 * 23?"}
@@ -25,33 +22,16 @@ def served() -> Iterator[Served]:
         yield server
 
 
-class Agent:
-    """Speaks to one session, streaming or not."""
-
-    def __init__(self, client: openai.OpenAI, stream: bool) -> None:
-        self.client, self._stream = client, stream
-
-    def ask(self, input: Any, **more: Any) -> Any:
-        asked = {"model": "pocket", "tools": FLAT, "instructions": "Be brief.", "temperature": 0, "input": input}
-        if not self._stream:
-            return self.client.responses.create(**asked, **more)
-        with self.client.responses.stream(**asked, **more) as stream:
-            return stream.get_final_response()
-
-
-@contextlib.contextmanager
-def agent_of(served: Served, session: str, *, stream: bool = False) -> Iterator[Agent]:
-    with openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0) as client:
-        yield Agent(client, stream)
-
-
-def items_of(response: Any) -> list[dict[str, Any]]:
-    return [{k: v for k, v in item.to_dict().items() if k != "parsed_arguments"} for item in response.output]
+def ask(served: Served, session: str, input: Any, **more: Any) -> Any:
+    """The response, streamed or not; an error if it is not one."""
+    body = {"model": "pocket", "tools": FLAT, "instructions": "Be brief.", "temperature": 0, "input": input, **more}
+    _, answer = served.call("POST", f"/sessions/{session}/v1/responses", body)
+    return json.loads(answer.decode().rpartition("data: ")[2])["response"] if isinstance(answer, bytes) else answer
 
 
 def result_of(response: Any) -> dict[str, Any]:
-    (call,) = [item for item in response.output if item.type == "function_call"]
-    return {"type": "function_call_output", "call_id": call.call_id, "output": "391"}
+    (call,) = [item for item in response["output"] if item["type"] == "function_call"]
+    return {"type": "function_call_output", "call_id": call["call_id"], "output": "391"}
 
 
 def without_ids(item: dict[str, Any]) -> dict[str, Any]:
@@ -79,18 +59,15 @@ WAYS: dict[str, Any] = {
 )
 def test_a_conversation_goes_on(served: Served, way: str, stream: bool) -> None:
     session, seen, repeat = f"goes-on-{list(WAYS).index(way)}-{stream}", len(served.prompts), WAYS[way]
-    with agent_of(served, session, stream=stream) as agent:
-        first = agent.ask([ASK])
-        assert {item.type for item in first.output} >= {"reasoning", "function_call"}
-        if repeat is None:
-            second = agent.ask([result_of(first)], previous_response_id=first.id)
-            third = agent.ask("And 3 + 4?", previous_response_id=second.id)
-            assert (second.previous_response_id, third.previous_response_id) == (first.id, second.id)
-        else:
-            asked = [ASK, *filter(None, map(repeat, items_of(first))), result_of(first)]
-            second = agent.ask(asked)
-            asked += [*filter(None, map(repeat, items_of(second))), {"role": "user", "content": "And 3 + 4?"}]
-            agent.ask(asked)
+    sent: list[Any] = []
+    previous: Any = None
+    for at in range(3):
+        sent += [ASK if at == 0 else result_of(previous) if at == 1 else {"role": "user", "content": "And 3 + 4?"}]
+        more = {"previous_response_id": previous["id"]} if repeat is None and previous else {}
+        response = ask(served, session, sent[-1:] if more else sent, stream=stream, **more)
+        assert response["previous_response_id"] == more.get("previous_response_id")
+        sent += [] if repeat is None else filter(None, map(repeat, response["output"]))
+        previous = response
     state = served.state(session)
     assert [turn["cause"] for turn in state["tree"]] == [None] * 3
     assert [turn["reused"] for turn in state["tree"]] == [0] + [turn["stop"] for turn in state["tree"][:-1]]
@@ -102,31 +79,29 @@ def test_a_conversation_goes_on(served: Served, way: str, stream: bool) -> None:
 
 
 def test_what_was_not_stored_here_can_be_neither_named_nor_referred_to(served: Served) -> None:
-    with agent_of(served, "another") as other, agent_of(served, "unstored") as agent:
-        elsewhere, unstored = other.ask([ASK]), agent.ask([ASK], store=False)
-        for id in (unstored.id, elsewhere.id, "resp_nobody"):
-            with pytest.raises(openai.APIStatusError) as refused:
-                agent.ask("And?", previous_response_id=id)
-            assert (refused.value.param, refused.value.code) == ("previous_response_id", "previous_response_not_found")
-            with pytest.raises(openai.NotFoundError):
-                agent.client.responses.retrieve(id)
-        for id in (elsewhere.output[0].id, unstored.output[0].id, "rs_nobody_0", "rs_foreign"):
-            with pytest.raises(openai.BadRequestError, match=id) as unknown:
-                agent.ask([ASK, {"type": "item_reference", "id": id}])
-            assert unknown.value.param in ("input", "input.1")
+    elsewhere, unstored = ask(served, "another", [ASK]), ask(served, "unstored", [ASK], store=False)
+    for id in (unstored["id"], elsewhere["id"], "resp_nobody"):
+        error = ask(served, "unstored", "And?", previous_response_id=id)["error"]
+        assert (error["param"], error["code"]) == ("previous_response_id", "previous_response_not_found")
+        assert served.call("GET", f"/sessions/unstored/v1/responses/{id}")[0] == 404
+    for id in (elsewhere["output"][0]["id"], unstored["output"][0]["id"], "rs_nobody_0", "rs_foreign"):
+        error = ask(served, "unstored", [ASK, {"type": "item_reference", "id": id}])["error"]
+        assert id in error["message"]
+        assert error["param"] in ("input", "input.1")
     assert len(served.state("unstored")["tree"]) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stored_response_can_be_retrieved(served: Served, stream: bool) -> None:
-    with agent_of(served, f"stored-{stream}", stream=stream) as agent:
-        first = agent.ask([ASK], metadata={"a": "b"}, top_logprobs=0, user="me")
-        agent.ask([result_of(first)], previous_response_id=first.id)
-        again = agent.client.responses.retrieve(first.id)
-        assert again.to_dict() | {"output": items_of(again)} == first.to_dict() | {"output": items_of(first)}
-        chat = agent.client.chat.completions.create(model="pocket", messages=[ASK])
-        with pytest.raises(openai.NotFoundError):
-            agent.client.responses.retrieve(chat.id)
+    session, path = f"stored-{stream}", f"/sessions/stored-{stream}/v1"
+    more = {"metadata": {"a": "b"}, "include": ["message.output_text.logprobs"], "top_logprobs": 2, "user": "me"}
+    first = ask(served, session, [ASK], stream=stream, **more)
+    second = ask(served, session, [result_of(first)], stream=stream, previous_response_id=first["id"], **more)
+    assert [part for item in second["output"] for part in item.get("content", ()) if part.get("logprobs")]
+    for response in (first, second):
+        assert served.call("GET", f"{path}/responses/{response['id']}") == (200, response)
+    _, chat = served.call("POST", f"{path}/chat/completions", {"messages": [ASK]})
+    assert served.call("GET", f"{path}/responses/{chat['id']}")[0] == 404
 
 
 def test_only_what_is_referred_to_is_added() -> None:

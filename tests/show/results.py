@@ -21,8 +21,8 @@ from tokentrace import (
     trajectory_samples,
 )
 from tokentrace.diagnose.finding import Cause, Finding
-from tokentrace.diagnose.rollout_report import check_rollouts
-from tokentrace.diagnose.row_report import CheckReport
+from tokentrace.diagnose.rollouts import check_rollouts
+from tokentrace.diagnose.row_files import CheckReport
 from tokentrace.diagnose.rows import CheckedRow, Outcome
 from tokentrace.pocket import EXAMPLE, POCKET
 
@@ -85,11 +85,15 @@ def broken() -> Any:
 
 def checked() -> CheckReport:
     found = Finding(Cause.BPE_REMERGE, "", 0, "content", EVIL, 3)
-    parts = (([(1, "a")], None), ([(2, "b"), (3, "c")], [(4, "bc")]), ([(5, "d")], None))
-    report = CheckReport(notes=[EVIL])
-    report.add(CheckedRow("rows.jsonl", 1, 1, tokens=9))
-    report.add(CheckedRow("rows.jsonl", 2, 2, Outcome.IDS, findings=(found,), contrasts=(parts,), tokens=9))
-    report.add(CheckedRow("rows.jsonl", 3, 3, Outcome.BAD, reason=EVIL))
+    contrast = broken().contrast()
+    report = CheckReport()
+    report.notes.append(EVIL)
+    for row in (
+        CheckedRow("rows.jsonl, row 1", counts={"rows": 1, "tokens": 9}),
+        CheckedRow("rows.jsonl, row 2", Outcome.IDS, "", (found,), (contrast,), {"rows": 1, "tokens": 9}),
+        CheckedRow("rows.jsonl, row 3", Outcome.BAD, EVIL, counts={"rows": 1}),
+    ):
+        report.add(row.counts, row.seen())
     return report
 
 

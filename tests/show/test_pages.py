@@ -168,8 +168,8 @@ def test_a_check_shows_each_row_that_differs() -> None:
     document = read_page(html_page(RESULTS["check"]()))
     assert [contrast["name"] for contrast in document["contrasts"]] == [f"rows.jsonl, row 2: {Cause.BPE_REMERGE}"]
     told = document["contrasts"][0]
-    texts = [columns(document, told[side])["text"] for side in ("base", "other")]
-    assert texts == [["a", "b", "c", "d"], ["bc"]]
+    base, other = ("".join(columns(document, told[side])["text"]) for side in ("base", "other"))
+    assert (len(base) > len(other), base[:20], base[-4:]) == (True, other[:20], other[-4:])
 
 
 # -- size and script

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,25 +13,13 @@ from . import command, one_blas_thread, options
 from .output import ProgressBars, note, print_result, working, write_page
 
 ALLOWED: Final = ("unchecked", "breaks", "masks", "logprobs", "ids")
-
-
-class FileKind(StrEnum):
-    """What a file holds, by which it is checked."""
-
-    ROWS = "rows of ids"
-    ROLLOUTS = "rollouts"
-    STREAM = "a stream and its next prompt"
-
-
-_COMMON_OPTIONS: Final = frozenset(
-    {"inputs", "tokenizer", "kwargs", "renderer", "chat_template", "tools", "prompt", "limit", "allow"}
-    | {"html", "as_json", "quiet"}
-)
+_TEMPLATE: Final = frozenset({"tools", "kwargs", "renderer", "chat_template"})
+_COMMON: Final = _TEMPLATE | {"tokenizer", "prompt", "limit", "allow", "html", "as_json", "quiet"}
 """Options of every kind of file."""
-_OPTIONS_OF_A_KIND: Final = {"engine": FileKind.ROLLOUTS, "branch": FileKind.STREAM}
-"""Options of one kind; all others are of rows."""
-_CHECK_ONLY_OPTIONS: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
+_CHECK_ONLY: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
 """Options of rows that are not settings of `tokenize`."""
+ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next prompt"
+"""What a file holds, by which it is checked."""
 
 
 @command
@@ -82,26 +69,21 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     """
     from click.core import ParameterSource
 
-    one_blas_thread()
-    chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    kind = FileKind.STREAM if options["prompt"] is not None else _file_kind(inputs)
-    if other := sorted(
-        name for name in chosen - _COMMON_OPTIONS if _OPTIONS_OF_A_KIND.get(name, FileKind.ROWS) is not kind
-    ):
-        raise click.UsageError(f"{inputs[0]} holds {kind}, which --{other[0].replace('_', '-')} does not apply to")
-    if kind is FileKind.ROWS and (useless := set(options["allow"]) - {"unchecked"}):
-        raise click.UsageError(f"{inputs[0]} holds {kind}, which --allow {min(useless)} does not apply to")
-    checks = {FileKind.ROWS: _check_rows, FileKind.ROLLOUTS: _check_rollouts, FileKind.STREAM: _check_prompt}
-    ctx.exit(1 if checks[kind](inputs, options, chosen) else 0)
-
-
-def _file_kind(inputs: tuple[str, ...]) -> FileKind:
     from ..diagnose.record_files import holds_rollouts
 
-    kinds = {FileKind.ROLLOUTS if holds_rollouts(name) else FileKind.ROWS for name in inputs}
+    one_blas_thread()
+    kinds = {STREAM} if options["prompt"] is not None else {(ROWS, ROLLOUTS)[holds_rollouts(name)] for name in inputs}
     if len(kinds) > 1:
         raise click.UsageError("rows and rollouts are checked separately: name files of one kind")
-    return kinds.pop()
+    kind = kinds.pop()
+    chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    kind_of = {"engine": ROLLOUTS, "branch": STREAM}
+    useless = [f"--{name}" for name in sorted(chosen - _COMMON) if kind_of.get(name, ROWS) != kind]
+    useless += [f"--allow {one}" for one in sorted(options["allow"]) if kind == ROWS and one != "unchecked"]
+    if useless:
+        raise click.UsageError(f"{inputs[0]} holds {kind}, which {useless[0].replace('_', '-')} does not apply to")
+    checks = {ROWS: _check_rows, ROLLOUTS: _check_rollouts, STREAM: _check_prompt}
+    ctx.exit(1 if checks[kind](inputs, options, chosen) else 0)
 
 
 def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
@@ -114,21 +96,18 @@ def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
 
 
 def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[str]) -> bool:
-    from ..diagnose.row_report import check_dataset
+    from ..diagnose.row_files import check_dataset
     from ..diagnose.rows import RowColumns
     from .inputs import chosen_tokenizer, row_settings
 
-    settings = chosen - (_COMMON_OPTIONS - {"tools", "kwargs", "renderer", "chat_template"}) - _CHECK_ONLY_OPTIONS
+    settings = chosen - (_COMMON - _TEMPLATE) - _CHECK_ONLY
     with ProgressBars(transient=True, quiet=options["quiet"]) as bars:
         report = check_dataset(
             inputs,
             tokenizer=chosen_tokenizer(options["tokenizer"]),
             changes=row_settings({name: options[name] for name in options if name in settings}),
-            sources=options["sources"],
             columns=RowColumns(options["ids_column"], options["mask_column"]),
-            pad_token=options["pad_token"],
-            split=options["split"],
-            limit=options["limit"],
+            **{name: options[name] for name in ("sources", "pad_token", "split", "limit")},
             progress=lambda done, total: bars.show("checking", done, total),
             assumed=options["tokenizer"] is None and options["chat_template"] is None,
         )
@@ -137,7 +116,7 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
 
 
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
-    from ..diagnose.rollout_report import check_rollouts
+    from ..diagnose.rollouts import check_rollouts
 
     model, engine, quiet = _model(inputs, options), options["engine"], options["quiet"]
     with ProgressBars(transient=True, quiet=quiet) as bars:
@@ -149,9 +128,9 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
     _show(report, options, model)
-    failed = not report.rollouts or bool(report.problems().difference(options["allow"]))
+    failed = not report.total or bool(report.problems().difference(options["allow"]))
     if quiet and failed:
-        unread = f"; {report.unreadable:,} could not be read" if report.unreadable else ""
+        unread = f"; {report.counts['unreadable']:,} could not be read" if report.unread else ""
         click.echo(f"{report.verdict}{unread}", err=True)
     return failed
 
@@ -159,7 +138,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
 def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
     """The renderer of the model, or its tokenizer if it has no template; None if nobody says which it is."""
     from ..diagnose.record_files import highest_id
-    from ..diagnose.rollout_report import recorded_tokenizer
+    from ..diagnose.rollouts import recorded_tokenizer
     from ..errors import RendererError, TemplateError
     from ..tokens.loading import load_tokenizer
     from .inputs import make_renderer
@@ -189,11 +168,18 @@ def _connect(engine: str, model: Any) -> Any:
 
 def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
     from ..diagnose.breaks import explain_break
+    from ..diagnose.record_files import is_trajectory
+    from ..trajectory import load_trajectory
     from .inputs import make_renderer
 
     if len(inputs) != 1:
         raise click.UsageError("--prompt is compared with one stream")
-    stream, sampled = _read_stream(Path(inputs[0]), options["branch"])
+    path, branch, sampled = Path(inputs[0]), options["branch"], None
+    if is_trajectory(path):
+        trajectory = load_trajectory(path).trajectory
+        stream, sampled = trajectory.stream(branch), trajectory.loss_mask(branch, once=False)
+    else:
+        stream = _read_ids(path)
     following = _read_ids(Path(options["prompt"]))
     renderer = make_renderer(options)
     with working("comparing"):
@@ -207,22 +193,11 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     return broken is not None
 
 
-def _read_stream(path: Path, branch: int | None) -> tuple[list[int], Any]:
-    """The ids of a stream, and which of them were sampled if the file says so."""
-    from ..diagnose.record_files import is_trajectory
-    from ..trajectory import load_trajectory
-
-    if not is_trajectory(path):
-        return _read_ids(path), None
-    trajectory = load_trajectory(path).trajectory
-    return trajectory.stream(branch).tolist(), trajectory.loss_mask(branch, once=False)
-
-
-def _read_ids(path: Path) -> list[int]:
+def _read_ids(path: Path) -> Any:
     from ..tokens.ids import check_ids
 
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{path.name} is neither a trajectory file nor JSON: {error}") from None
-    return check_ids(value, path.name).tolist()  # type: ignore[no-any-return]
+    return check_ids(value, path.name)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ..tokens.tokenizer import Tokenizer
 
 _COLUMNS: Final = {"name": "family", "models": "models"}
-_DETAILS: Final = _COLUMNS | {"turn": "an assistant's turn", "tool": "a tool result", "tool_parser": "dialect of calls"}
+_TURNS: Final = {"answer": "an answer", "call": "an answer with a call", "result": "a tool result"}
+_DETAILS: Final = _COLUMNS | _TURNS | {"tool_parser": "dialect of calls"}
 
 
 @command
@@ -102,7 +103,7 @@ def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> N
       tokentrace view rows.parquet -t ./Qwen3-8B --html rows.html
       tokentrace view runs/7 --rows 5
     """
-    from ..diagnose.rollout_report import recorded_tokenizer
+    from ..diagnose.rollouts import recorded_tokenizer
     from ..tokens.loading import load_tokenizer
     from .inputs import chosen_tokenizer
 
@@ -138,7 +139,7 @@ def _recorded(file: str) -> Iterator[Sample]:
 
     from ..diagnose.record_files import holds_rollouts, read_rollouts
     from ..diagnose.records import Unreadable
-    from ..diagnose.rollouts import check_rollout
+    from ..diagnose.rollouts import CheckedRollout
     from ..samples.sample import Sample
     from ..tokens.kinds import Kind
 
@@ -147,7 +148,7 @@ def _recorded(file: str) -> Iterator[Sample]:
         if isinstance(rollout, Unreadable):
             raise InputError(f"{rollout.where}: {rollout.problem}")
         tracks = [(row.ids, row.mask) for row in rollout.rows]
-        for ids, mask in tracks or [(tip.stream, tip.sampled) for tip in check_rollout(rollout).tips]:
+        for ids, mask in tracks or [(tip.stream, tip.sampled) for tip in CheckedRollout(rollout).tips]:
             kinds = np.where(mask, Kind.SAMPLED, Kind.CONTEXT).astype(np.uint8)
             yield Sample(ids, mask, np.full(len(ids), -1, np.int32), kinds, name=rollout.name)
 

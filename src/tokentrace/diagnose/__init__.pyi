@@ -1,18 +1,18 @@
 """The public names of diagnose and where each is defined."""
 
-from .audit_report import AuditReport as AuditReport
 from .breaks import Break as Break
 from .breaks import explain_break as explain_break
+from .certify import AuditReport as AuditReport
 from .certify import audit_template as audit_template
 from .finding import Cause as Cause
 from .finding import Finding as Finding
+from .histories import HistoryReport as HistoryReport
 from .histories import compare_histories as compare_histories
-from .history_report import HistoryReport as HistoryReport
 from .incremental import tokenize_incrementally as tokenize_incrementally
-from .rollout_report import RolloutReport as RolloutReport
-from .rollout_report import check_rollouts as check_rollouts
-from .row_report import CheckReport as CheckReport
-from .row_report import check_dataset as check_dataset
+from .rollouts import RolloutReport as RolloutReport
+from .rollouts import check_rollouts as check_rollouts
+from .row_files import CheckReport as CheckReport
+from .row_files import check_dataset as check_dataset
 from .verdicts import Grade as Grade
 from .verdicts import Use as Use
 from .verdicts import Verdict as Verdict

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import re
-from collections.abc import Callable
 from functools import cached_property
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from ..errors import TokentraceError
 from ..formats.dialects import REASONING
 from ..formats.grammar import Channels
-from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..parsing.response import ParsedToolCall
 from ..show.alignment import Hunk
 from ..show.visible import counted
 from ..study.turns import common_prefix as shared_text
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .finding import Cause
-from .token_text import READ, TurnHeads, hunks, quoted, spelled_alike, text_of, up_to_shared_end, window
+from .token_text import READ, TurnHeads, hunks, quoted, spell, spelled_alike, text_of, up_to_shared_end
 
 _ALIKE: Final = 12
 """Characters that texts must share to go on alike."""
@@ -50,6 +50,12 @@ _TOOL_SECTIONS: Final = (
 )
 """Texts between which templates declare tools."""
 _INSTRUCTIONS: Final = frozenset({"system", "developer"})
+_LITERAL: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
+"""A word of JSON or Python in the place of a value."""
+_PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
+_DECODER: Final = json.JSONDecoder()
+_OPENERS: Final = 64
+"""Braces and brackets before a difference that are tried as the start of a JSON value."""
 
 
 class Match(NamedTuple):
@@ -90,15 +96,47 @@ class Case:
         self.completion = before if hunk.start < before[1] else None
         where = "" if self.completion else "context after "
         self.region = None if mask is None else f"{where}completion {number}" if number else "first prompt"
-        self.lead, ours, theirs = window(self.vocabulary, stream, prompt, hunk, back, forward)
-        self.ours, self.theirs = self.lead + ours, self.lead + theirs
-        self.at = len(self.lead) + shared_text(ours, theirs)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.lead = decoder.decode(spell(self.vocabulary, stream[max(0, hunk.start - back) : hunk.start]))
+        partial = decoder.getstate()[0]  # the first bytes of a character that both sides complete
+        self.ours, self.theirs = (
+            self.lead + (partial + spell(self.vocabulary, ids[at : at + forward])).decode("utf-8", "replace")
+            for ids, at in ((stream, hunk.start), (prompt, hunk.other_start))
+        )
+        self.at = shared_text(self.ours, self.theirs)
         self.ended = hunk.start + forward >= len(stream)
         self.sides = hunk.sides(stream, prompt)
 
+    def explain(self) -> Match:
+        """The match of the first check that has one, the most specific first."""
+        for check in (
+            *(self.no_token, self.first_token, self.remerge, self.stripped_reasoning, self.lost_completion),
+            *(self.stop_token, self.compaction, self.boolean, self.json_format, self.changed_call),
+            *(self.whitespace, self.changed_tools, self.changed_system, self.cut_short),
+        ):
+            # JSON may be nested as deeply as anybody likes, and a turn may be unreadable
+            with contextlib.suppress(RecursionError, TokentraceError):
+                if (match := check()) is not None:
+                    return match
+        return Match(Cause.UNKNOWN)
+
+    def words(self, match: Match) -> str:
+        """The sentence about a match: what its cause means, and what both sides have."""
+        sides = (match.hunk or self.hunk).sides(self.stream, self.prompt)
+        texts = match.quotes or tuple(text_of(self.vocabulary, side[:64]) for side in sides)
+        sizes = ["" if match.quotes or not len(side) else f" ({counted(len(side))})" for side in sides]
+        ours, theirs = (f"{quoted(text)}{size}" for text, size in zip(texts, sizes, strict=True))
+        role = self.roles[0] or self.roles[1]
+        turn = f" in the turn of the {role}" if role and not self.completion else ""
+        if match.cause is Cause.UNKNOWN and self.hunk.other_start == len(self.prompt):
+            gone = counted(len(self.stream) - self.hunk.start)
+            return f"the prompt ends {gone} before the stream: a repeated request, or one taken back"
+        meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
+        return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
+
     @cached_property
     def heads(self) -> TurnHeads:
-        return TurnHeads.of(self.vocabulary, {tag for pair in self.reasoning for tag in pair})
+        return TurnHeads(self.vocabulary, {tag for pair in self.reasoning for tag in pair})
 
     @cached_property
     def roles(self) -> tuple[str | None, str | None]:
@@ -123,77 +161,174 @@ class Case:
             at += 1
         return at
 
-    def parsed_turns(self) -> list[ParsedResponse]:
-        """The completion around the difference, and what the prompt has there; or nothing."""
-        if self.model is self.tokenizer or self.completion is None:
-            return []
-        start, stop = self.completion
-        stops = np.isin(self.prompt[self.hunk.other_start :], [*self.model.get_stop_token_ids()])
-        end = self.hunk.other_start + (int(stops.argmax()) + 1 if stops.any() else len(stops))
-        try:
-            sides = self.stream[start:stop], self.prompt[start:end]
-            return [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
-        except TokentraceError:
-            return []
+    # -- ids
 
-    def words(self, match: Match) -> str:
-        """The sentence about a match: what its cause means, and what both sides have."""
-        sides = (match.hunk or self.hunk).sides(self.stream, self.prompt)
-        texts = match.quotes or tuple(text_of(self.vocabulary, side[:64]) for side in sides)
-        sizes = ["" if match.quotes or not len(side) else f" ({counted(len(side))})" for side in sides]
-        ours, theirs = (f"{quoted(text)}{size}" for text, size in zip(texts, sizes, strict=True))
-        role = self.roles[0] or self.roles[1]
-        turn = f" in the turn of the {role}" if role and not self.completion else ""
-        if match.cause is Cause.UNKNOWN and self.hunk.other_start == len(self.prompt):
-            gone = counted(len(self.stream) - self.hunk.start)
-            return f"the prompt ends {gone} before the stream: a repeated request, or one taken back"
-        meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
-        return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
+    def no_token(self) -> Match | None:
+        wrong = [side[side >= self.vocabulary.size] for side in self.sides]
+        first, second = (f"id {ids[0]}" if len(ids) else "" for ids in wrong)
+        return Match(Cause.NO_TOKEN, (first, second)) if first or second else None
 
-
-# -- ids
-
-
-def no_token(case: Case) -> Match | None:
-    wrong = [side[side >= case.vocabulary.size] for side in case.sides]
-    first, second = (f"id {ids[0]}" if len(ids) else "" for ids in wrong)
-    return Match(Cause.NO_TOKEN, (first, second)) if first or second else None
-
-
-def first_token(case: Case) -> Match | None:
-    """The first control token on one side only, with the same tokens after it."""
-    if case.hunk.start > 1 or min(len(case.stream), len(case.prompt)) < 2:
+    def first_token(self) -> Match | None:
+        """The first control token on one side only, with the same tokens after it."""
+        if self.hunk.start > 1 or min(len(self.stream), len(self.prompt)) < 2:
+            return None
+        pair = self.stream, self.prompt
+        for (one, other), cause in ((pair, Cause.BOS_MISSING), (pair[::-1], Cause.BOS_ADDED)):
+            same = common_prefix(one[1:], other)
+            if int(one[0]) in self.vocabulary.added and same >= min(len(one) - 1, len(other), 8):
+                return Match(cause)
         return None
-    for one, other, cause in (
-        (case.stream, case.prompt, Cause.BOS_MISSING),
-        (case.prompt, case.stream, Cause.BOS_ADDED),
-    ):
-        same = common_prefix(one[1:], other)
-        if int(one[0]) in case.vocabulary.added and same >= min(len(one) - 1, len(other), 8):
-            return Match(cause)
-    return None
 
+    def remerge(self) -> Match | None:
+        hunk = spelled_alike(self.vocabulary, self.stream, self.prompt, self.hunk)
+        return None if hunk is None else Match(Cause.BPE_REMERGE, hunk=hunk)
 
-def remerge(case: Case) -> Match | None:
-    hunk = spelled_alike(case.vocabulary, case.stream, case.prompt, case.hunk)
-    return None if hunk is None else Match(Cause.BPE_REMERGE, hunk=hunk)
+    # -- reasoning and endings
 
+    def stripped_reasoning(self) -> Match | None:
+        """A block of reasoning on one side, after which both sides go on alike."""
+        for opening, closing in self.reasoning:
+            for one, other, lost in ((self.ours, self.theirs, True), (self.theirs, self.ours, False)):
+                block = _block(one, other, len(self.lead), opening, closing)
+                if block is None or (block[1] == len(one) and lost and not self.ended):
+                    continue
+                body, end = block
+                quotes = (opening + body + closing, "")
+                hunk = self._up_to(self.token_at(end)) if lost else None
+                return Match(Cause.STRIPPED_REASONING, quotes if lost else quotes[::-1], hunk)
+        return None
 
-# -- reasoning and endings
+    def _up_to(self, end: int) -> Hunk:
+        """The difference up to this token of the stream, or to where both sides agree after it."""
+        start, at = self.hunk.start, self.hunk.other_start
+        after = next(hunks(self.stream, self.prompt, end, at), Hunk(end, end, at, at))
+        agree = (after.start, after.other_start) != (end, at)
+        return Hunk(start, end, at, at) if agree else Hunk(start, after.stop, at, after.other_stop)
 
+    def lost_completion(self) -> Match | None:
+        """An empty stream, zeros instead of ids, or the last completion missing whole."""
+        at, last = self.hunk.start, next(reversed(self.completions), None)
+        following = self.prompt[self.hunk.other_start :][:8]
+        zeros = len(following) >= 4 and not following[:4].any() and self.stream[at : at + 4].all()
+        if zeros or not len(self.stream):
+            return Match(Cause.ZEROED_ANCHOR)
+        if last is None or last[0] < at:
+            return None
+        opened = text_of(self.vocabulary, self.stream[at : min(last[0], at + 64)]).strip()
+        if opened and opened not in {opening for opening, _ in self.reasoning}:  # which the prompt may have opened
+            return None
+        completion = self.stream[slice(*last)].tolist()
+        solid = next((index for index in following.tolist() if self.vocabulary.token_bytes(index).strip()), None)
+        if solid not in self.heads.structural or solid in completion[:-1] or len(completion) < 2:
+            return None
+        return Match(Cause.ZEROED_ANCHOR)
 
-def stripped_reasoning(case: Case) -> Match | None:
-    """A block of reasoning on one side, after which both sides go on alike."""
-    for opening, closing in case.reasoning:
-        for one, other, lost in ((case.ours, case.theirs, True), (case.theirs, case.ours, False)):
-            block = _block(one, other, len(case.lead), opening, closing)
-            if block is None or (block[1] == len(one) and lost and not case.ended):
+    def stop_token(self) -> Match | None:
+        at, other = self.hunk.start, self.hunk.other_start
+        end = len(self.stream) if self.region is None else self.completion[1] if self.completion else -1
+        if at != end - 1 or other == len(self.prompt):
+            return None
+        tokens = self.stream[at : at + 1], self.prompt[other : other + 1]
+        if not self.heads.structural.issuperset(np.concatenate(tokens).tolist()):
+            return None
+        hunk = Hunk(at, at + 1, other, other + 1) if at + 1 == len(self.stream) else None
+        ours, theirs = (text_of(self.vocabulary, token) for token in tokens)
+        return Match(Cause.STOP_TOKEN, (ours, theirs), hunk)
+
+    # -- the context: messages, tools, system text
+
+    def compaction(self) -> Match | None:
+        """Turns that are gone, or a text that was cut."""
+        heads = np.flatnonzero(np.isin(self.stream, self.heads.heads))
+        past = self.stream[: heads[-1]] if len(heads) else self.stream  # the last turn may be rendered another way
+        for stream in (self.stream, past):
+            whole = up_to_shared_end(stream, self.prompt, self.hunk.start)
+            if whole is not None and self._has_fewer_turns(whole, 1):
+                return Match(Cause.COMPACTION, hunk=whole)
+        ours, theirs = self.sides
+        between = (self.region or "").startswith("context") and self.hunk.stop < len(self.stream)
+        cut = between and not self.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs))
+        return Match(Cause.COMPACTION) if cut or self._has_fewer_turns(self.hunk, 2) else None
+
+    def cut_short(self) -> Match | None:
+        whole = Hunk(self.hunk.start, len(self.stream), self.hunk.other_start, len(self.prompt))
+        return Match(Cause.COMPACTION, hunk=whole) if self._has_fewer_turns(whole, 2) else None
+
+    def _has_fewer_turns(self, hunk: Hunk, least: int) -> bool:
+        ours, theirs = hunk.sides(self.stream, self.prompt)
+        turns = self.heads.count(ours)
+        if turns < least or turns <= self.heads.count(theirs) or len(ours) < 2 * len(theirs):
+            return False
+        return turns > 1 or self.heads.role(self.stream, hunk.start) not in _INSTRUCTIONS
+
+    def changed_tools(self) -> Match | None:
+        """Other tools, or none, where a template declares them."""
+        if self.completion or (_INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
+            return None  # anybody may write about tools
+        ours, theirs = (text_of(self.vocabulary, side[:4096]) for side in self.sides)
+        for opening, closing in _TOOL_SECTIONS:
+            start = self.lead.rfind(opening)
+            if start >= 0 and closing not in self.lead[start:]:
+                return Match(Cause.CHANGED_TOOLS)
+            if (opening in ours) != (opening in theirs):
+                moved = opening in self.ours and opening in self.theirs  # to another place in the prompt
+                return Match(Cause.UNKNOWN if moved else Cause.CHANGED_TOOLS)
+        return None
+
+    def changed_system(self) -> Match | None:
+        context = self.completion is None and not _INSTRUCTIONS.isdisjoint(self.roles)
+        return Match(Cause.CHANGED_SYSTEM) if context else None
+
+    # -- values
+
+    def boolean(self) -> Match | None:
+        """A word of JSON on one side and one of Python on the other, as a value."""
+        near = (_LITERAL.finditer(text, max(0, self.at - 80)) for text in (self.ours, self.theirs))
+        one, other = (next((match for match in matches if match.end(1) >= self.at), None) for matches in near)
+        if one is None or other is None or not one.start(1) == other.start(1) <= self.at:
+            return None
+        words = one[1], other[1]
+        pairs = {*_PYTHON.items()}
+        return Match(Cause.BOOLEAN_CASE, words) if words in pairs or words[::-1] in pairs else None
+
+    def json_format(self) -> Match | None:
+        """A JSON value around the difference that is whole and the same on both sides."""
+        places = (at for at in range(min(self.at, len(self.ours) - 1), -1, -1) if self.ours[at] in "{[")
+        for start in islice(places, _OPENERS):
+            one, other = _value_at(self.ours, start), _value_at(self.theirs, start)
+            if one is None or other is None or min(one[1], other[1]) <= self.at:
                 continue
-            body, end = block
-            quotes = (opening + body + closing, "")
-            hunk = _up_to(case, case.token_at(end)) if lost else None
-            return Match(Cause.STRIPPED_REASONING, quotes if lost else quotes[::-1], hunk)
-    return None
+            if not _same_value(one[0], other[0]):
+                return None
+            quotes = self.ours[start : one[1]], self.theirs[start : other[1]]
+            return Match(Cause.JSON_FORMAT, quotes, covered=self.token_at(one[1]))
+        return None
+
+    def changed_call(self) -> Match | None:
+        """A call of the completion that the prompt has in another form, or lacks."""
+        if self.model is self.tokenizer or self.completion is None:
+            return None
+        (start, stop), other = self.completion, self.hunk.other_start
+        stops = np.isin(self.prompt[other:], [*self.model.get_stop_token_ids()])
+        end = other + (int(stops.argmax()) + 1 if stops.any() else len(stops))
+        sides = self.stream[start:stop], self.prompt[start:end]
+        turns = [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
+        ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
+        match = next(filter(None, map(_compare_calls, ours, theirs)), None)
+        if match is None and len(ours) > len(theirs):
+            match = Match(Cause.REWRITTEN_CALL, (str(ours[len(theirs)].name), ""))
+        return None if match is None else match._replace(covered=stop)
+
+    def whitespace(self) -> Match | None:
+        one, other = self.ours[self.at :], self.theirs[self.at :]
+        ours, theirs = one.lstrip(), other.lstrip()
+        if len(ours) == len(one) and len(theirs) == len(other):
+            return None
+        solid, other_solid = ("".join(text[:256].split()) for text in (ours, theirs))
+        size = min(8, len(solid)) if self.ended else 8
+        if solid[:size] != other_solid[:size]:
+            return None
+        return Match(Cause.WHITESPACE, (one[: len(one) - len(ours)], other[: len(other) - len(theirs)]))
 
 
 def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[str, int] | None:
@@ -216,132 +351,6 @@ def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[s
     return (body, end) if goes_on and not following.startswith(opening) else None
 
 
-def _up_to(case: Case, end: int) -> Hunk:
-    """The difference up to this token of the stream, or to where both sides agree after it."""
-    start, at = case.hunk.start, case.hunk.other_start
-    after = next(hunks(case.stream, case.prompt, end, at), Hunk(end, end, at, at))
-    agree = (after.start, after.other_start) != (end, at)
-    return Hunk(start, end, at, at) if agree else Hunk(start, after.stop, at, after.other_stop)
-
-
-def lost_completion(case: Case) -> Match | None:
-    """An empty stream, zeros instead of ids, or the last completion missing whole."""
-    at, last = case.hunk.start, next(reversed(case.completions), None)
-    following = case.prompt[case.hunk.other_start : case.hunk.other_start + 8]
-    zeros = len(following) >= 4 and not following[:4].any() and case.stream[at : at + 4].all()
-    if zeros or not len(case.stream):
-        return Match(Cause.ZEROED_ANCHOR)
-    if last is None or last[0] < at:
-        return None
-    opened = text_of(case.vocabulary, case.stream[at : min(last[0], at + 64)]).strip()
-    if opened and opened not in {opening for opening, _ in case.reasoning}:  # which the prompt may have opened
-        return None
-    completion = case.stream[slice(*last)].tolist()
-    solid = next((index for index in following.tolist() if case.vocabulary.token_bytes(index).strip()), None)
-    if solid not in case.heads.structural or solid in completion[:-1] or len(completion) < 2:
-        return None
-    return Match(Cause.ZEROED_ANCHOR)
-
-
-def stop_token(case: Case) -> Match | None:
-    at, other = case.hunk.start, case.hunk.other_start
-    end = len(case.stream) if case.region is None else case.completion[1] if case.completion else -1
-    if at != end - 1 or other == len(case.prompt):
-        return None
-    tokens = case.stream[at : at + 1], case.prompt[other : other + 1]
-    if not case.heads.structural.issuperset(np.concatenate(tokens).tolist()):
-        return None
-    hunk = Hunk(at, at + 1, other, other + 1) if at + 1 == len(case.stream) else None
-    ours, theirs = (text_of(case.vocabulary, token) for token in tokens)
-    return Match(Cause.STOP_TOKEN, (ours, theirs), hunk)
-
-
-# -- the context: messages, tools, system text
-
-
-def compaction(case: Case) -> Match | None:
-    """Turns that are gone, or a text that was cut."""
-    heads = np.flatnonzero(np.isin(case.stream, case.heads.heads))
-    past = case.stream[: heads[-1]] if len(heads) else case.stream  # the last turn may be rendered another way
-    for stream in (case.stream, past):
-        whole = up_to_shared_end(stream, case.prompt, case.hunk.start)
-        if whole is not None and _has_fewer_turns(case, whole, 1):
-            return Match(Cause.COMPACTION, hunk=whole)
-    ours, theirs = case.sides
-    between = (case.region or "").startswith("context") and case.hunk.stop < len(case.stream)
-    cut = between and not case.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs))
-    return Match(Cause.COMPACTION) if cut or _has_fewer_turns(case, case.hunk, 2) else None
-
-
-def cut_short(case: Case) -> Match | None:
-    whole = Hunk(case.hunk.start, len(case.stream), case.hunk.other_start, len(case.prompt))
-    return Match(Cause.COMPACTION, hunk=whole) if _has_fewer_turns(case, whole, 2) else None
-
-
-def _has_fewer_turns(case: Case, hunk: Hunk, least: int) -> bool:
-    ours, theirs = hunk.sides(case.stream, case.prompt)
-    turns = case.heads.count(ours)
-    if turns < least or turns <= case.heads.count(theirs) or len(ours) < 2 * len(theirs):
-        return False
-    return turns > 1 or case.heads.role(case.stream, hunk.start) not in _INSTRUCTIONS
-
-
-def changed_tools(case: Case) -> Match | None:
-    """Other tools, or none, where a template declares them."""
-    if case.completion or (_INSTRUCTIONS.isdisjoint(case.roles) and None not in case.roles):
-        return None  # anybody may write about tools
-    ours, theirs = (text_of(case.vocabulary, side[:4096]) for side in case.sides)
-    for opening, closing in _TOOL_SECTIONS:
-        start = case.lead.rfind(opening)
-        if start >= 0 and closing not in case.lead[start:]:
-            return Match(Cause.CHANGED_TOOLS)
-        if (opening in ours) != (opening in theirs):
-            moved = opening in case.ours and opening in case.theirs  # to another place in the prompt
-            return Match(Cause.UNKNOWN if moved else Cause.CHANGED_TOOLS)
-    return None
-
-
-def changed_system(case: Case) -> Match | None:
-    if case.completion or _INSTRUCTIONS.isdisjoint(case.roles):
-        return None
-    return Match(Cause.CHANGED_SYSTEM)
-
-
-# -- values
-
-_LITERAL: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
-"""A word of JSON or Python in the place of a value."""
-_PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
-_DECODER: Final = json.JSONDecoder()
-_OPENERS: Final = 64
-"""Braces and brackets before a difference that are tried as the start of a JSON value."""
-
-
-def boolean(case: Case) -> Match | None:
-    """A word of JSON on one side and one of Python on the other, as a value."""
-    near = (_LITERAL.finditer(text, max(0, case.at - 80)) for text in (case.ours, case.theirs))
-    one, other = (next((match for match in matches if match.end(1) >= case.at), None) for matches in near)
-    if one is None or other is None or not one.start(1) == other.start(1) <= case.at:
-        return None
-    if other[1] != _PYTHON.get(one[1]) and one[1] != _PYTHON.get(other[1]):
-        return None
-    return Match(Cause.BOOLEAN_CASE, (one[1], other[1]))
-
-
-def json_format(case: Case) -> Match | None:
-    """A JSON value around the difference that is whole and the same on both sides."""
-    places = (at for at in range(min(case.at, len(case.ours) - 1), -1, -1) if case.ours[at] in "{[")
-    for start in islice(places, _OPENERS):
-        one, other = _value_at(case.ours, start), _value_at(case.theirs, start)
-        if one is None or other is None or min(one[1], other[1]) <= case.at:
-            continue
-        if not _same_value(one[0], other[0]):
-            return None
-        quotes = case.ours[start : one[1]], case.theirs[start : other[1]]
-        return Match(Cause.JSON_FORMAT, quotes, covered=case.token_at(one[1]))
-    return None
-
-
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:
     try:
         return _DECODER.raw_decode(text, start)
@@ -362,70 +371,26 @@ def _same_value(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-def changed_call(case: Case) -> Match | None:
-    """A call of the completion that the prompt has in another form, or lacks."""
-    calls = [[call for call in turn.tool_calls if call.name] for turn in case.parsed_turns()]
-    if not calls or case.completion is None:
-        return None
-    ours, theirs = calls
-    match = next(filter(None, map(_compare_calls, ours, theirs)), None)
-    if match is None and len(ours) > len(theirs):
-        match = Match(Cause.REWRITTEN_CALL, (str(ours[len(theirs)].name), ""))
-    return None if match is None else match._replace(covered=case.completion[1])
-
-
 def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     if one.name != other.name:
         return Match(Cause.REWRITTEN_CALL, (str(one.name), str(other.name)))
     ours, theirs = (dict(call.raw_arguments or call.arguments or {}) for call in (one, other))
-    for key in ours.keys() & theirs.keys():
-        if not _same_value(ours[key], theirs[key]):
-            return _changed_value(key, ours[key], theirs[key])
-    for key in ours.keys() ^ theirs.keys():
-        here, there = (_spelled(key, values[key]) if key in values else "" for values in (ours, theirs))
-        return Match(Cause.EMPTY_PARAMETER, (here, there))
+    for key in (*(ours.keys() & theirs.keys()), *(ours.keys() ^ theirs.keys())):
+        values = here, there = ours.get(key), theirs.get(key)
+        cause = Cause.REWRITTEN_CALL
+        if key not in ours or key not in theirs:
+            cause = Cause.EMPTY_PARAMETER
+        elif _same_value(here, there):
+            continue
+        elif isinstance(here, str) and isinstance(there, str) and here.split() == there.split():
+            cause = Cause.WHITESPACE
+        elif isinstance(here, bool) != isinstance(there, bool) and str(here).lower() == str(there).lower():
+            cause = Cause.BOOLEAN_CASE
+        texts = (f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for value in values)
+        first, second = (text if key in side else "" for text, side in zip(texts, (ours, theirs), strict=True))
+        return Match(cause, (first, second))
     if list(ours) != list(theirs):
         return Match(Cause.JSON_FORMAT)
     if (one.arguments is None) != (other.arguments is None) or "".join(one.raw.split()) != "".join(other.raw.split()):
         return Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
     return None
-
-
-def _changed_value(key: str, one: Any, other: Any) -> Match:
-    cause = Cause.REWRITTEN_CALL
-    if isinstance(one, bool) != isinstance(other, bool) and str(one).lower() == str(other).lower():
-        cause = Cause.BOOLEAN_CASE
-    if isinstance(one, str) and isinstance(other, str) and one.split() == other.split():
-        cause = Cause.WHITESPACE
-    return Match(cause, (_spelled(key, one), _spelled(key, other)))
-
-
-def _spelled(key: str, value: Any) -> str:
-    return f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"
-
-
-def whitespace(case: Case) -> Match | None:
-    one, other = case.ours[case.at :], case.theirs[case.at :]
-    ours, theirs = one.lstrip(), other.lstrip()
-    if len(ours) == len(one) and len(theirs) == len(other):
-        return None
-    solid, other_solid = ("".join(text[:256].split()) for text in (ours, theirs))
-    size = min(8, len(solid)) if case.ended else 8
-    if solid[:size] != other_solid[:size]:
-        return None
-    return Match(Cause.WHITESPACE, (one[: len(one) - len(ours)], other[: len(other) - len(theirs)]))
-
-
-CHECKS: Final[tuple[Callable[[Case], Match | None], ...]] = (
-    *(no_token, first_token, remerge, stripped_reasoning, lost_completion, stop_token, compaction),
-    *(boolean, json_format, changed_call, whitespace, changed_tools, changed_system, cut_short),
-)
-"""The most specific first."""
-
-
-def explain(case: Case) -> Match:
-    for check in CHECKS:
-        with contextlib.suppress(RecursionError):  # JSON may be nested as deeply as anybody likes
-            if (match := check(case)) is not None:
-                return match
-    return Match(Cause.UNKNOWN)

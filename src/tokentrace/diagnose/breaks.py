@@ -17,11 +17,11 @@ from ..show.terminal import plain_view
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
-from .break_checks import Case, explain
+from .break_checks import Case
 from .conversation_diff import changed_tools, find_cause, shared_prefix
 from .finding import Cause, Finding
 from .message_keys import chain
-from .token_text import AROUND, Parts, contrast, hunks
+from .token_text import Contrast, hunks
 
 _LATER: Final = 8
 """Further differences that are explained."""
@@ -58,11 +58,6 @@ class Break(ShowsItself):
         names = ("cause", "words", "position", "region", "advice", "stream_range", "prompt_range", "later")
         return {"extends": False} | {name: getattr(self, name) for name in names}
 
-    def parts(self) -> Parts:
-        """The tokens of the stream and of the prompt around the difference."""
-        hunk = Hunk(*self.stream_range, *self.prompt_range)
-        return contrast(self.tokenizer.vocabulary, self.stream, self.prompt, hunk, fine=True)
-
     @property
     def headline(self) -> str:
         region = f" ({self.region})" if self.region else ""
@@ -71,10 +66,13 @@ class Break(ShowsItself):
     def __str__(self) -> str:
         return plain_view(self)
 
+    def contrast(self) -> Contrast:
+        """The tokens of the stream and of the prompt around the difference."""
+        return Contrast.of(self.tokenizer, self.stream, self.prompt, Hunk(*self.stream_range, *self.prompt_range))
+
     def add_to(self, contrasts: Contrasts, name: str, about: str = "") -> str:
         """Add the difference to a document; returns the link to it."""
-        first = max(0, self.position - AROUND)
-        return contrasts.add_parts(name, self.parts(), ("stream", "next prompt"), about, first, self.tokenizer)
+        return self.contrast().add_to(contrasts, name, ("stream", "next prompt"), about)
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         contrasts = Contrasts()
@@ -137,7 +135,7 @@ def explain_break(
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None
     case = Case(ours, theirs, tokenizer, next(hunks(ours, theirs, position, position)), mask)
-    match = explain(case)
+    match = case.explain()
     cause, words = match.cause, case.words(match)
     if cause in _CONTEXT and before is not None and after is not None:
         cause, words = _prove(cause, words, before, after)
@@ -147,7 +145,7 @@ def explain_break(
         cause = Cause.ZEROED_ANCHOR
     hunk = match.hunk or case.hunk
     later = [
-        explain(Case(ours, theirs, tokenizer, one, mask, back=1024, forward=4096)).cause
+        Case(ours, theirs, tokenizer, one, mask, back=1024, forward=4096).explain().cause
         for one in islice(hunks(ours, theirs, hunk.stop, hunk.other_stop), _LATER)
         if match.covered <= one.start < len(ours)
     ]

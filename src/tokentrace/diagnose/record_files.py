@@ -39,7 +39,7 @@ Progress = Callable[[float, float], None]
 
 
 def read_rollouts(
-    inputs: Sequence[str], *, progress: Progress | None = None, note: Callable[[str], None] | None = None
+    inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Callable[[str], None] = lambda _: None
 ) -> Iterator[Rollout | Unreadable]:
     """Read all rollouts in `inputs`. `note` gets what each input is.
 
@@ -47,7 +47,6 @@ def read_rollouts(
     a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
     Raises InputError if an input is missing or none of these.
     """
-    progress, note = progress or (lambda *_: None), note or (lambda _: None)
     for name in inputs:
         path = Path(name).expanduser()
         if _is_store(name, path):
@@ -80,8 +79,7 @@ def holds_rollouts(name: str) -> bool:
         return True
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
         rows = (row for one in find_sources([name], Path(spool)) for row in read_rows(one, row_bytes=ROW_BYTES))
-        lines = (row.value for row in rows if row.problem is None and isinstance(row.value, Mapping))
-        line = next(lines, {})
+        line: Any = next((row.value for row in rows if isinstance(row.value, Mapping)), {})
     try:
         return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:
@@ -94,9 +92,7 @@ def holds_rollouts(name: str) -> bool:
 
 
 def highest_id(inputs: Sequence[str]) -> int:
-    rollout = next((one for one in read_rollouts(inputs) if isinstance(one, Rollout)), None)
-    if rollout is None:
-        return -1
+    rollout = next((one for one in read_rollouts(inputs) if isinstance(one, Rollout)), Rollout("", ""))
     arrays = [*(call.stream for call in rollout.calls), *(row.ids for row in rollout.rows)]
     return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
 
@@ -147,10 +143,9 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
         turn.start,
         f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else ""),
         np.asarray(trajectory.completion_logprobs(turn), np.float64) if trajectory.has_logprobs else None,
-        None,
-        request,
-        (cause or branch.cause) if first.write == turn.write else "",
-        float(temperature) if isinstance(temperature, (int, float)) else None,
+        request=request,
+        recorded=(cause or branch.cause) if first.write == turn.write else "",
+        temperature=float(temperature) if isinstance(temperature, (int, float)) else None,
     )
 
 
@@ -158,8 +153,7 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
 
 
 def _is_store(name: str, path: Path) -> bool:
-    file = path / _RUN_STORE if path.is_dir() else path
-    return "://" in name or _starts_with(file, _SQLITE)
+    return "://" in name or _starts_with(path / _RUN_STORE if path.is_dir() else path, _SQLITE)
 
 
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:

@@ -52,6 +52,13 @@ _IGNORED: Final = frozenset(
     {"message", "messages", "prompt", "completion", "input", "request", "responses_create_params", "tools", "metadata"}
 )
 """Fields of messages and settings, whose tokens are not those of a call."""
+MALFORMED: Final = (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+"""What reading a malformed line raises."""
+ROWS: Final = "rows of ids"
+
+
+class UnknownShapeError(InputError):
+    """A line with neither calls nor rows."""
 
 
 class Request(NamedTuple):
@@ -78,27 +85,28 @@ class Call:
     request: Request | None = None
     recorded: str = ""
     temperature: float | None = None
-    findings: Sequence[Finding] = ()
 
     @property
     def prompt(self) -> Ids:
         return self.stream[: self.start]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """A training row. `sampled` marks what an engine returned, if the row itself says so."""
+class Row(NamedTuple):
+    """A training row, and its trained runs as calls.
+
+    `sampled` marks what an engine returned, if the row itself says so.
+    """
 
     ids: Ids
     mask: Mask
     where: str
-    sampled: Mask | None = None
-    findings: Sequence[Finding] = ()
+    sampled: Mask | None
+    calls: Sequence[Call]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Rollout:
-    """One rollout: its calls, and rows made of them.
+    """One rollout: its calls, rows made of them, and what is wrong with either.
 
     `derived` calls were read from the rows; other calls prove the masks of rows. `ordered` is
     False if the calls are lines of a file, in any order. `tokenizer` starts a digest.
@@ -106,16 +114,16 @@ class Rollout:
 
     name: str
     where: str
-    calls: Sequence[Call]
-    rows: Sequence[Row] = ()
+    calls: list[Call] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     derived: bool = False
     tokenizer: str | None = None
     note: str = ""
     ordered: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     where: str
     problem: str
 
@@ -126,24 +134,24 @@ def first_of(value: Line, names: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object in a record, its line and its path. Reading it adds to `findings`."""
+    """An object in a record, and its path. Reading it adds to the rollout of its line."""
 
     value: Line
-    line: str
+    rollout: Rollout
     path: str = ""
-    findings: list[Finding] = field(default_factory=list)
 
     def inner(self, name: str, value: Any) -> Fields:
-        return Fields(value, self.line, self.field(name))
+        return Fields(value, self.rollout, self.field(name))
 
     def field(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path and name else self.path or name
 
     def where(self, name: str = "") -> str:
-        return ", ".join(filter(None, (self.line, self.field(name))))
+        return ", ".join(filter(None, (self.rollout.where, self.field(name))))
 
-    def report(self, cause: Cause, words: str, tokens: int, name: str = "", position: int | None = None) -> None:
-        self.findings.append(Finding(cause, self.where(name), words=words, position=position, tokens=tokens))
+    def report(self, cause: Cause, name: str, words: str, tokens: int, position: int | None = None) -> None:
+        place = self.where(name), None, self.field(name)
+        self.rollout.findings.append(Finding(cause, *place, words, position, tokens))
 
     def ids(self, names: Sequence[str]) -> Ids:
         """Ids under the first of these names. Raises InputError if there are none."""
@@ -151,32 +159,6 @@ class Fields:
         if name is None:
             raise InputError("is missing", field=self.field(names[0]))
         return check_ids(self.value[name], self.field(name))
-
-    def logprobs(self, count: int, *sizes: int, what: str = "sampled") -> Floats | None:
-        """The logprobs of `count` tokens, in a list of that size or of these; NaN for None."""
-        name = first_of(self.value, LOGPROBS)
-        try:
-            values = np.asarray([] if name is None else self.value[name], np.float64)
-        except (TypeError, ValueError, OverflowError):
-            values = np.zeros((0, 0))
-        if values.ndim != 1:
-            raise InputError("must be one list of numbers", field=self.field(name or ""))
-        if not count or len(values) in (count, *sizes):
-            return values if count else None
-        cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
-        self.report(cause, f"{len(values):,} logprobs for {counted(count, f'{what} token')}", count, name or "")
-        return None
-
-    def check_logprobs(self, values: Floats | None) -> None:
-        """Report the logprobs of a completion that are not finite, above 0, or all 0."""
-        values, name = np.zeros(0) if values is None else values, first_of(self.value, LOGPROBS) or ""
-        wrong = ~np.isfinite(values) | (values > POSITIVE_NOISE)
-        if wrong.any():
-            at = int(wrong.argmax())
-            words = f"token {at} of the completion: {values[at]:g}"
-            self.report(Cause.BAD_LOGPROBS, words, int(wrong.sum()), name, at)
-        if len(values) >= 4 and not values.any():
-            self.report(Cause.ZERO_LOGPROBS, "all of a completion", len(values), name)
 
     def mask(self, count: int, before: int = 0) -> Mask | None:
         """The mask over `count` tokens, or also over the `before` tokens of the prompt."""
@@ -189,7 +171,7 @@ class Fields:
         if len(values) not in (count, before + count):
             words = f"{len(values):,} entries for {counted(before + count)}"
         if words:
-            self.report(Cause.BAD_MASK, words, len(values), name)
+            self.report(Cause.BAD_MASK, name, words, len(values))
             return None
         mask: Mask = np.zeros(before + count, np.bool_)
         mask[before + count - len(values) :] = np.asarray(values, np.bool_)
@@ -202,7 +184,7 @@ class Fields:
             return mask
         labels = check_integers(self.value["labels"], self.field("labels"))
         if len(labels) != len(ids):
-            self.report(Cause.BAD_LABELS, f"{len(labels):,} labels for {len(ids):,} tokens", len(labels), "labels")
+            self.report(Cause.BAD_LABELS, "labels", f"{len(labels):,} labels for {len(ids):,} tokens", len(labels))
             return mask
         trained: Mask = labels != IGNORE
         mask = trained if mask is None else mask
@@ -215,7 +197,7 @@ class Fields:
                 words = f"label {at:,} is {labels[at]}, which {what}"
                 if np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
                     words += "; all labels are those of the next token: models shift them on their own"
-                self.report(Cause.BAD_LABELS, words, int(wrong.sum()), "labels", at)
+                self.report(Cause.BAD_LABELS, "labels", words, int(wrong.sum()), at)
         return mask
 
     def request(self, reply: Any = None) -> Request | None:
@@ -224,59 +206,68 @@ class Fields:
         tools = tools if isinstance(tools, list) else None
         return Request(messages, tools, reply) if isinstance(messages, list) else None
 
-    def call(self, request: Request | None = None, temperature: Any = None) -> Call:
-        """The object as a call, with its prompt and its completion."""
-        prompt, completion = self.ids(PROMPTS), self.ids(COMPLETIONS)
-        logprobs = self.logprobs(len(completion))
-        self.check_logprobs(logprobs)
-        mask = self.mask(len(completion), len(prompt))
-        temperature = None if temperature is None else float(temperature)
-        stream = np.concatenate([prompt, completion])
-        where, findings = self.where(), self.findings
-        return Call(stream, len(prompt), where, logprobs, mask, request, "", temperature, findings)
+    def calls(self, ids: Ids, sampled: Mask, sizes: Sequence[int] = (), **more: Any) -> list[Call]:
+        """The sampled runs of ids as calls; their logprobs are a list for these tokens, or of these sizes."""
+        name, count, scores = first_of(self.value, LOGPROBS) or "", int(sampled.sum()), None
+        try:
+            values = np.asarray(self.value[name] if name else [], np.float64)
+        except (TypeError, ValueError, OverflowError):
+            values = np.zeros((0, 0))
+        if values.ndim != 1:
+            raise InputError("must be one list of numbers", field=self.field(name))
+        if len(values) in (count, *sizes):
+            scores = np.full(len(ids), np.nan)
+            scores[np.arange(-len(ids), 0) >= -len(values) if len(values) in sizes else sampled] = values
+        elif count:
+            cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
+            self.report(cause, name, f"{len(values):,} logprobs for {counted(count)}", count)
+        mask, calls = more.pop("mask", None), []
+        for start, stop in runs(sampled):
+            logprobs = None if scores is None else scores[start:stop]
+            trained = None if mask is None else mask[:stop]
+            calls.append(Call(ids[:stop], start, self.where(), logprobs, trained, **more))
+            logprobs = np.zeros(0) if logprobs is None else logprobs
+            wrong = ~np.isfinite(logprobs) | (logprobs > POSITIVE_NOISE)
+            if wrong.any():
+                at = int(wrong.argmax())
+                words = f"token {at} of the completion: {logprobs[at]:g}"
+                self.report(Cause.BAD_LOGPROBS, name, words, int(wrong.sum()), at)
+            if len(logprobs) >= 4 and not logprobs.any():
+                self.report(Cause.ZERO_LOGPROBS, name, "all of a completion", len(logprobs))
+        return calls
 
-    def row(self, ids: Ids | None = None, first: int = 0) -> tuple[Row, list[Call]]:
-        """The object as a row, and its trained runs as calls.
+    def add_call(self, **more: Any) -> None:
+        """Add the object as a call, with its prompt and its completion."""
+        prompt, completion = self.ids(PROMPTS), self.ids(COMPLETIONS)
+        more["mask"] = self.mask(len(completion), len(prompt))
+        stream = np.concatenate([prompt, completion])
+        calls = self.calls(stream, np.arange(len(stream)) >= len(prompt), **more)
+        self.rollout.calls += calls or [Call(stream, len(stream), self.where(), **more)]
+
+    def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Request | None] = ()) -> None:
+        """Add the object as a row, whose trained runs may have `requests`.
 
         Mask and logprobs may begin at `first`, the response, which is trained if nothing says what is.
         """
-        ids = self.ids(IDS) if ids is None else ids
-        mask = self.trained(ids, first)
+        total, sampled, mask = len(ids), None, self.trained(ids, first)
         if mask is None:
-            mask = np.arange(len(ids)) >= (len(ids) if self.findings else first)
-        sampled = None
+            marked = first_of(self.value, (*MASKS, "labels"))
+            mask = np.arange(total) >= (first if marked is None else total)
         if self.value.get("kinds") is not None:
             sampled = check_integers(self.value["kinds"], self.field("kinds")) == Kind.SAMPLED
-            if len(sampled) != len(ids):
-                words = f"has {len(sampled):,} entries, and there are {len(ids):,} ids"
+            if len(sampled) != total:
+                words = f"has {len(sampled):,} entries, and there are {total:,} ids"
                 raise InputError(words, field=self.field("kinds"))
-        count, total, scores = int(mask.sum()), len(ids), np.full(len(ids), np.nan)
-        values = self.logprobs(count, total, total - first, what="trained")
-        if values is not None:
-            whole = len(values) in (total, total - first)
-            scores[np.arange(total) >= total - len(values) if whole else mask] = values
         request = self.request() if "cause" not in self.value else None  # of its last call only
         causes = [self.value.get(name) for name in ("cause", "cause_detail")]
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
-        calls = []
-        where = self.where()
-        for start, stop in runs(mask):
-            logprobs, part = None if values is None else scores[start:stop], self.inner("", self.value)
-            part.check_logprobs(logprobs)
-            calls.append(Call(ids[:stop], start, where, logprobs, None, request, recorded, None, part.findings))
-        return Row(ids, mask, where, sampled, self.findings), calls
+        calls = self.calls(ids, mask, (total, total - first), request=request, recorded=recorded)
+        if len(requests) == len(calls):
+            calls = [replace(call, request=one) for call, one in zip(calls, requests, strict=True)]
+        self.rollout.rows.append(Row(ids, mask, self.where(), sampled, calls))
 
 
 # -- lines
-
-
-class UnknownShapeError(InputError):
-    """A line with neither calls nor rows."""
-
-
-MALFORMED: Final = (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-"""What reading a malformed line raises."""
-ROWS: Final = "rows of ids"
 
 
 def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadable]:
@@ -294,9 +285,13 @@ def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadab
             parts += read_line(*one)
         except MALFORMED as error:
             yield Unreadable(one[1], str(error))
-    if parts and line_key(lines[0][0]) is not None:
-        calls, rows = [call for part in parts for call in part.calls], [row for part in parts for row in part.rows]
-        parts = [replace(parts[0], calls=calls, rows=rows, ordered=len(parts) == 1)]
+    if len(parts) > 1 and line_key(lines[0][0]) is not None:
+        whole = replace(parts[0], ordered=False)
+        for part in parts[1:]:
+            whole.calls += part.calls
+            whole.rows += part.rows
+            whole.findings += part.findings
+        parts = [whole]
     yield from parts
 
 
@@ -324,17 +319,18 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
 def _rollout(line: Any, where: str) -> Rollout:
     if not isinstance(line, Mapping):
         raise UnknownShapeError(f"a line of a record must be an object, not {brief(line)}")
-    parts = list(_parts(Fields(line, where), line.get("tools")))
-    calls = [part for part in parts if isinstance(part, Call)]
-    rows = [part for part in parts if not isinstance(part, Call)]
-    if not calls and not rows and "nodes" not in line:
-        needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
-        raise UnknownShapeError(f"this is {brief(line)}, which has no known shape: {needs}")
     name = rollout_name(line) or first_of(line, ("id", "example_id"))
     name = str(line.get(name, name)) if name else where.rpartition(", ")[2]
-    tokenizer = line.get("tokenizer") if isinstance(line.get("tokenizer"), str) else None
-    derived = [call for _, some in rows for call in some] if not calls else []
-    return Rollout(name, where, calls or derived, [row for row, _ in rows], not calls and bool(rows), tokenizer)
+    tokenizer = line.get("tokenizer")
+    rollout = Rollout(name, where, tokenizer=tokenizer if isinstance(tokenizer, str) else None)
+    _read(Fields(line, rollout), line.get("tools"))
+    if not rollout.calls and not rollout.rows and "nodes" not in line:
+        needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
+        raise UnknownShapeError(f"this is {brief(line)}, which has no known shape: {needs}")
+    if not rollout.calls:
+        rollout.derived = bool(rollout.rows)
+        rollout.calls += [call for row in rollout.rows for call in row.calls]
+    return rollout
 
 
 def recognise(line: Any) -> str:
@@ -344,13 +340,13 @@ def recognise(line: Any) -> str:
     except MALFORMED as error:  # others are listed when the line is read
         if isinstance(error, UnknownShapeError):
             raise
-    return ROWS if is_row(line) else "calls, one a line" if _is_call(line) else "rollouts, one a line"
+    return ROWS if _is_row(line) else "calls, one a line" if _is_call(line) else "rollouts, one a line"
 
 
 def line_key(line: Any) -> str | None:
     """The rollout that a line is a part of; None if it is a rollout by itself."""
-    alone = not isinstance(line, Mapping) or any(_lists_calls(line, name) for name in _LISTS)
-    return rollout_name(line) if not alone and (_is_call(line) or is_row(line)) else None
+    alone = not isinstance(line, Mapping) or _lists_calls(line)
+    return rollout_name(line) if not alone and (_is_call(line) or _is_row(line)) else None
 
 
 def rollout_name(line: Line) -> str | None:
@@ -370,42 +366,42 @@ def _is_call(line: Line, inner: bool = False) -> bool:
     return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
 
 
-def _lists_calls(line: Line, name: str) -> bool:
-    items = line.get(name)
-    return isinstance(items, list) and any(isinstance(item, Mapping) and _is_call(item) for item in items[:1])
+def _lists_calls(line: Line) -> bool:
+    firsts = [items[0] for items in map(line.get, _LISTS) if isinstance(items, list) and items]
+    return any(isinstance(item, Mapping) and _is_call(item) for item in firsts)
 
 
-def is_row(line: Line) -> bool:
+def _is_row(line: Line) -> bool:
     """True if an object has ids, and something that tells which of them are trained."""
     marks = (*MASKS, *LOGPROBS, "labels")
     return not _is_call(line) and first_of(line, IDS) is not None and first_of(line, marks) is not None
 
 
-def _parts(line: Fields, tools: Any) -> Iterator[Call | tuple[Row, list[Call]]]:
+def _read(line: Fields, tools: Any) -> None:
     value = line.value
     nodes, tokens = value.get("nodes"), value.get("tokens")
     if isinstance(nodes, list) and nodes and isinstance(nodes[0], Mapping) and "message" in nodes[0]:
-        yield from _trace(line)
+        _read_trace(line)
     elif {"prompt_ids", "response_ids"} <= value.keys():  # verl, or one of TRL's batch
         prompt = line.ids(("prompt_ids",))
-        yield line.row(np.concatenate([prompt, line.ids(("response_ids",))]), len(prompt))
+        line.add_row(np.concatenate([prompt, line.ids(("response_ids",))]), len(prompt))
     elif isinstance(value.get("sequences"), list):
-        yield from _session(line)
-    elif _is_call(value, inner=bool(line.path)) and not any(_lists_calls(value, name) for name in _LISTS):
-        yield _call(line, line, tools)
+        _read_session(line)
+    elif _is_call(value, inner=bool(line.path)) and not _lists_calls(value):
+        _read_call(line, line, tools)
     elif isinstance(tokens, Mapping) and _is_call(tokens):
-        yield _call(line, line.inner("tokens", tokens), tools)
-    elif is_row(value):
-        yield line.row()
+        _read_call(line, line.inner("tokens", tokens), tools)
+    elif _is_row(value):
+        line.add_row(line.ids(IDS))
     else:
         for name, inner in value.items():
             items = enumerate(inner) if isinstance(inner, list) else [(-1, inner)]
             for at, item in items if name not in _IGNORED else ():
                 if isinstance(item, Mapping):
-                    yield from _parts(line.inner(name if at < 0 else f"{name}[{at}]", item), tools)
+                    _read(line.inner(name if at < 0 else f"{name}[{at}]", item), tools)
 
 
-def _call(line: Fields, tokens: Fields, tools: Any) -> Call:
+def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
     value = line.value
     choices = (value.get("response") or {}).get("choices") or [{}]
     replies = (value.get("reply"), value.get("completion"), choices[0].get("message"))
@@ -414,84 +410,74 @@ def _call(line: Fields, tokens: Fields, tools: Any) -> Call:
     if "messages" not in request and isinstance(request.get("prompt"), list):
         request = {"messages": request["prompt"], "tools": tools}
     settings = (value.get("metadata") or {}).get("sampling_params") or value
-    reply = reply[-1] if isinstance(reply, list) else reply
-    return tokens.call(line.inner("", request).request(reply), settings.get("temperature"))
+    temperature = settings.get("temperature")
+    tokens.add_call(
+        request=line.inner("", request).request(reply[-1] if isinstance(reply, list) else reply),
+        temperature=None if temperature is None else float(temperature),
+    )
 
 
-def _session(line: Fields) -> Iterator[tuple[Row, list[Call]]]:
+def _read_session(line: Fields) -> None:
     """OpenEnv: a captured session, rows with the turns that they were built from."""
     turns = {str(turn.get("node_id")): turn for turn in line.value.get("turns") or ()}
     for at, sequence in enumerate(line.value["sequences"]):
-        row, calls = line.inner(f"sequences[{at}]", sequence).row()
-        nodes = [turns.get(str(node)) for node in sequence.get("node_ids") or ()]
-        for index, turn in enumerate(nodes if len(nodes) == len(calls) else ()):
-            request = {name: (turn or {}).get(f"request_{name}") for name in ("messages", "tools")}
-            reply = (turn or {}).get("response_message")
-            calls[index] = replace(calls[index], request=line.inner("", request).request(reply))
-        yield row, calls
+        requests = []
+        for node in sequence.get("node_ids") or ():
+            turn = turns.get(str(node)) or {}
+            request = {name: turn.get(f"request_{name}") for name in ("messages", "tools")}
+            requests.append(line.inner("", request).request(turn.get("response_message")))
+        row = line.inner(f"sequences[{at}]", sequence)
+        row.add_row(row.ids(IDS), requests=requests)
 
 
-def _trace(line: Fields) -> Iterator[Call]:
+def _read_trace(line: Fields) -> None:
     """verifiers: a node has the tokens of its message; its path is prompt and completion."""
     nodes = [line.inner(f"nodes[{at}]", node) for at, node in enumerate(line.value["nodes"])]
     ids = [check_ids(node.value.get("token_ids") or [], node.field("token_ids")) for node in nodes]
     masks = [node.mask(len(tokens)) for node, tokens in zip(nodes, ids, strict=True)]
     for at, node in enumerate(nodes):
-        if not node.value.get("sampled") or not len(ids[at]):
+        size, sampled = len(ids[at]), masks[at]
+        if not node.value.get("sampled") or not size:
             continue
-        path, mask = _path(nodes, at), masks[at]
-        count = scored = len(node.value.get("logprobs") or ids[at])
-        if mask is not None and mask.any():  # what comes before the first sampled token belongs to the prompt
-            count, scored = len(mask) - int(mask.argmax()), int(mask.sum())
-        logprobs = node.logprobs(min(scored, len(ids[at])))
-        node.check_logprobs(logprobs)
-        if logprobs is not None and len(logprobs) != count:  # with gaps it is unknown which tokens they are of
-            logprobs = None
+        path = [at]
+        while (parent := nodes[path[0]].value.get("parent")) is not None:
+            if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
+                raise InputError(f"is {parent!r}: there is no such node before it", field=node.field("parent"))
+            path.insert(0, parent)
+        if sampled is None or not sampled.any():  # what comes before the completion belongs to the prompt
+            sampled = np.arange(size) >= size - len(node.value.get("logprobs") or ids[at])
         stream = np.concatenate([ids[one] for one in path])
+        sampled = np.concatenate([np.zeros(len(stream) - size, np.bool_), sampled])
         path_masks = [masks[one] for one in path if len(ids[one])]
-        complete = [one for one in path_masks if one is not None]
-        trained = np.concatenate(complete) if len(complete) == len(path_masks) else None
+        known = [mask for mask in path_masks if mask is not None]
+        trained = np.concatenate(known) if len(known) == len(path_masks) else None
         messages: list[Any] = [nodes[one].value.get("message") for one in path]
         request = None
         if all(isinstance(message, Mapping) for message in messages):
             request = Request(messages[:-1], nodes[path[0]].value.get("tools"), messages[-1])
-        start = len(stream) - min(count, len(ids[at]))
-        yield Call(stream, start, node.where(), logprobs, trained, request, findings=node.findings)
-
-
-def _path(nodes: Sequence[Fields], at: int) -> list[int]:
-    path = [at]
-    while (parent := nodes[path[-1]].value.get("parent")) is not None:
-        if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
-            raise InputError(f"is {parent!r}: there is no such node before it", field=nodes[at].field("parent"))
-        path.append(parent)
-    return path[::-1]
+        line.rollout.calls += node.calls(stream, sampled, mask=trained, request=request)
 
 
 def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
-    """NeMo Gym's captured calls in the order of their time, whose prompts may be stored as deltas."""
-    calls: dict[Any, list[Line]] = {}
-    for line, _ in lines:
-        calls.setdefault(line.get("model_call_id"), []).append(line)
-
-    def prompt(line: Line, children: int = 0) -> list[int]:
-        ids = check_ids(line.get("prompt_token_ids"), "prompt_token_ids").tolist()
-        if not line.get("prompt_is_delta"):
-            return ids  # type: ignore[no-any-return]
+    """NeMo Gym's captured calls by their time. Prompts may be stored as what they add to another call."""
+    streams: dict[Any, list[int]] = {}
+    for line, where in sorted(lines, key=lambda pair: _time(pair[0].get("created_at"))):
         name, parent = line.get("model_call_id"), line.get("parent_call_id")
-        parents = calls.get(parent, [])
-        if len(parents) != 1 or children > len(lines):
-            reason = f"of which there are {len(parents)}" if len(parents) > 1 else "which is not there"
-            words = f"call {name!r} is stored as what it adds to call {parent!r}, {reason}"
-            raise InputError(words, field="parent_call_id")
-        completion = check_ids(parents[0].get("generation_token_ids"), "generation_token_ids")
-        return [*prompt(parents[0], children + 1), *completion.tolist(), *ids]
-
-    whole: list[tuple[float, tuple[Line, str]]] = []
-    for line, where in lines:
         try:
-            created = float(line.get("created_at") or 0.0)
-            whole.append((created, ({**line, "prompt_token_ids": prompt(line)}, where)))
-        except (InputError, TypeError, ValueError, OverflowError) as error:
+            prompt, completion = (
+                check_ids(line.get(field), field).tolist() for field in ("prompt_token_ids", "generation_token_ids")
+            )
+            if line.get("prompt_is_delta"):
+                if not streams.get(parent):
+                    words = f"call {name!r} is stored as what it adds to call {parent!r}, which is not there"
+                    raise InputError(words, field="parent_call_id")
+                prompt = streams[parent] + prompt
+            stream = prompt + completion
+            streams[name] = stream if streams.get(name, stream) == stream else []  # several are none
+            yield {**line, "prompt_token_ids": prompt}, where
+        except (InputError, TypeError) as error:
             yield Unreadable(where, str(error))
-    yield from (one for _, one in sorted(whole, key=lambda pair: pair[0]))
+
+
+def _time(value: Any) -> float:
+    return value if isinstance(value, (int, float)) else 0.0

@@ -7,23 +7,30 @@ break, unless the messages show another conversation.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ..rendering.renderer import Renderer
+from ..show.visible import counted
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
-from .breaks import Break, conversation_change, explain_break
+from .breaks import conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
-from .records import Call, Floats, Mask, Request, Rollout, Row
+from .record_files import Progress, read_rollouts
+from .records import Call, Floats, Mask, Request, Rollout, Row, Unreadable
+from .report import Example, Report, Seen, Tallies, Tally
 from .token_text import hunks
 
 _RECENT: Final = 3
@@ -33,6 +40,8 @@ _TRACE: Final = 8
 
 
 class Relation(StrEnum):
+    """How a prompt follows the earlier calls of its rollout."""
+
     FIRST = "first"
     EXTENDS = "extends"
     REPEATS = "repeats"
@@ -41,30 +50,6 @@ class Relation(StrEnum):
     OTHER = "another conversation"
     """As the messages show: a sub-agent, a title."""
     BREAKS = "breaks"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RolloutBreak:
-    """A prompt that leaves the stream, and what that costs in tokens.
-
-    `explained` is why, as the tokens show; None without a tokenizer. `history` is what became of
-    the messages, if both requests are known; `recorded` is what the record itself says.
-    """
-
-    where: str
-    position: int
-    stream_length: int
-    explained: Break | None
-    history: Finding | None
-    recorded: str
-    reprefilled: int
-    """Prompt tokens after the break that a cache had held."""
-    lost: int
-    """Sampled tokens that the prompt lacks."""
-
-    @property
-    def cause(self) -> Cause:
-        return Cause.UNKNOWN if self.explained is None else self.explained.cause
 
 
 @dataclass(slots=True, eq=False)
@@ -80,82 +65,73 @@ class Tip:
     """Where completions begin, their logprobs, and the temperature."""
 
 
-@dataclass(slots=True)
 class CheckedRollout:
-    """What one rollout came to. `counts` are summed over rollouts.
+    """One rollout, checked. Without a `model`, breaks have no cause.
 
-    In them `tokens` counts shared ones once, `prompted` those of all prompts. Masks train `trained`
-    tokens; the rollout is `masked`, and `unproven` if nothing else tells what was sampled.
+    In `counts`, `tokens` counts shared ones once, `prompted` those of all prompts. Masks train
+    `trained` tokens; the rollout is `masked`, and `unproven` if nothing else tells what was sampled.
     """
 
-    name: str
-    counts: Counter[str] = field(default_factory=Counter)
-    steps: list[Relation] = field(default_factory=list)
-    breaks: list[RolloutBreak] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    tips: list[Tip] = field(default_factory=list)
-
-    def report(self, cause: Cause, where: str, words: str, tokens: int = 0, position: int | None = None) -> None:
-        self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
-
-
-def check_rollout(rollout: Rollout, model: Tokenizer | Renderer | None = None) -> CheckedRollout:
-    """Check one rollout. Without a `model`, breaks have no cause."""
-    checker = _Checker(rollout, model)
-    in_order = rollout.ordered or rollout.derived
-    for call in rollout.calls if in_order else sorted_calls(rollout.calls):
-        checker.add_call(call)
-    for row in rollout.rows:
-        checker.add_row(row)
-    return checker.result
-
-
-class _Checker:
-    def __init__(self, rollout: Rollout, model: Any) -> None:
+    def __init__(self, rollout: Rollout, model: Any = None) -> None:
         self.rollout, self.model = rollout, model
         tokenizer = model if model is None or isinstance(model, Tokenizer) else model.tokenizer
-        self.size = 1 << 31 if tokenizer is None else tokenizer.vocabulary.size
-        self.result = CheckedRollout(rollout.name)
-        self.tips = self.result.tips
-        self.seen: dict[tuple[int, bytes], Call] = {}
-        self.prompts: set[bytes] = set()
+        self._size = 1 << 31 if tokenizer is None else tokenizer.vocabulary.size
+        self.counts: Counter[str] = Counter(rollouts=1)
+        self.steps: list[Relation] = []
+        self.tips: list[Tip] = []
+        self.breaks: list[Finding] = []
+        self.findings: list[Finding] = [*rollout.findings]
+        self.seen: list[Seen] = []
+        self._calls: dict[tuple[int, bytes], Call] = {}
+        self._prompts: set[bytes] = set()
+        for call in rollout.calls if rollout.ordered or rollout.derived else sorted_calls(rollout.calls):
+            self._add_call(call)
+        for row in rollout.rows:
+            self._add_row(row)
+        self.counts.update(broken=bool(self.breaks), samples=len(self.tips))
+        self.counts.update(row_tokens=sum(len(tip.stream) for tip in self.tips))
+        self.seen += [Seen("outcomes", step) for step in self.steps]
+        for one in self.findings:
+            self.seen.append(Seen("faults", one.cause, one.tokens, Example(one.where, one.words, [one])))
 
-    def train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
+    def _report(self, cause: Cause, where: str, words: str, tokens: int = 0, position: int | None = None) -> None:
+        self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
+
+    def _train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
         """Count what a mask trains. Report what is trained or sampled, not both."""
-        self.result.counts |= Counter(masked=1, unproven=int(sampled is None))
-        self.result.counts["trained"] += int(mask.sum())
+        self.counts |= Counter(masked=1, unproven=int(sampled is None))
+        self.counts["trained"] += int(mask.sum())
         sampled = mask if sampled is None else sampled
         for cause, wrong in ((Cause.TRAINED_UNSAMPLED, mask & ~sampled), (Cause.SAMPLED_UNTRAINED, sampled & ~mask)):
             if wrong.any():
                 at = int(wrong.argmax())
-                self.result.report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
+                self._report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
-    def add_call(self, call: Call) -> None:
+    def _add_call(self, call: Call) -> None:
         """Add a call. Calls derived from rows may come twice: rows share beginnings."""
-        result, stream = self.result, call.stream
-        earlier = self.seen.setdefault((call.start, stream.tobytes()), call)
+        stream = call.stream
+        earlier = self._calls.setdefault((call.start, stream.tobytes()), call)
         if earlier is not call and self.rollout.derived:
             return
         if earlier is not call and not self.rollout.ordered and _same_logprobs(earlier, call):
-            result.report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
-            result.steps.append(Relation.TWICE)
+            self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
+            self.steps.append(Relation.TWICE)
             return
-        result.findings += call.findings
         if call.start == len(stream):
-            result.report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty")
-        if len(outside := stream[stream >= self.size]):
-            words = f"id {int(outside[0])}, and the vocabulary has {self.size:,}"
-            result.report(Cause.NO_TOKEN, call.where, words, len(outside))
-        step, tip, shared = self.place(call)
-        result.steps.append(step)
+            self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty")
+        if len(outside := stream[stream >= self._size]):
+            words = f"id {int(outside[0])}, and the vocabulary has {self._size:,}"
+            self._report(Cause.NO_TOKEN, call.where, words, len(outside))
+        step, tip, shared = self._place(call)
+        self.steps.append(step)
         sampled = np.arange(len(stream)) >= call.start
         if tip is not None:
             sampled[:shared] = tip.sampled[:shared]
-        result.counts.update(tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start)
+        self.counts.update(tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start)
         if call.mask is not None:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
-            self.train(call.where, call.mask & new_tokens, sampled & new_tokens)
-        self.prompts.add(call.prompt.tobytes())
+            self._train(call.where, call.mask & new_tokens, sampled & new_tokens)
+        self._prompts.add(call.prompt.tobytes())
         new = Tip(stream, sampled, call.request, [len(stream)], [])
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
@@ -164,9 +140,8 @@ class _Checker:
             new.logprobs.append((call.start, call.logprobs, call.temperature))
         self.tips.append(new)
 
-    def add_row(self, row: Row) -> None:
+    def _add_row(self, row: Row) -> None:
         """Compare a row's mask with what was sampled, as its calls or the row itself say."""
-        self.result.findings += row.findings
         sampled = None
         if not self.rollout.derived:
             sampled = np.zeros(len(row.ids), np.bool_)
@@ -175,9 +150,9 @@ class _Checker:
                     sampled[call.start : len(call.stream)] = True
         elif row.sampled is not None:  # what another row of the rollout trains is sampled here, and not trained
             sampled = row.mask & row.sampled
-        self.train(row.where, row.mask, sampled)
+        self._train(row.where, row.mask, sampled)
 
-    def place(self, call: Call) -> tuple[Relation, Tip | None, int]:
+    def _place(self, call: Call) -> tuple[Relation, Tip | None, int]:
         """How a call continues the earlier ones, its closest tip, and how much they share."""
         if not self.tips:
             return Relation.FIRST, None, 0
@@ -188,7 +163,7 @@ class _Checker:
         tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
             return Relation.EXTENDS, tip, shared
-        if prompt.tobytes() in self.prompts:
+        if prompt.tobytes() in self._prompts:
             return Relation.REPEATS, tip, shared
         ends = [end for one, share in pairs for end in one.ends if end <= share]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
@@ -204,22 +179,34 @@ class _Checker:
             task = TASK_OF_A_CALL in history.words  # which it needs under the same instructions
             if task or not history.message:
                 return Relation.OTHER, tip, shared
-        self.explain(call, tip, shared, requests, history)
+        self._explain(call, tip, shared, requests, history)
         return Relation.BREAKS, tip, shared
 
-    def explain(self, call: Call, tip: Tip, shared: int, requests: dict[str, Any], history: Finding | None) -> None:
-        explained, stream = None, tip.stream
+    def _explain(self, call: Call, tip: Tip, shared: int, requests: dict[str, Any], history: Finding | None) -> None:
+        """Report a break: why, as the tokens and the messages show, and what it costs."""
+        broken, stream = None, tip.stream
         ranges, after = [], (shared, shared)
         if self.model is not None:
-            explained = explain_break(stream, call.prompt, self.model, sampled=tip.sampled, **requests)
-        if explained is not None:
-            ranges, after = [explained.stream_range], (explained.stream_range[1], explained.prompt_range[1])
+            broken = explain_break(stream, call.prompt, self.model, sampled=tip.sampled, **requests)
+        if broken is not None:
+            ranges, after = [broken.stream_range], (broken.stream_range[1], broken.prompt_range[1])
         ranges += [(hunk.start, hunk.stop) for hunk in hunks(stream, call.prompt, *after)]
         lost = sum(int(tip.sampled[start:stop].sum()) for start, stop in ranges)
-        where = f"{call.where}, call {len(self.result.steps) + 1} of {self.rollout.name}"
         again = min(len(stream), call.start) - shared
-        broken = RolloutBreak(where, shared, len(stream), explained, history, call.recorded, again, lost)
-        self.result.breaks.append(broken)
+        self.counts.update(reprefilled=again, lost=lost)
+        words = f"{counted(again)} read again, {counted(lost, 'sampled token')} gone"
+        why = f"token {shared:,} of {len(stream):,}" if broken is None else broken.words
+        words = "; ".join(filter(None, (why, history.words if history else "", call.recorded, words)))
+        where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name}"
+        cause = Cause.UNKNOWN if broken is None else broken.cause
+        finding = Finding(cause, where, words=words, position=shared, tokens=lost)
+        self.breaks.append(finding)
+        contrasts = [] if broken is None else [broken.contrast()]
+        self.seen.append(Seen("causes", cause, lost, Example(where, words, [finding], contrasts)))
+        if history is not None:
+            self.seen.append(Seen("histories", history.cause))
+        if call.recorded:
+            self.seen.append(Seen("recorded", call.recorded.partition(":")[0]))
 
 
 def sorted_calls(calls: Sequence[Call]) -> list[Call]:
@@ -265,3 +252,167 @@ def _same_logprobs(one: Call, other: Call) -> bool:
     if one.logprobs is None or other.logprobs is None:
         return one.logprobs is other.logprobs
     return np.array_equal(one.logprobs, other.logprobs, equal_nan=True)
+
+
+# -- all rollouts
+
+
+class RolloutReport(Report):
+    """Counts over all rollouts, and the first few examples of each finding.
+
+    `outcomes` counts calls by `Relation`, `causes` breaks, `faults` findings in ids, masks and
+    logprobs; `histories` says what became of messages at breaks, `recorded` why records say that
+    a history was rewritten. `counts` are those of `CheckedRollout`; `samples` are rows that train
+    each sampled token once, `row_tokens` theirs. `scores` compares logprobs with an engine's.
+    """
+
+    unit, title, sides = "rollout", "What happened to the tokens", ("stream", "next prompt")
+    tables = MappingProxyType(
+        {
+            "outcomes": "Calls",
+            "causes": "Why prompts broke off",
+            "histories": "What became of messages",
+            "recorded": "Recorded causes",
+            "faults": "Ids, masks and logprobs",
+            "unread": "Unreadable",
+        }
+    )
+    faults: Tallies
+    histories: Tallies
+    recorded: Tallies
+    unread: Tallies
+    scores: dict[str, float] | None = None
+
+    @property
+    def calls(self) -> int:
+        return sum(tally.places for tally in self.outcomes.values())
+
+    @property
+    def breaks(self) -> int:
+        return self.outcomes.get(Relation.BREAKS, Tally()).places
+
+    @property
+    def compared(self) -> int:
+        """Prompts that follow another call of their rollout."""
+        return self.calls - self.outcomes.get(Relation.FIRST, Tally()).places
+
+    def problems(self) -> set[str]:
+        """What is wrong, as ``--allow`` names it. Missing logprobs alone are not a problem."""
+        groups = {cause.group for cause in self.faults if cause is not Cause.NO_LOGPROBS}
+        return groups | ({"breaks"} if self.breaks else set()) | ({"unreadable"} if self.unread else set())
+
+    def judge(self) -> tuple[str, str]:
+        rollouts, broken = counted(self.total, "rollout"), self.counts["broken"]
+        tone = "bad" if self.problems() else "poor"
+        if not self.total:
+            return tone, "there are no rollouts"
+        if broken:
+            verb, share = "breaks" if broken == 1 else "break", 100 * broken / self.total
+            return tone, f"{broken:,} of {rollouts} {verb} ({share:.1f} %), {counted(self.breaks, 'time')}"
+        if self.problems():
+            return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
+        if self.compared:
+            return "good", f"every prompt extends its stream, in {rollouts} of {counted(self.calls, 'call')}"
+        return tone, (
+            f"no prompt was compared with another: each of {rollouts} has one call; calls on lines of their own "
+            "belong together by rollout_id (or session_id, trajectory_id, …)"
+        )
+
+    def figures(self) -> Iterator[str]:
+        counts = self.counts
+        samples = f"{counts['samples']:,} rows ({counts['samples'] / max(1, self.total):.2f} a rollout)"
+        yield f"{counted(counts['tokens'])}, {counts['sampled']:,} sampled, {counts['row_tokens']:,} in {samples}"
+        if self.breaks:
+            again = f"{counted(counts['reprefilled'])} read again"
+            repeated = f"{counts['row_tokens'] - counts['tokens']:,} repeated in rows"
+            yield f"cost of breaks: {again}, {repeated}, {counted(counts['lost'], 'sampled token')} gone"
+        if counts["masked"]:
+            yield f"trained by the masks: {counts['trained']:,}"
+            for cause in (Cause.TRAINED_UNSAMPLED, Cause.SAMPLED_UNTRAINED):
+                tally = self.faults.get(cause, Tally())
+                unknown = f"not known in {counts['unproven']:,} rollouts"
+                yield f"{cause}: {unknown if counts['unproven'] and not tally.places else f'{tally.tokens:,}'}"
+        if self.scores is not None:
+            figures = ", ".join(f"{name} {value:,.5g}" for name, value in self.scores.items())
+            yield f"logprobs, engine less record: {figures}"
+
+
+def check_rollouts(
+    inputs: Sequence[str],
+    model: Any = None,
+    *,
+    limit: int | None = None,
+    engine: Callable[[], Any] | None = None,
+    progress: Progress = lambda *_: None,
+) -> RolloutReport:
+    """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
+
+    - `inputs` are what `read_rollouts` takes.
+    - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
+    - `limit` stops after so many rollouts.
+    - `engine` returns an `Engine`, or an awaitable of one, to compare logprobs with.
+
+    Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
+    """
+    report, differences, skipped = RolloutReport(), [np.zeros(0, np.float32)], 0
+    tokenizer = model if model is None or isinstance(model, Tokenizer) else model.tokenizer
+    with contextlib.ExitStack() as stack:
+        runner: Any = asyncio.Runner()
+        connected: Any = None
+        if engine is not None:
+            connected = stack.enter_context(runner).run(_connect(engine))
+            stack.callback(lambda: runner.run(connected.close()))
+        for rollout in read_rollouts(inputs, progress=progress, note=report.notes.append):
+            if limit is not None and report.total == limit:
+                report.stopped = True
+                break
+            if isinstance(rollout, Unreadable):
+                report.add({"unreadable": 1}, [Seen("unread", "could not be read", 0, Example(*rollout))])
+                continue
+            notes = [rollout.note] if rollout.note else []
+            if tokenizer is not None and not tokenizer.digest.startswith(rollout.tokenizer or ""):
+                notes.append("rollouts were recorded with another tokenizer than the one given: breaks are misread")
+            report.notes += [note for note in notes if note not in report.notes]
+            checked = CheckedRollout(rollout, model)
+            report.add(checked.counts, checked.seen)
+            for tip in checked.tips if connected is not None else ():
+                # an engine scores at temperature 1
+                usable = [one for one in tip.logprobs if one[2] in (None, 1.0) and np.isfinite(one[1]).all()]
+                skipped += len(tip.logprobs) - len(usable)
+                scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
+                for start, logprobs, _ in usable:
+                    differences.append((scores[start : start + len(logprobs)] - logprobs).astype(np.float32))
+    if engine is not None:
+        report.scores = {"completions": len(differences) - 1, "skipped": skipped, **_summary(differences)}
+    return report
+
+
+async def _connect(connect: Callable[[], Any]) -> Any:
+    engine = connect()
+    return await engine if hasattr(engine, "__await__") else engine
+
+
+def _summary(differences: Sequence[Any]) -> dict[str, float]:
+    values = np.concatenate(differences).astype(np.float64)
+    if not len(values):
+        return {"tokens": 0}
+    sizes = np.abs(values)
+    shares = dict(zip(("median", "p95", "p99", "most"), np.percentile(sizes, [50, 95, 99, 100]).tolist(), strict=True))
+    ratio = float(np.exp(np.clip(values, -60, 60)).mean())
+    means = {"mean": float(sizes.mean()), "mean_difference": float(values.mean()), "mean_ratio": ratio}
+    return {"tokens": len(values), **means, **shares}
+
+
+def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
+    """The tokenizer that the output folder of a run names, if an input is one."""
+    from ..pocket import POCKET
+
+    for name in inputs:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            settings = json.loads((Path(name).expanduser() / "run.json").read_bytes())
+            if isinstance(settings.get("tokenizer"), str):
+                return str(settings["tokenizer"])
+            engine = settings["engine"]
+            if engine.get("kind", engine.get("type")) == "embedded":
+                return str(POCKET)
+    return None

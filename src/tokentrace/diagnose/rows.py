@@ -6,6 +6,7 @@ declared tools); everything else is explained as breaks are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -27,10 +28,11 @@ from ..study.probes import USER
 from ..tokens.ids import check_ids, check_integers, common_prefix
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
-from .break_checks import Case, explain
+from .break_checks import Case
 from .finding import Cause, Finding
-from .records import IDS, MASKS, Fields, Mask, first_of
-from .token_text import Parts, TurnHeads, contrast, hunks, quoted, text_of
+from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
+from .report import Example, Seen
+from .token_text import Contrast, TurnHeads, hunks, quoted, text_of
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
@@ -38,6 +40,8 @@ _PROMPT: Final = len(Part)
 """The code of a generation prompt among parts."""
 _PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
 _MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
+_ROW_CAUSES: Final = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
+"""What causes of breaks are called in rows."""
 
 
 class Outcome(StrEnum):
@@ -55,20 +59,18 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """What one row came to: findings in its ids, with `contrasts`, then in its mask."""
+    """What one row came to: findings in its ids, with `contrasts`, then in its mask.
 
-    source: str
-    row: int
-    line: int | None
+    `counts` are its tokens and those expected, trained ones and padding; rows with a mask
+    (`masks`), and with a conversation (`compared`).
+    """
+
+    where: str
     outcome: Outcome = Outcome.SAME
-    reason: str | None = None
+    reason: str = ""
     findings: tuple[Finding, ...] = ()
-    contrasts: tuple[Parts, ...] = ()
-    tokens: int = 0
-    trained: int | None = None
-    expected_tokens: int | None = None
-    expected_trained: int | None = None
-    padding: int = 0
+    contrasts: tuple[Contrast, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=Counter)
 
     @property
     def causes(self) -> list[Cause]:
@@ -82,6 +84,19 @@ class CheckedRow:
     @property
     def position(self) -> int | None:
         return min((one.position for one in self.findings if one.position is not None), default=None)
+
+    def seen(self) -> Iterator[Seen]:
+        """What a report counts."""
+        words = (
+            f"token {one.position:,}: {one.words}" if one.cause in _MASK_CAUSES else str(one) for one in self.findings
+        )
+        example = Example(self.where, self.reason or "; ".join(words), self.findings, self.contrasts)
+        differs = self.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
+        yield Seen("outcomes", self.outcome, 0, example if differs else None)
+        yield from (Seen("causes", cause) for cause in self.causes)
+        yield from (Seen("mask", (one.where, one.field, one.cause), one.tokens) for one in self.mask)
+        if self.reason:
+            yield Seen("reasons", self.reason)
 
 
 # -- the row as it is
@@ -97,34 +112,40 @@ class RowColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdsRow:
-    """A row without padding. `mask` is None if the row does not say what is trained.
+    """A row, which is padding outside of `start` to `stop`; `attended` if it says so itself.
 
-    `start` tokens of padding came before it, `padding` before and after it, some of them trained
-    (`trained_padding`). `columns` are the other ones.
+    `whole_mask` is None if the row does not say what is trained. `columns` are the other ones.
     """
 
-    ids: Ids
-    mask: Mask | None
-    start: int = 0
-    padding: int = 0
-    trained_padding: tuple[int, ...] = ()
-    attended: bool = False
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    whole: Ids
+    whole_mask: Mask | None
+    start: int
+    stop: int
+    attended: bool
+    columns: Mapping[str, Any]
 
-    def cut(self, start: int, stop: int) -> IdsRow:
-        """The row without the padding before `start` and from `stop` on."""
-        mask = None if self.mask is None else self.mask[start:stop]
-        padding = self.padding + start + len(self.ids) - stop
-        return replace(self, ids=self.ids[start:stop], mask=mask, start=self.start + start, padding=padding)
+    @property
+    def ids(self) -> Ids:
+        return self.whole[self.start : self.stop]
+
+    @property
+    def mask(self) -> Mask | None:
+        return None if self.whole_mask is None else self.whole_mask[self.start : self.stop]
+
+    def counts(self) -> Counter[str]:
+        mask, size = self.mask, self.stop - self.start
+        trained = 0 if mask is None else int(mask.sum())
+        return Counter(tokens=size, padding=len(self.whole) - size, masks=mask is not None, trained=trained)
 
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
         """The row without untrained pad tokens at its ends that the expected row lacks."""
         if self.attended or pad is None:
             return self
-        pads, theirs = self.ids == pad, expected == pad
-        idle = pads if self.mask is None else pads & ~self.mask
+        pads, theirs = self.whole == pad, expected == pad
+        idle = pads if self.whole_mask is None else pads & ~self.whole_mask
         start, end = (max(0, min(_run(idle[::step]), _run(pads[::step]) - _run(theirs[::step]))) for step in (1, -1))
-        return self.cut(start, len(self.ids) - end) if start + end < len(self.ids) else self
+        empty = start + end >= len(self.whole)
+        return self if empty else replace(self, start=start, stop=len(self.whole) - end)
 
 
 def _run(flags: Mask) -> int:
@@ -149,12 +170,12 @@ def read_ids_row(value: Any, columns: RowColumns) -> IdsRow:
     if columns.mask is not None:
         named = value[columns.mask]
         masks = {"labels" if isinstance(named, (list, np.ndarray)) and IGNORE in named else "mask": named}
-    fields = Fields(masks, "the row")
+    fields = Fields(masks, Rollout("", ""))
     mask = fields.trained(ids)
-    for problem in fields.findings:
-        raise InputError(problem.words, field=problem.where.rpartition(", ")[2])
+    for problem in fields.rollout.findings:
+        raise InputError(problem.words, field=problem.field)
     used = {name, "labels", ATTENTION, *MASKS, columns.mask}
-    row = IdsRow(ids, mask, columns={key: value[key] for key in value if key not in used})
+    row = IdsRow(ids, mask, 0, len(ids), False, {key: value[key] for key in value if key not in used})
     if value.get(ATTENTION) is None:
         return row
     attention = check_integers(value[ATTENTION], ATTENTION) != 0
@@ -164,8 +185,7 @@ def read_ids_row(value: Any, columns: RowColumns) -> IdsRow:
     start, stop = int(present[0]), int(present[-1]) + 1
     if len(present) != stop - start:
         raise InputError("has a hole: padding comes before and after a row", field=ATTENTION)
-    trained = () if mask is None else tuple(np.flatnonzero(mask & ~attention).tolist())
-    return replace(row.cut(start, stop), trained_padding=trained, attended=True)
+    return replace(row, start=start, stop=stop, attended=True)
 
 
 def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> bool:
@@ -186,56 +206,6 @@ def origin_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
 # -- the row as it should be
 
 
-class Expected:
-    """The row that a conversation gives, with the rendering that it comes from."""
-
-    def __init__(self, sample: Sample) -> None:
-        assert sample.rendered is not None
-        self.sample, self.ids, self.mask, self.messages = sample, sample.ids, sample.mask, sample.messages
-        self._rendered, self._offset = sample.rendered, sample.offset
-
-    @cached_property
-    def parts(self) -> npt.NDArray[np.uint8]:
-        """What each token says: a `Part`, or `_PROMPT` before a turn."""
-        parts = self.sample.parts
-        codes = np.zeros(len(self.ids), np.uint8) if parts is None else parts.copy()
-        for turn in self._rendered.turns:
-            before = slice(0, max(0, turn.start - self._offset))
-            scaffold = (self.messages[before] == turn.message) & (codes[before] == Part.SCAFFOLD)
-            codes[before][scaffold] = _PROMPT
-        return codes
-
-    @cached_property
-    def has_system(self) -> bool:
-        roles = map(self._rendered.role, np.unique(self.messages).tolist())
-        return not {"system", "developer"}.isdisjoint(roles)
-
-    def origin(self, at: int) -> tuple[str, str, int]:
-        message = int(self.messages[at])
-        return self._rendered.role(message) or "template", _PARTS[int(self.parts[at])], message
-
-    def place(self, at: int) -> tuple[int | None, str]:
-        """The message of a token and its field, as ``message 2 (user), content``."""
-        if at >= len(self.ids):
-            return None, "after the end"
-        role, part, message = self.origin(at)
-        if message < 0:
-            return None, "the template's own text"
-        at += self._offset
-        name = next((name for name in self._rendered.fields[at : at + 1] if name != "scaffold"), part)
-        return message, f"message {message} ({role}), {name}"
-
-
-def _best(actual: IdsRow, samples: Sequence[Sample]) -> tuple[Expected, str | None]:
-    """The sample that the row names, or the one that it shares most with."""
-    _, _, number = origin_of(actual.columns) or ("", 0, None)
-    if number is not None and 0 <= number < len(samples):
-        return Expected(samples[number]), None
-    best = max(samples, key=lambda one: (common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))))
-    words = f"it is sample {number} of its conversation, which gives {counted(len(samples), 'sample')}"
-    return Expected(best), None if number is None else words
-
-
 class RowChecker:
     """Checks rows, one at a time. Raises InputError only for a bad setting."""
 
@@ -247,137 +217,172 @@ class RowChecker:
         pad_token: str | None = None,
     ) -> None:
         self.tokenizer, self._columns = RowTokenizer(settings), columns
-        self._renderer = renderer = self.tokenizer.renderer
+        self.renderer = renderer = self.tokenizer.renderer
         tokenizer = renderer.tokenizer
-        self._vocabulary, self._heads = tokenizer.vocabulary, TurnHeads.of(tokenizer.vocabulary)
+        self.vocabulary, self.heads = tokenizer.vocabulary, TurnHeads(tokenizer.vocabulary)
         self._pad = tokenizer.token_id(pad_token or tokenizer.variables.get("pad_token", ""))
         if pad_token and self._pad is None:
             raise InputError(f"{pad_token!r} is not a control token of {tokenizer.name or 'the tokenizer'}")
-        self._bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
-        self._ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
+        self.bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
+        self.ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
         prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
-        self._prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
+        self.prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
     def check(
         self, row: Row, source: str = "rows", form: Format = Format.LINES, origin: RowResult | str | None = None
     ) -> CheckedRow:
         """Check a row. Without a conversation it needs its `origin`: what that gives, or why there is none."""
-        checked = CheckedRow(source, row.number, row.line)
+        checked = CheckedRow(f"{source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
         try:
             if row.problem is not None:
                 raise InputError(row.problem)
             actual = read_ids_row(row.value, self._columns)
         except InputError as error:
-            return replace(checked, outcome=Outcome.BAD, reason=" ".join(str(error).split()))
-        trained = None if actual.mask is None else int(actual.mask.sum())
-        checked = replace(checked, tokens=len(actual.ids), trained=trained, padding=actual.padding)
+            return replace(checked, reason=" ".join(str(error).split()))
+        checked = replace(checked, counts=Counter(rows=1) + actual.counts())
         if has_conversation(actual.columns, self.tokenizer.settings.columns):
             origin = self.tokenizer.tokenize(Row(row.number, row.line, dict(actual.columns)), source, form)
         if isinstance(origin, RowResult) and origin.samples:
             return self._compare(actual, origin.samples, checked)
         if isinstance(origin, RowResult):
-            reason = f"its conversation gives no row: {origin.problems[0].reason}"
-            return replace(checked, outcome=Outcome.BAD, reason=reason)
-        size = self._vocabulary.size
+            return replace(checked, reason=f"its conversation gives no row: {origin.problems[0].reason}")
+        size = self.vocabulary.size
         for at in np.flatnonzero(actual.ids >= size)[:1].tolist():
             words = f"token {actual.start + at} is {actual.ids[at]}, and the vocabulary has {size:,} ids"
-            return replace(checked, outcome=Outcome.BAD, reason=words)
+            return replace(checked, reason=words)
         reason = origin or "the row holds no conversation and does not say where it is"
         return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
 
     def _compare(self, actual: IdsRow, samples: Sequence[Sample], checked: CheckedRow) -> CheckedRow:
-        expected, reason = _best(actual, samples)
-        row = actual.without_padding(self._pad, expected.ids)
-        differing = list(hunks(expected.ids, row.ids))
-        causes = self._differences(expected, row.ids) if differing else []
-        findings = [self._finding(cause, hunk, expected, row) for cause, hunk in causes]
-        wrong: list[Finding] = []
-        if row.mask is not None:
-            wrong = _mask_findings(expected, row, differing)
-            if wrong and not differing and (moved := _shift(expected.mask, row.mask)):
-                findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
+        """Compare a row with the sample that it names, or the one that it shares most with."""
+        _, _, number = origin_of(actual.columns) or ("", 0, None)
+        reason = ""
+        if number is not None and 0 <= number < len(samples):
+            sample = samples[number]
+        else:
+            best = [(common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))) for one in samples]
+            sample = samples[best.index(max(best))]
+            reason = f"it is sample {number} of its conversation, which gives {counted(len(samples), 'sample')}"
+        row = actual.without_padding(self._pad, sample.ids)
+        case = _Comparison(self, sample, row)
+        causes = case.differences() if case.hunks else []
+        findings = [case.finding(cause, hunk) for cause, hunk in causes]
+        wrong = case.mask_findings()
+        if wrong and not case.hunks and (moved := case.shift()):
+            findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
         cut = {cause for cause, _ in causes} == {Cause.CUT}
         ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
+        expected = Counter(rows=1, compared=1, expected_tokens=len(sample), expected_trained=sample.trained)
+        tokenizer = self.renderer.tokenizer
         return replace(
             checked,
-            outcome=ids if differing else Outcome.MASK if wrong else Outcome.SAME,
-            reason=reason,
+            outcome=ids if case.hunks else Outcome.MASK if wrong else Outcome.SAME,
+            reason="" if number is None else reason,
             findings=(*findings, *wrong),
-            contrasts=tuple(contrast(self._vocabulary, expected.ids, row.ids, hunk, fine=False) for _, hunk in causes),
-            tokens=len(row.ids),
-            padding=row.padding,
-            expected_tokens=len(expected.ids),
-            expected_trained=expected.sample.trained,
+            contrasts=tuple(Contrast.of(tokenizer, sample.ids, row.ids, hunk) for _, hunk in causes),
+            counts=row.counts() + expected,
         )
+
+
+class _Comparison:
+    """The row that a conversation gives, and the one that there is."""
+
+    def __init__(self, checker: RowChecker, sample: Sample, row: IdsRow) -> None:
+        assert sample.rendered is not None
+        self.checker, self.sample, self.row, self.rendered = checker, sample, row, sample.rendered
+        self.ids, self.messages, self.other = sample.ids, sample.messages, row.ids
+        self.hunks = list(hunks(self.ids, self.other))
+
+    @cached_property
+    def parts(self) -> npt.NDArray[np.uint8]:
+        """What each expected token says: a `Part`, or `_PROMPT` before a turn."""
+        parts = self.sample.parts
+        codes = np.zeros(len(self.ids), np.uint8) if parts is None else parts.copy()
+        for turn in self.rendered.turns:
+            before = slice(0, max(0, turn.start - self.sample.offset))
+            scaffold = (self.messages[before] == turn.message) & (codes[before] == Part.SCAFFOLD)
+            codes[before][scaffold] = _PROMPT
+        return codes
+
+    @cached_property
+    def has_system(self) -> bool:
+        roles = map(self.rendered.role, np.unique(self.messages).tolist())
+        return not {"system", "developer"}.isdisjoint(roles)
+
+    def origin(self, at: int) -> tuple[str, str, int]:
+        """The role, the part and the message of an expected token."""
+        message = int(self.messages[at])
+        return self.rendered.role(message) or "template", _PARTS[int(self.parts[at])], message
+
+    def roles(self, hunk: Hunk) -> tuple[str | None, str | None]:
+        role = self.checker.heads.role
+        return role(self.ids, hunk.start), role(self.other, hunk.other_start)
 
     # -- why ids differ
 
-    def _differences(self, expected: Expected, ids: Ids) -> list[tuple[Cause, Hunk]]:
-        lost = len(expected.ids) - len(ids)
-        if lost > 0 and np.array_equal(expected.ids[lost:], ids):  # the end of the expected row
-            cause = Cause.BOS_MISSING if expected.ids[:lost].tolist() == [self._bos] else Cause.CUT
-            if cause is Cause.CUT and not (expected.messages[:lost] >= 0).any() and expected.messages[lost] >= 0:
-                cause = Cause.TOOLS_MISSING if (expected.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
+    def differences(self) -> list[tuple[Cause, Hunk]]:
+        lost = len(self.ids) - len(self.other)
+        if lost > 0 and np.array_equal(self.ids[lost:], self.other):  # the end of the expected row
+            cause = Cause.BOS_MISSING if self.ids[:lost].tolist() == [self.checker.bos] else Cause.CUT
+            if cause is Cause.CUT and not (self.messages[:lost] >= 0).any() and self.messages[lost] >= 0:
+                cause = Cause.TOOLS_MISSING if (self.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
             return [(cause, Hunk(0, lost, 0, 0))]
         differences: list[tuple[Cause, Hunk]] = []
         at = other = 0
-        while len(differences) < _MOST and (hunk := next(hunks(expected.ids, ids, at, other), None)) is not None:
-            cause, hunk = self._explain(expected, ids, hunk)
+        while len(differences) < _MOST and (hunk := next(hunks(self.ids, self.other, at, other), None)) is not None:
+            cause, hunk = self._explain(hunk)
             differences.append((cause, hunk))
             at, other = hunk.stop, hunk.other_stop
         return differences
 
-    def _explain(self, expected: Expected, ids: Ids, hunk: Hunk) -> tuple[Cause, Hunk]:
-        place = self._by_place(expected, ids, hunk)
+    def _explain(self, hunk: Hunk) -> tuple[Cause, Hunk]:
+        place = self._by_place(hunk)
         at, other = hunk.start, hunk.other_start
-        if place is not None or at == len(expected.ids):
+        if place is not None or at == len(self.ids):
             return place or Cause.UNKNOWN, hunk
-        aligned = np.concatenate((expected.ids[:at], ids[other:]))
-        sampled = expected.sample.kinds == Kind.SAMPLED
-        case = Case(expected.ids, aligned, self._renderer, next(hunks(expected.ids, aligned, at, at)), sampled)
-        match = explain(case)
+        aligned = np.concatenate((self.ids[:at], self.other[other:]))
+        sampled = self.sample.kinds == Kind.SAMPLED
+        case = Case(self.ids, aligned, self.checker.renderer, next(hunks(self.ids, aligned, at, at)), sampled)
+        match = case.explain()
         better = match.hunk or case.hunk
         better = Hunk(at, better.stop, other, better.other_stop - at + other)
-        return self._row_cause(match.cause, expected, ids, better), better
-
-    def _row_cause(self, cause: Cause, expected: Expected, ids: Ids, hunk: Hunk) -> Cause:
-        """What a cause of breaks is called in rows."""
-        ours, theirs = hunk.sides(expected.ids, ids)
+        ours, theirs = better.sides(self.ids, self.other)
+        cause = _ROW_CAUSES.get(match.cause, match.cause)
         if cause is Cause.BPE_REMERGE:
-            control = self._vocabulary.is_control
+            control = self.checker.vocabulary.is_control
             here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
-            return Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL if there - here else cause
+            cause = Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL if there - here else cause
         if cause is Cause.STRIPPED_REASONING and len(ours) <= len(theirs):
-            return Cause.REASONING_ADDED
-        if cause is Cause.CHANGED_SYSTEM and not expected.has_system:
-            one, other = self._heads.role(expected.ids, hunk.start), self._heads.role(ids, hunk.other_start)
-            if one != other and "system" in (one, other):
-                return Cause.SYSTEM_MISSING if one == "system" else Cause.SYSTEM_ADDED
-        names = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
-        return names.get(cause, cause)
+            cause = Cause.REASONING_ADDED
+        role, other_role = self.roles(better)
+        if cause is Cause.CHANGED_SYSTEM and not self.has_system and role != other_role:
+            added = Cause.SYSTEM_ADDED if other_role == "system" else cause
+            cause = Cause.SYSTEM_MISSING if role == "system" else added
+        return cause, better
 
-    def _by_place(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+    def _by_place(self, hunk: Hunk) -> Cause | None:
         """The cause as far as the expected rendering tells what its tokens are for."""
-        ours, theirs = hunk.sides(expected.ids, ids)
-        parts, messages = (column[hunk.start : hunk.stop] for column in (expected.parts, expected.messages))
+        bos_token, heads = self.checker.bos, self.checker.heads
+        ours, theirs = hunk.sides(self.ids, self.other)
+        parts, messages = (column[hunk.start : hunk.stop] for column in (self.parts, self.messages))
         gone, new = not len(theirs), not len(ours)
-        last = hunk.stop == len(expected.ids) and hunk.other_stop == len(ids)
-        declared, tools = int((expected.parts == Part.TOOLS).sum()), int((parts == Part.TOOLS).sum())
-        bos = new and hunk.start <= 1 and bool((theirs == self._bos).all())
-        role, other_role = self._heads.role(expected.ids, hunk.start), self._heads.role(ids, hunk.other_start)
-        turn = role == "system" and self._heads.count(ours) and len(ours) > 3
-        scaffold = gone and not expected.has_system and bool((parts == Part.SCAFFOLD).all())
-        first = not expected.has_system and not (expected.messages[: hunk.start] > 0).any()
-        other_turn = other_role in ("system", "developer") and self._heads.count(theirs) and len(theirs) > 3
+        last = hunk.stop == len(self.ids) and hunk.other_stop == len(self.other)
+        declared, tools = int((self.parts == Part.TOOLS).sum()), int((parts == Part.TOOLS).sum())
+        bos = new and hunk.start <= 1 and bool((theirs == bos_token).all())
+        role, other_role = self.roles(hunk)
+        turn = role == "system" and heads.count(ours) and len(ours) > 3
+        scaffold = gone and not self.has_system and bool((parts == Part.SCAFFOLD).all())
+        first = not self.has_system and not (self.messages[: hunk.start] > 0).any()
+        other_turn = other_role in ("system", "developer") and heads.count(theirs) and len(theirs) > 3
         ends, other_ends = self._ends_turn(ours), self._ends_turn(theirs)
         ending = None not in (ends, other_ends)
         causes = {
-            Cause.NO_TOKEN: (theirs >= self._vocabulary.size).any(),
+            Cause.NO_TOKEN: (theirs >= self.checker.vocabulary.size).any(),
             Cause.TOOLS_MISSING: tools and tools == declared and 2 * len(theirs) < tools,
-            Cause.BOS_MISSING: gone and hunk.start == 0 and ours.tolist() == [self._bos],
-            Cause.BOS_DOUBLED: bos and expected.ids[0] == self._bos,
+            Cause.BOS_MISSING: gone and hunk.start == 0 and ours.tolist() == [bos_token],
+            Cause.BOS_DOUBLED: bos and self.ids[0] == bos_token,
             Cause.BOS_ADDED: bos,
-            Cause.GENERATION_PROMPT: new and last and np.array_equal(theirs, self._prompt),
+            Cause.GENERATION_PROMPT: new and last and np.array_equal(theirs, self.checker.prompt),
             Cause.STRIPPED_REASONING: gone and (parts == Part.REASONING).all(),
             Cause.SYSTEM_MISSING: scaffold and (turn or 2 * int((messages < 0).sum()) > len(messages)),
             Cause.SYSTEM_ADDED: new and first and other_turn,
@@ -392,67 +397,74 @@ class RowChecker:
 
     def _ends_turn(self, ids: Ids) -> bool | None:
         """True if ids end a turn, False if they are white space, else None."""
-        solid = [index for index in ids.tolist() if self._vocabulary.token_bytes(index).strip()]
-        return bool(self._ends.intersection(ids.tolist())) if self._ends.issuperset(solid) else None
+        ends = self.checker.ends
+        solid = [index for index in ids.tolist() if self.checker.vocabulary.token_bytes(index).strip()]
+        return bool(ends.intersection(ids.tolist())) if ends.issuperset(solid) else None
 
-    def _finding(self, cause: Cause, hunk: Hunk, expected: Expected, row: IdsRow) -> Finding:
-        ours, theirs = hunk.sides(expected.ids, row.ids)
-        cut = cause is Cause.CUT
-        message, place = expected.place(hunk.stop if cut and not hunk.start else hunk.start)
-        one, other = (quoted(text_of(self._vocabulary, side[:256])) for side in (ours, theirs))
-        size = f" ({len(ours):,} of {counted(len(expected.ids))})" if cut else ""
-        outside = theirs[theirs >= self._vocabulary.size]
+    def finding(self, cause: Cause, hunk: Hunk) -> Finding:
+        """The sentence about a difference, with its place as ``message 2 (user), content``."""
+        ours, theirs = hunk.sides(self.ids, self.other)
+        vocabulary, cut, message = self.checker.vocabulary, cause is Cause.CUT, -1
+        at = hunk.stop if cut and not hunk.start else hunk.start
+        place = name = "after the end"
+        if at < len(self.ids):
+            role, name, message = self.origin(at)
+            fields = self.rendered.fields[self.sample.offset + at :][:1]
+            name = next((one for one in fields if one != "scaffold"), name)
+            place = f"message {message} ({role}), {name}" if message >= 0 else "the template's own text"
+        one, other = (quoted(text_of(vocabulary, side[:256])) for side in (ours, theirs))
+        size = f" ({len(ours):,} of {counted(len(self.ids))})" if cut else ""
+        outside = theirs[theirs >= vocabulary.size]
         words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"
-        name = place.rpartition(", ")[2]
-        return Finding(cause, "", message, name, words, row.start + hunk.other_start, len(ours))
+        position = self.row.start + hunk.other_start
+        return Finding(cause, "", message if message >= 0 else None, name, words, position, len(ours))
 
+    # -- masks
 
-# -- masks
+    def mask_findings(self) -> list[Finding]:
+        """One finding for the tokens of each role and part that have another mask."""
+        groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
+        for role, part, message, trained, at in self._wrong_mask():
+            groups.setdefault((role, part, trained), []).append((at, message))
+        out = []
+        for (role, part, trained), places in groups.items():
+            turns = len({message for _, message in places if message >= 0})
+            name = {"stop": "stop token", "content": "text"}.get(part, part)
+            of = f" of {counted(turns, f'{role} turn')}" if turns and role != "template" else ""
+            words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(places))})"
+            cause = _MASK_CAUSES[not trained]
+            out.append(Finding(cause, role, field=part, words=words, position=min(places)[0], tokens=len(places)))
+        return sorted(out, key=lambda finding: finding.position or 0)
 
+    def _wrong_mask(self) -> Iterator[tuple[str, str, int, bool, int]]:
+        """Tokens with a wrong mask: role, part, message, whether they are trained, position.
 
-def _mask_findings(expected: Expected, row: IdsRow, differing: Sequence[Hunk]) -> list[Finding]:
-    """One finding for the tokens of each role and part that have another mask."""
-    groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
-    for role, part, message, trained, at in _wrong_mask(expected, row, differing):
-        groups.setdefault((role, part, trained), []).append((at, message))
-    out = []
-    for (role, part, trained), places in groups.items():
-        turns = len({message for _, message in places if message >= 0})
-        name = {"stop": "stop token", "content": "text"}.get(part, part)
-        of = f" of {counted(turns, f'{role} turn')}" if turns and role != "template" else ""
-        words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(places))})"
-        cause = _MASK_CAUSES[not trained]
-        out.append(Finding(cause, role, field=part, words=words, position=min(places)[0], tokens=len(places)))
-    return sorted(out, key=lambda finding: finding.position or 0)
+        Where ids differ, only a stretch counts that is trained in place of one that is not, or the
+        other way round.
+        """
+        expected, actual, start = self.sample.mask, self.row.mask, self.row.start
+        if actual is None or self.row.whole_mask is None:
+            return
+        at = other = 0
+        for hunk in (*self.hunks, Hunk(len(expected), len(expected), len(actual), len(actual))):
+            size = min(hunk.start - at, hunk.other_start - other)
+            for offset in np.flatnonzero(expected[at : at + size] != actual[other : other + size]).tolist():
+                yield *self.origin(at + offset), not expected[at + offset], start + other + offset
+            theirs, ours = hunk.sides(expected, actual)
+            if len(ours) and bool(theirs.any()) != bool(ours.any()):
+                origin = self.origin(hunk.start) if len(theirs) else ("template", "added tokens", -1)
+                for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
+                    yield *origin, bool(ours.any()), start + hunk.other_start + position
+            at, other = hunk.stop, hunk.other_stop
+        for at in np.flatnonzero(self.row.whole_mask).tolist():
+            if not start <= at < self.row.stop:
+                yield "template", "padding", -1, True, at
 
-
-def _wrong_mask(
-    expected: Expected, row: IdsRow, differing: Sequence[Hunk]
-) -> Iterator[tuple[str, str, int, bool, int]]:
-    """Tokens with a wrong mask: role, part, message, whether they are trained, position.
-
-    Where ids differ, only a stretch counts that is trained in place of one that is not, or the
-    other way round.
-    """
-    at = other = 0
-    mask = np.zeros(0, np.bool_) if row.mask is None else row.mask
-    for hunk in (*differing, Hunk(len(expected.ids), len(expected.ids), len(mask), len(mask))):
-        size = min(hunk.start - at, hunk.other_start - other)
-        for offset in np.flatnonzero(expected.mask[at : at + size] != mask[other : other + size]).tolist():
-            yield *expected.origin(at + offset), not expected.mask[at + offset], row.start + other + offset
-        theirs, ours = hunk.sides(expected.mask, mask)
-        if len(ours) and bool(theirs.any()) != bool(ours.any()):
-            origin = expected.origin(hunk.start) if len(theirs) else ("template", "added tokens", -1)
-            for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
-                yield *origin, bool(ours.any()), row.start + hunk.other_start + position
-        at, other = hunk.stop, hunk.other_stop
-    yield from (("template", "padding", -1, True, at) for at in row.trained_padding)
-
-
-def _shift(expected: Mask, actual: Mask) -> str:
-    """The direction in which a mask is moved by one token, or nothing."""
-    if len(expected) != len(actual) or not expected.any():
-        return ""
-    right = np.array_equal(expected[:-1], actual[1:]) and not actual[0]
-    left = np.array_equal(expected[1:], actual[:-1]) and not actual[-1]
-    return "right" if right else "left" if left else ""
+    def shift(self) -> str:
+        """The direction in which the mask is moved by one token, or nothing."""
+        expected, actual = self.sample.mask, self.row.mask
+        if actual is None or len(expected) != len(actual) or not expected.any():
+            return ""
+        right = np.array_equal(expected[:-1], actual[1:]) and not actual[0]
+        left = np.array_equal(expected[1:], actual[:-1]) and not actual[-1]
+        return "right" if right else "left" if left else ""

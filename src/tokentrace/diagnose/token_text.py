@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.alignment import Hunk, align
-from ..show.document import Tokens
-from ..show.visible import counted, visible
+from ..show.document import Contrasts, Track, plain_track
+from ..show.visible import visible
 from ..tokens.ids import common_prefix, common_suffix
-from ..tokens.tokenizer import Ids
+from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 
 READ: Final = 65_536
 """Tokens before and after a difference that are read as text."""
-AROUND: Final = 12
+_AROUND: Final = 12
 """Equal tokens shown on either side of a difference."""
-_LIMIT: Final = 40
+_SHOWN: Final = 256
 """Tokens shown of one side of a difference."""
 _ROLE: Final = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
@@ -39,9 +38,6 @@ _OTHER_HEADS: Final = {
     "<｜tool▁output▁begin｜>": "tool",
     "<｜tool▁calls▁begin｜>": "assistant",
 }
-
-Parts = tuple[tuple[Tokens, Tokens | None], ...]
-"""Tokens of two sides, in order; None: the same."""
 
 
 def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
@@ -59,6 +55,33 @@ def quoted(text: str, limit: int = 48) -> str:
     if not text:
         return "nothing"
     return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
+
+
+class Contrast(NamedTuple):
+    """The tokens of both sides in and around a difference."""
+
+    one: Track
+    other: Track
+    hunks: list[Hunk]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk) -> Contrast:
+        lead = one[max(0, hunk.start - _AROUND) : hunk.start]
+        sides = [side[:_SHOWN] for side in hunk.sides(one, other)]
+        same = common_prefix(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
+        after = one[hunk.stop : hunk.stop + same]
+        tracks = [
+            plain_track(tokenizer, np.concatenate([lead, side, after]), max(0, start - len(lead)))
+            for side, start in zip(sides, (hunk.start, hunk.other_start), strict=True)
+        ]
+        return cls(tracks[0], tracks[1], [part.moved(len(lead), len(lead)) for part in align(*sides)])
+
+    def add_to(self, contrasts: Contrasts, name: str, names: tuple[str, str], about: str) -> str:
+        """Add it to a document; returns the link to it."""
+        return contrasts.add(name, self.one, self.other, self.hunks, names, about)
+
+
+# -- differences
 
 
 def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
@@ -103,96 +126,42 @@ def up_to_shared_end(one: Ids, other: Ids, at: int) -> Hunk | None:
     return Hunk(at, len(one) - run, at, end - run) if run else None
 
 
-def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: bool) -> Parts:
-    """The tokens of both sides in and around a difference; `fine` aligns those in it."""
-
-    def tokens(ids: Ids) -> Tokens:
-        pairs = []
-        for index in ids[:_LIMIT].tolist():
-            raw = vocabulary.token_bytes(index)
-            try:
-                text = raw.decode("utf-8") if raw or 0 <= index < vocabulary.size else f"⟨id {index}⟩"
-            except UnicodeDecodeError:  # not whole characters
-                text = f"⟨{raw.hex(' ')}⟩"
-            pairs.append((index, text))
-        return [*pairs, (-1, f" … {counted(len(ids) - _LIMIT)} … ")] if len(ids) > _LIMIT else pairs
-
-    ours, theirs = hunk.sides(one, other)
-    fine = fine and max(len(ours), len(theirs)) <= 256
-    at = 0
-    parts: list[tuple[Tokens, Tokens | None]] = [(tokens(one[max(0, hunk.start - AROUND) : hunk.start]), None)]
-    for part in align(ours, theirs) if fine else [Hunk(0, len(ours), 0, len(theirs))]:
-        left, right = part.sides(ours, theirs)
-        parts += [(tokens(ours[at : part.start]), None), (tokens(left), tokens(right))]
-        at = part.stop
-    same = common_prefix(one[hunk.stop : hunk.stop + AROUND], other[hunk.other_stop :])
-    parts += [(tokens(ours[at:]), None), (tokens(one[hunk.stop : hunk.stop + same]), None)]
-    return tuple(pair for pair in parts if any(pair))
-
-
-def window(
-    vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk, back: int = READ, forward: int = READ
-) -> tuple[str, str, str]:
-    """The text before a difference, and how each side goes on from its first token."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    lead = decoder.decode(spell(vocabulary, stream[max(0, hunk.start - back) : hunk.start]))
-    partial = decoder.getstate()[0]  # the first bytes of a character that both sides complete
-    sides = stream[hunk.start : hunk.start + forward], prompt[hunk.other_start : hunk.other_start + forward]
-    ours, theirs = ((partial + spell(vocabulary, side)).decode("utf-8", "replace") for side in sides)
-    return lead, ours, theirs
-
-
 def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
     """The start of a difference in which other tokens spell the same bytes, or None.
 
     A token that both sides share must follow it, or the end of the stream: next to a change of the
     text, other merges are only its consequence.
     """
-    ours, theirs = (side[:READ].tolist() for side in hunk.sides(stream, prompt))
-    a = b = 0
-    left = right = b""
-    while True:
-        if a and b and left == right:
-            at, other = hunk.start + a, hunk.other_start + b
-            if at == len(stream) or (other < len(prompt) and stream[at] == prompt[other]):
-                return Hunk(hunk.start, at, hunk.other_start, other)
-        if len(left) <= len(right) and a < len(ours):
-            raw = vocabulary.token_bytes(ours[a])
-            left, a = left + raw, a + 1
-        elif b < len(theirs):
-            raw = vocabulary.token_bytes(theirs[b])
-            right, b = right + raw, b + 1
-        else:
-            return None
-        size = min(len(left), len(right))
-        if not raw or left[:size] != right[:size]:
-            return None
-        left, right = left[size:], right[size:]
+    sides = [[*map(vocabulary.token_bytes, side[:READ].tolist())] for side in hunk.sides(stream, prompt)]
+    same = common_prefix(*(np.frombuffer(b"".join(side), np.uint8) for side in sides))
+    ours, theirs = ([*accumulate(map(len, side))] for side in sides)
+    for end in sorted({*ours} & {*theirs}):
+        at = hunk.start + bisect_left(ours, end) + 1
+        other = hunk.other_start + bisect_left(theirs, end) + 1
+        if 0 < end <= same and (at == len(stream) or (other < len(prompt) and stream[at] == prompt[other])):
+            return Hunk(hunk.start, at, hunk.other_start, other)
+    return None
 
 
-@dataclass(frozen=True, slots=True)
+# -- turns
+
+
 class TurnHeads:
-    """Control tokens that begin turns (`named` tell the role); `structural` are all but tags."""
+    """Control tokens that begin turns, by their names; `structural` are all but `tags`."""
 
-    vocabulary: Vocabulary
-    named: Mapping[int, str]
-    heads: npt.NDArray[np.int32]
-    structural: frozenset[int]
-
-    @classmethod
-    def of(cls, vocabulary: Vocabulary, tags: Collection[str] = ()) -> TurnHeads:
-        """The heads of a vocabulary, by their names; `tags` are control tokens inside turns."""
-        named, heads, structural = {}, [], set()
+    def __init__(self, vocabulary: Vocabulary, tags: Collection[str] = ()) -> None:
+        self.vocabulary, self.named, self.structural = vocabulary, dict[int, str](), set[int]()
+        heads = []
         for text, token in vocabulary.control.items():
             match = _NAMED_HEAD.fullmatch(text)
             role = _OTHER_HEADS.get(text) or (match[1].lower() if match else None)
             if role:
-                named[token.id] = role
+                self.named[token.id] = role
             if role or _HEAD.match(text):
                 heads.append(token.id)
-            if token.special and text not in tags:
-                structural.add(token.id)
-        return cls(vocabulary, named, np.asarray(heads, np.int32), frozenset(structural | set(heads)))
+            if heads[-1:] == [token.id] or (token.special and text not in tags):
+                self.structural.add(token.id)
+        self.heads = np.asarray(heads, np.int32)
 
     def count(self, ids: Ids) -> int:
         return int(np.isin(ids, self.heads).sum())

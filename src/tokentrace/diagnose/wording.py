@@ -17,7 +17,7 @@ from ..study.turns import common_prefix
 
 _LONG: Final = 20_000
 """Only the two ends of a longer text are read."""
-_LONGEST_ID: Final = 100
+_QUOTED: Final = 80
 _SHORT_NOTE: Final = 300
 
 _WORD: Final = (
@@ -65,29 +65,18 @@ def changed_words(new: str, old: str) -> str:
     >>> changed_words("Be brief.", "Be brief. Today is Monday.")
     "'Today is Monday.' was left out"
     """
-    head = _shared_words(new, old)
-    tail = _shared_words(new[head:][::-1], old[head:][::-1])
-    one, other = new[head : len(new) - tail], old[head : len(old) - tail]
+    words = [re.findall(r"\s+|\S+", text) for text in (new, old)]
+    for step in (1, -1):  # without what both begin with, then without what both end with
+        pairs = enumerate(zip(words[0][::step], words[1][::step], strict=False))
+        same = next((at for at, pair in pairs if pair[0] != pair[1]), min(map(len, words)))
+        words = [side[same:] if step > 0 else side[: len(side) - same] for side in words]
+    one, other = ("".join(side) for side in words)
     if one.strip() != other.strip():
         one, other = one.strip(), other.strip()
-    if not other:
-        return f"{_quoted(one)} is new"
-    return f"{_quoted(one)} in place of {_quoted(other)}" if one else f"{_quoted(other)} was left out"
-
-
-def _shared_words(one: str, other: str) -> int:
-    """The length of a shared prefix, without the beginning of a word that differs."""
-    shared = common_prefix(one, other)
-    if not any(text[shared : shared + 1].strip() for text in (one, other)):
-        return shared
-    least = max(0, shared - _LONGEST_ID)
-    while shared > least and not one[shared - 1].isspace():
-        shared -= 1
-    return shared
-
-
-def _quoted(text: str, limit: int = 80) -> str:
-    return repr(text if len(text) <= limit else f"{text[: limit - 20]}…{text[-20:]}")
+    ours, theirs = (
+        repr(text if len(text) <= _QUOTED else f"{text[: _QUOTED - 20]}…{text[-20:]}") for text in (one, other)
+    )
+    return f"{ours} is new" if not other else f"{ours} in place of {theirs}" if one else f"{theirs} was left out"
 
 
 def _ends(text: str, limit: int = _LONG) -> str:

@@ -30,8 +30,6 @@ _LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
 
 
 class Role(StrEnum):
-    """What a key is for."""
-
     ADMIN = "admin"
     AGENT = "agent"  # sampling in any session
     SESSION = "session"  # sampling in the session whose key it is
@@ -39,19 +37,15 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
-
     role: Role
     session: str | None = None
 
 
 def hash_key(key: str) -> str:
-    """The hash of a key, which files and stores have."""
     return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_key() -> str:
-    """A random key."""
     return "tt-" + secrets.token_urlsafe(32)
 
 
@@ -75,50 +69,45 @@ class Keys:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._stamp = path, _stamp(path)
-        self._callers = _read_keys(path)
+        self._path = path
+        self._stamp, self._callers = self._now(), self._read()
 
     def caller(self, hashed: str) -> Caller | None:
-        """Who has a key, by its hash."""
-        stamp = _stamp(self._path)
-        if stamp != self._stamp:
+        if (stamp := self._now()) != self._stamp:
             self._callers = {}
             with contextlib.suppress(InputError):
-                self._callers = _read_keys(self._path)
+                self._callers = self._read()
             self._stamp = stamp
         return self._callers.get(hashed)
 
+    def _now(self) -> tuple[int, ...] | None:
+        """Changes when the file changes."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_ctime_ns, stat.st_size
 
-def _read_keys(path: Path) -> dict[str, Caller]:
-    """Who has the keys of a file, by their hashes. Raises InputError that names the malformed line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a file of keys: it is not text") from None
-    except OSError as error:
-        problem = f"{path}: {error.strerror}; make a file of keys with: tokentrace keys {path} --admin"
-        raise InputError(problem) from error
-    callers: dict[str, Caller] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = _LINE.fullmatch(line.strip())
-        if match is None:
-            rule = "a key is written as 'admin sha256:…' or 'agent sha256:…', with 64 digits of its hash"
-            raise InputError(f"{path}, line {number}: {rule}; tokentrace keys {path} --agent adds one")
-        callers["sha256:" + match[2]] = Caller(Role(match[1]))
-    if not any(caller.role is Role.ADMIN for caller in callers.values()):
-        raise InputError(f"{path}: has no admin key, so nobody could read what is recorded; add one with --admin")
-    return callers
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Changes when the file changes."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_ctime_ns, stat.st_size
+    def _read(self) -> dict[str, Caller]:
+        path, callers = self._path, dict[str, Caller]()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not a file of keys: it is not text") from None
+        except OSError as error:
+            problem = f"{path}: {error.strerror}; make a file of keys with: tokentrace keys {path} --admin"
+            raise InputError(problem) from error
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            match = _LINE.fullmatch(line.strip())
+            if match is None:
+                rule = "a key is written as 'admin sha256:…' or 'agent sha256:…', with 64 digits of its hash"
+                raise InputError(f"{path}, line {number}: {rule}; tokentrace keys {path} --agent adds one")
+            callers["sha256:" + match[2]] = Caller(Role(match[1]))
+        if Caller(Role.ADMIN) not in callers.values():
+            raise InputError(f"{path}: has no admin key, so nobody could read what is recorded; add one with --admin")
+        return callers
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +137,6 @@ class Access:
         return Caller(Role.SESSION, session.id)
 
     async def session(self, caller: Caller, path_id: str | None, headers: Mapping[str, str]) -> str:
-        """The session that a request of an agent is for."""
         if caller.role is Role.SESSION:
             id = caller.session or ""
             if path_id not in (None, id) or headers.get(SESSION_HEADERS[0]) not in (None, id):
@@ -156,22 +144,18 @@ class Access:
             return id
         id = path_id or next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
         if not id and self.keys is None and (key := _key(headers)):
-            id = await self._session_of_key(key)
+            # without keys, any key tells sessions apart: a session's, its name, or anything else
+            session = await self.store.session_of_key(hash_key(key))
+            if session is not None:
+                return session.id
+            is_name = ID.fullmatch(key) and await self.store.session(key) is not None
+            return key if is_name else "key-" + hash_key(key).removeprefix("sha256:")[:16]
         if not id:
             how = f"use /sessions/{{id}}/v1 as the base URL, the key of a session, or the header {SESSION_HEADERS[0]}"
             raise RequestError("the request names no session", fix=how, code="no_session")
         if not ID.fullmatch(id):
             raise RequestError(f"{brief(id)} is not the name of a session: {ID_RULE}", code="no_session")
         return id
-
-    async def _session_of_key(self, key: str) -> str:
-        """Without keys, any key tells sessions apart: a session's own key, its name, or anything else."""
-        session = await self.store.session_of_key(hash_key(key))
-        if session is not None:
-            return session.id
-        if ID.fullmatch(key) and await self.store.session(key) is not None:
-            return key
-        return "key-" + hash_key(key).removeprefix("sha256:")[:16]
 
 
 def _key(headers: Mapping[str, str]) -> str:

@@ -1,12 +1,15 @@
-"""The routes for administrators: sessions, their rows and rewards, weights, shutting down, metrics."""
+"""The routes for administrators: sessions, their rows and rewards, weights, shutting down, metrics.
+
+A route returns a response, or a value that is sent as JSON.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 from starlette.requests import Request as HTTPRequest
@@ -18,14 +21,29 @@ from ..store.store import Label, SessionInfo, State, is_storable
 from .access import hash_key, new_key
 from .gateway import Gateway
 from .http import json_response, parse_json, read_body
-from .requests import RequestError, convert
+from .requests import RequestError, Schema, convert
 from .rows import ExportFormat, export_rows
 from .sessions import ID, ID_RULE, LiveSession, SessionSettings, Version, dropped
 
-Routes: TypeAlias = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Response]]]
-"""What answers administrators, by method and path."""
-_LISTED: Final = 200
-Body = TypeVar("Body", bound=Struct)
+Routes: TypeAlias = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Any]]]
+
+
+Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Query(Struct, forbid_unknown_fields=True):
+    """What an address may ask for: sessions, their rows, or tokens."""
+
+    state: State | None = None
+    search: str = ""
+    after: str = ""
+    limit: Annotated[int, Meta(ge=0, le=5_000)] = 200
+    session: str = ""
+    format: ExportFormat = ExportFormat.JSONL
+    keep_state: bool = False
+    branch: Whole = 0
+    start: Whole = 0
+    stop: Whole | None = None
 
 
 class _Changes(Struct, forbid_unknown_fields=True):
@@ -47,41 +65,39 @@ class _Rewards(Struct, forbid_unknown_fields=True):
     rewards: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
+def read_query(http: HTTPRequest) -> Query:
+    values = {name: value for name, value in http.query_params.items() if value}
+    return convert(values, Query, strict=False)
+
+
 async def _json(gateway: Gateway, http: HTTPRequest) -> Any:
     """The value of a body; an empty object if it is empty."""
     raw = await read_body(http, gateway.admission.limits.body_bytes)
     return parse_json(raw) if raw.strip() else {}
 
 
-async def _body(gateway: Gateway, http: HTTPRequest, schema: type[Body]) -> Body:
+async def _body(gateway: Gateway, http: HTTPRequest, schema: type[Schema]) -> Schema:
     return convert(await _json(gateway, http), schema)
 
 
+async def named_session(gateway: Gateway, http: HTTPRequest) -> SessionInfo:
+    """The session that the path names. Raises RequestError if there is none."""
+    return await gateway.sessions.info(http.path_params["session"])
+
+
 async def _live(gateway: Gateway, http: HTTPRequest) -> LiveSession:
-    info = await gateway.sessions.info(http.path_params["session"])
-    return await gateway.sessions.get(info.id)
+    return await gateway.sessions.get((await named_session(gateway, http)).id)
 
 
-def read_state(http: HTTPRequest) -> State | None:
-    """The state that the address names, if any."""
-    value = http.query_params.get("state")
-    if not value:
-        return None
-    if value not in tuple(State):
-        raise RequestError(f"must be one of {', '.join(State)}, not {brief(value)}", field="state")
-    return State(value)
-
-
-async def find_sessions(gateway: Gateway, http: HTTPRequest, limit: int) -> list[SessionInfo]:
-    """The newest sessions that the address asks for, and one beyond the limit if there are more."""
-    query = http.query_params
-    after = await gateway.store.session(query["after"]) if "after" in query else None
-    if "after" in query and after is None:
-        raise RequestError(f"there is no session {brief(query['after'])}", field="after", status=404)
+async def find_sessions(gateway: Gateway, query: Query) -> list[SessionInfo]:
+    """The newest sessions, and one beyond the limit if there are more."""
+    after = await gateway.store.session(query.after) if query.after else None
+    if query.after and after is None:
+        raise RequestError(f"there is no session {brief(query.after)}", field="after", status=404)
     infos: list[SessionInfo] = []
-    async for info in gateway.store.sessions(state=read_state(http), search=query.get("search", ""), after=after):
+    async for info in gateway.store.sessions(state=query.state, search=query.search, after=after):
         infos.append(info)
-        if len(infos) > limit:
+        if len(infos) > query.limit:
             break
     return infos
 
@@ -103,12 +119,13 @@ async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
     return json_response({**asdict(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201)
 
 
-async def _list(gateway: Gateway, http: HTTPRequest) -> Response:
-    infos = [asdict(info) for info in await find_sessions(gateway, http, _LISTED)]
-    return json_response({"sessions": infos[:_LISTED], "more": len(infos) > _LISTED})
+async def _list(gateway: Gateway, http: HTTPRequest) -> Any:
+    query = read_query(http)
+    infos = await find_sessions(gateway, query)
+    return {"sessions": [asdict(info) for info in infos[: query.limit]], "more": len(infos) > query.limit}
 
 
-async def _state(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _state(gateway: Gateway, http: HTTPRequest) -> Any:
     id, store = (await _live(gateway, http)).info.id, gateway.store
     async with gateway.sessions.locked(id) as live:
         trajectory = live.session.trajectory
@@ -119,54 +136,52 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Response:
             "branches": [asdict(branch) for branch in trajectory.branches] if trajectory.num_writes else [],
             "tree": [turn.summary() for turn in live.session.turns],
         }
-    state["incomplete"] = await store.incomplete(id)
-    state["labels"] = [asdict(label) for label in await store.labels(id)]
-    return json_response(state)
+    labels = [asdict(label) for label in await store.labels(id)]
+    return {**state, "incomplete": await store.incomplete(id), "labels": labels}
 
 
-async def _update(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _update(gateway: Gateway, http: HTTPRequest) -> Any:
     live, body = await _live(gateway, http), await _body(gateway, http, _Changes)
     if body.settings is not None:
         SessionSettings.read(body.settings)
     info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
     gateway.sessions.forget(live)
-    return json_response(asdict(info))
+    return asdict(info)
 
 
-async def _seal(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _seal(gateway: Gateway, http: HTTPRequest) -> Any:
     live = await _live(gateway, http)
     if live.info.state is State.OPEN:
         await gateway.store.set_state(live.info.id, State.SEALED)
-    return json_response(asdict((await _live(gateway, http)).info))
+    return asdict((await _live(gateway, http)).info)
 
 
-async def _drop(gateway: Gateway, http: HTTPRequest) -> Response:
-    id = (await gateway.sessions.info(http.path_params["session"])).id
+async def _drop(gateway: Gateway, http: HTTPRequest) -> Any:
+    id = (await named_session(gateway, http)).id
     await gateway.store.set_state(id, State.DROPPED)
     live = gateway.sessions.peek(id)
     if live is not None:
         gateway.sessions.forget(live)
-    return json_response({"id": id, "state": State.DROPPED})
+    return {"id": id, "state": State.DROPPED}
 
 
-async def _reward(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _reward(gateway: Gateway, http: HTTPRequest) -> Any:
     live, store, body = await _live(gateway, http), gateway.store, await _json(gateway, http)
     rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
     await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
-    return json_response({"labels": [asdict(label) for label in await store.labels(live.info.id)]})
+    return {"labels": [asdict(label) for label in await store.labels(live.info.id)]}
 
 
 def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     """Rewards and labels: ``{"reward": 1.0}``, with a ``turn`` if it is a turn's."""
     labels: list[Label] = []
     for at, reward in enumerate(rewards):
-        path, turn = f"rewards.{at}", reward.get("turn")
+        path, turn = f"rewards.{at}", reward.pop("turn", None)
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
             raise RequestError(f"must be a turn from 0 to {turns - 1}, not {brief(turn)}", field=f"{path}.turn")
-        values = {name: value for name, value in reward.items() if name != "turn"}
-        if not values:
+        if not reward:
             raise RequestError('has no value: {"reward": 1.0}, or another name', field=path)
-        for name, value in values.items():
+        for name, value in reward.items():
             if not is_storable(name):
                 raise RequestError(f"the name {brief(name)} has a NUL or a lone surrogate", field=path)
             if name == "reward" and not (is_number(value) and as_float(value) is not None):
@@ -175,41 +190,19 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     return labels
 
 
-# -- rows
-
-
-async def _rows_of_one(gateway: Gateway, http: HTTPRequest) -> Response:
-    info = await gateway.sessions.info(http.path_params["session"])
-    if info.state is State.DROPPED:
-        raise dropped(info.id)
-    return await _rows(gateway, http, [info], info.id, "format", "keep_state")
-
-
-async def _rows_of_many(gateway: Gateway, http: HTTPRequest) -> Response:
-    state = read_state(http)
-    if state is State.DROPPED:
+async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
+    query, name, id = read_query(http), "rows", http.path_params.get("session")
+    if query.state is State.DROPPED:
         raise RequestError("sessions that were dropped have no rows", field="state")
-    sessions = gateway.store.sessions(state=state, search=http.query_params.get("search", ""))
-    return await _rows(gateway, http, sessions, "rows", "format", "keep_state", "state", "search")
-
-
-async def _rows(
-    gateway: Gateway,
-    http: HTTPRequest,
-    sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo],
-    name: str,
-    *allowed: str,
-) -> Response:
-    query = http.query_params
-    for unknown in query.keys() - set(allowed):
-        raise RequestError(f"the address may have {', '.join(allowed)}, not {brief(unknown)}", field=unknown[:80])
-    format, keep_state = query.get("format", "jsonl"), query.get("keep_state", "false")
-    if format not in tuple(ExportFormat):
-        raise RequestError(f"must be one of {', '.join(ExportFormat)}, not {brief(format)}", field="format")
-    if keep_state not in ("true", "false", "1", "0"):
-        raise RequestError(f"must be true or false, not {brief(keep_state)}", field="keep_state")
-    kind = ExportFormat(format)
-    rows = export_rows(gateway.store, sessions, kind, keep_state=keep_state in ("true", "1"))
+    sessions: Any = gateway.store.sessions(state=query.state, search=query.search)
+    if id is not None:
+        info = await gateway.sessions.info(id)
+        if info.state is State.DROPPED:
+            raise dropped(info.id)
+        if query.state or query.search:
+            raise RequestError("one session is asked for: leave out state and search", field="state")
+        sessions, name = [info], info.id
+    rows = export_rows(gateway.store, sessions, query.format, keep_state=query.keep_state)
     first = await anext(rows, b"")  # what goes wrong before it still has a status of its own
 
     async def body() -> AsyncIterator[bytes]:
@@ -220,14 +213,14 @@ async def _rows(
         finally:
             await rows.aclose()
 
-    headers = {"content-disposition": f'attachment; filename="{name}.{kind}"'}
-    return StreamingResponse(body(), headers=headers, media_type=kind.media_type)
+    headers = {"content-disposition": f'attachment; filename="{name}.{query.format}"'}
+    return StreamingResponse(body(), headers=headers, media_type=query.format.media_type)
 
 
 # -- weights, shutting down, metrics
 
 
-async def _control(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _control(gateway: Gateway, http: HTTPRequest) -> Any:
     body = await _body(gateway, http, _Control)
     match http.url.path:
         case "/admin/pause":
@@ -236,7 +229,7 @@ async def _control(gateway: Gateway, http: HTTPRequest) -> Response:
             await gateway.resume(body.version)
         case _:
             await gateway.admission.drain(body.seconds)
-    return json_response(gateway.state())
+    return gateway.state()
 
 
 async def _metrics(gateway: Gateway, http: HTTPRequest) -> Response:
@@ -255,8 +248,8 @@ ADMIN_ROUTES: Final[Routes] = {
     "DELETE /sessions/{session}": _drop,
     "POST /sessions/{session}/rewards": _reward,
     "POST /sessions/{session}/seal": _seal,
-    "GET /sessions/{session}/rows": _rows_of_one,
-    "GET /rows": _rows_of_many,
+    "GET /sessions/{session}/rows": _rows,
+    "GET /rows": _rows,
     "POST /admin/pause": _control,
     "POST /admin/resume": _control,
     "POST /admin/drain": _control,

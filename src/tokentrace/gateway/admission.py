@@ -19,8 +19,6 @@ Answered: TypeAlias = tuple[Head, Sequence[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a gateway takes on."""
-
     body_bytes: int = 64 * 2**20
     max_tokens: int = 32_768
     concurrent: int = 512
@@ -52,8 +50,6 @@ class Claim:
 
 @dataclass(slots=True)
 class Admission:
-    """The requests of one gateway."""
-
     sessions: Sessions
     limits: Limits
     draining: bool = False
@@ -62,9 +58,7 @@ class Admission:
     under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
     """Answers to named requests, by session and name; None for one that was given up."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a request has ended."""
     running: asyncio.Event = field(default_factory=asyncio.Event)
-    """Not set while the gateway is paused."""
     _slots: asyncio.Semaphore = field(init=False)
     _turns: Counter[str] = field(default_factory=Counter)
     _tokens: Counter[str] = field(default_factory=Counter)
@@ -76,7 +70,6 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many admitted requests are not being sampled yet."""
         return len(self.claims) - self.in_flight
 
     @property
@@ -142,12 +135,9 @@ class Admission:
         info, limit = live.info, live.settings.max_sampled_tokens
         if info.state is not State.OPEN:
             raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
-        budgets = {"turns": (live.settings.max_turns, info.turns), "sampled tokens": (limit, info.sampled)}
-        for what, (most, used) in budgets.items():
+        for what, most, used in (("turns", live.settings.max_turns, info.turns), ("tokens", limit, info.sampled)):
             if most is not None and most - used < turns:
-                problem = f"session {info.id} has used its {most} {what}"
-                if most > used:
-                    problem = f"n={turns} is more than the {most - used} {what} that session {info.id} has left"
+                problem = f"n={turns}: session {info.id} has {max(0, most - used)} of its {most} {what} left"
                 raise RequestError(problem, status=403, code="budget_exhausted")
 
     async def drain(self, seconds: float | None = None) -> bool:

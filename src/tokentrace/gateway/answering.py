@@ -17,17 +17,7 @@ from ..parsing.response import Finish
 from ..store.store import Conflict, StoreError
 from ..trajectory.turns import VersionSpan
 from .admission import Claim
-from .dialect import (
-    Dialect,
-    Head,
-    ItemChange,
-    ItemStream,
-    Reply,
-    call_ids_of,
-    changes_of,
-    openai_message,
-    response_name,
-)
+from .dialect import Dialect, Head, ItemChange, ItemStream, Reply, call_ids_of, changes_of, response_name
 from .requests import Request, request_error
 from .sessions import LiveSession
 from .turns import Placement, RecordedTurn
@@ -42,8 +32,8 @@ _AT_ONCE_SECONDS: Final = 0.05
 _FIRST_PIECES: Final = 8
 """After each of these pieces other tasks run: as many as it takes to open a stream."""
 Result = TypeVar("Result")
+Piece = TypeVar("Piece", bound=Delta)
 Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
-"""Takes the changes of a choice as they arrive."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,14 +42,13 @@ class Answer:
 
     gateway: Gateway
     session: str
-    dialect: Dialect
+    dialect: type[Dialect]
     request: Request
     head: Head
     placed: Placement | None = None
     sampling: SamplingParams | None = None
     live: LiveSession | None = None
     name: str = ""
-    """Identifies the request if it is sent again."""
     replies: Sequence[Reply] | None = None
     turns: list[RecordedTurn] = field(default_factory=list)
     sampled: int = 0
@@ -73,13 +62,14 @@ class Answer:
                 feed(choice, changes_of(reply.items), reply.completion)
             return self.replies
         assert self.sampling is not None
+        assert self.placed is not None
         admission = self.gateway.admission
         reserving = admission.budget(self.session, self.request.n, self.sampling.max_tokens)
         try:
             async with reserving as max_tokens, admission.slot():
                 if max_tokens < self.sampling.max_tokens:
                     self.sampling = replace(self.sampling, max_tokens=max_tokens)
-                self.replies = await self._sample_and_store(feed)
+                self.replies = await self._sample_and_store(self.placed, feed)
             if self.claim is not None:
                 self.claim.end((self.head, self.replies))
             return self.replies
@@ -92,33 +82,37 @@ class Answer:
         if self.claim is not None:
             self.claim.end()
 
-    async def _sample_and_store(self, feed: Feed) -> list[Reply]:
+    async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
         """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""
-        assert self.placed is not None
-        about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
+        about = {"dialect": self.dialect.name, "prompt_tokens": len(placed.ids), "time": time.time()}
         about |= {"name": self.name} if self.name else {}
         notes: list[asyncio.Future[None]] = []
+        store, began, tracing = self.gateway.store, time.perf_counter(), self.gateway.tracing
 
         def note() -> None:
-            """Note in the store that the request is under way."""
-            notes.append(asyncio.ensure_future(self.gateway.store.begin(self.session, self.head.id, about)))
+            notes.append(asyncio.ensure_future(store.begin(self.session, self.head.id, about)))
+
+        async def abandon(why: str) -> None:
+            with contextlib.suppress(StoreError):
+                await store.begin(self.session, self.head.id, about)
+            await store.abandon(self.session, self.head.id, why)
 
         # at once if it may be repeated at another gateway
         timer = asyncio.get_running_loop().call_later(0 if self.name else _AT_ONCE_SECONDS, note)
-        began, tracing = time.perf_counter(), self.gateway.tracing
         try:
-            with tracing.span("tokentrace.engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
+            with tracing.span("tokentrace.engine", prompt_tokens=len(placed.ids), reused=placed.reused):
                 if self.request.n == 1:
-                    replies = [await self._sample(0, feed)]
+                    replies = [await self._sample(0, placed, feed)]
                 else:
                     async with asyncio.TaskGroup() as group:
-                        tasks = [group.create_task(self._sample(at, feed)) for at in range(self.request.n)]
+                        tasks = [group.create_task(self._sample(at, placed, feed)) for at in range(self.request.n)]
                     replies = [task.result() for task in tasks]
             timer.cancel()
             for noted in notes:
                 await asyncio.shield(noted)
             with tracing.span("tokentrace.store", sampled=self.sampled):
-                await unhurried(asyncio.ensure_future(self._store(replies, time.perf_counter() - began)))
+                seconds = time.perf_counter() - began
+                await unhurried(asyncio.ensure_future(self._store(placed, replies, seconds)))
         except BaseException as error:
             timer.cancel()
             for noted in notes:
@@ -126,46 +120,40 @@ class Answer:
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]
             with contextlib.suppress(StoreError):
-                await asyncio.shield(asyncio.ensure_future(self._abandon(about, why)))
+                await asyncio.shield(asyncio.ensure_future(abandon(why)))
             raise request_error(cause) if isinstance(cause, EngineError | StoreError) else cause from error
         return replies
 
-    async def _abandon(self, about: Mapping[str, Any], why: str) -> None:
-        """List the request as incomplete."""
-        with contextlib.suppress(StoreError):
-            await self.gateway.store.begin(self.session, self.head.id, about)
-        await self.gateway.store.abandon(self.session, self.head.id, why)
-
     # -- sampling
 
-    async def _sample(self, choice: int, feed: Feed) -> Reply:
-        """One completion, reported as it arrives."""
-        request, placed, metrics = self.request, self.placed, self.gateway.metrics
-        assert placed is not None
+    async def _sample(self, choice: int, placed: Placement, feed: Feed) -> Reply:
+        request, metrics = self.request, self.gateway.metrics
         parser = placed.conversation.renderer.streaming_parser(tools=placed.conversation.tools, prompt_ids=placed.ids)
         stream = ItemStream(call_ids_of(self.head.id, choice), request.answer, request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
-        last: Delta | None = None
         is_labelled = self._weights is not None  # a version that is set later says nothing about earlier tokens
         count, began = 0, time.perf_counter()
         async with contextlib.aclosing(self._deltas(choice, placed)) as deltas:
             async for delta in deltas:
                 if not pieces and request.stream:
                     metrics.first_token.observe(time.perf_counter() - began)
+                pieces.append(delta)
                 piece, changes = _read_piece(parser, stream, delta, token_by_token=bool(request.stop))
-                pieces.append(piece)
                 count += len(piece.ids)
                 self.sampled += len(piece.ids)
                 if is_labelled and self._weights is not None and len(piece.ids):
                     add_version(versions, self._weights, count)
                 feed(choice, changes, piece)
                 if stream.stopped_by is not None:
-                    last = await self._last_piece(choice, deltas, delta)
+                    pieces += await self._last_pieces(choice, deltas, delta)
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
                     await asyncio.sleep(0)  # of pieces that arrive together the first is sent before the next is read
-        completion = joined(pieces) if stream.stopped_by is None else _cut_completion(pieces, last, count)
+        completion = joined(pieces)
+        if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
+            spans = [span._replace(stop=min(span.stop, count)) for span in completion.versions if span.start < count]
+            completion = replace(_first(completion, count), finish_reason=FinishReason.ABORT, versions=tuple(spans))
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         reply, changes = finish_reply(parser, stream, completion)
@@ -190,18 +178,19 @@ class Answer:
 
         return whole()
 
-    async def _last_piece(self, choice: int, deltas: AsyncGenerator[Delta], delta: Delta) -> Delta | None:
-        """End a completion at its stop text. Returns its last piece, which describes the whole."""
-        engine = self.gateway.engine
+    async def _last_pieces(self, choice: int, deltas: AsyncGenerator[Delta], delta: Delta) -> list[Delta]:
+        """End a completion at its stop text. Returns what the engine still says; the last piece describes the whole."""
+        engine, pieces = self.gateway.engine, list[Delta]()
         if delta.finish_reason is not None:
-            return delta
+            return pieces
         if engine.capabilities.aborts:
             with contextlib.suppress(EngineError):
                 await engine.abort(f"{self.head.id}-{choice}")
                 async for more in deltas:
+                    pieces.append(more)
                     if more.finish_reason is not None:
-                        return more
-        return None
+                        return pieces
+        return [replace(delta, ids=delta.ids[:0], logprobs=delta.logprobs[:0], finish_reason=FinishReason.ABORT)]
 
     @property
     def _weights(self) -> str | int | None:
@@ -211,9 +200,8 @@ class Answer:
 
     # -- storing
 
-    async def _store(self, replies: Sequence[Reply], seconds: float) -> None:
-        assert self.placed is not None
-        conversation = self.placed.conversation
+    async def _store(self, placed: Placement, replies: Sequence[Reply], seconds: float) -> None:
+        conversation, request = placed.conversation, self.request
         for choice, reply in enumerate(replies):
             details = {
                 "response": self.head.id,
@@ -225,21 +213,21 @@ class Answer:
                 "created": self.head.created,
                 "time": time.time(),
                 "seconds": round(seconds, 4),
-                "instructions": self.request.instructions,
+                "instructions": request.instructions,
                 "stopped_by": reply.stopped_by,
                 "calls": [str(status) for status in reply.statuses],
-                "ignored": list(self.request.ignored),
-                "wishes": list(self.request.wishes),
+                "ignored": list(request.ignored),
+                "wishes": list(request.wishes),
                 "late_ids": dict(reply.late_ids),
-                "options": self.request.answer,
+                "options": request.answer,
             }
-            await self._store_turn(replace(self.placed, choice=choice), reply, details)
+            await self._store_turn(replace(placed, choice=choice) if choice else placed, reply, details)
 
     async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
         """Store a turn, and add it to the session. If another gateway was first, read its turns and try again."""
         gateway, choice = self.gateway, placed.choice
         assert self.sampling is not None
-        message = openai_message(reply.items)
+        message = reply.message
         if self.request.continued:  # an agent joins the reply to the beginning that it sent
             start = self.request.messages[-1]
             thought = (start.get("reasoning_content") or "") + (message.get("reasoning_content") or "")
@@ -281,38 +269,21 @@ def _read_piece(
     parser: StreamingParser, stream: ItemStream, delta: Delta, *, token_by_token: bool
 ) -> tuple[Delta, list[ItemChange]]:
     """The piece up to a stop text, and the changes that it brings."""
+    ids = delta.ids.tolist()
     if not token_by_token:
-        return delta, stream.feed(parser.feed(delta.ids.tolist()))
+        return delta, stream.feed(parser.feed(ids))
     changes: list[ItemChange] = []
-    for count, token in enumerate(delta.ids.tolist(), 1):
+    for count, token in enumerate(ids, 1):
         changes += stream.feed(parser.feed([token]))
-        if stream.stopped_by is not None and count < len(delta.ids):
-            excess = len(delta.ids) - count  # a channel covers this piece, or, in the last one, the whole completion
-            channels = {name: values[: len(values) - excess] for name, values in delta.channels.items()}
-            ids, logprobs = delta.ids[:count], delta.logprobs[:count]
-            piece = replace(delta, ids=ids, logprobs=logprobs, finish_reason=None, versions=(), channels=channels)
-            return piece, changes
+        if stream.stopped_by is not None:
+            return _first(delta, count), changes
     return delta, changes
 
 
-def _cut_completion(pieces: list[Delta], last: Delta | None, count: int) -> Completion:
-    """A completion that was cut after `count` tokens, with what the engine's last piece says about the whole."""
-    piece = pieces[-1]
-    if last is None:
-        piece = replace(piece, finish_reason=FinishReason.ABORT)
-    elif piece is not last:
-        versions = tuple(span._replace(stop=min(span.stop, count)) for span in last.versions if span.start < count)
-        # a channel that only the last piece has covers the whole completion
-        whole = {name: values[:count] for name, values in last.channels.items() if name not in piece.channels}
-        piece = replace(
-            piece,
-            finish_reason=FinishReason.ABORT,
-            versions=versions,
-            cached_tokens=last.cached_tokens,
-            logprobs_kind=last.logprobs_kind,
-            channels={**piece.channels, **whole},
-        )
-    return joined([*pieces[:-1], piece])
+def _first(delta: Piece, count: int) -> Piece:
+    """The first tokens of a piece or completion. Drops a channel that covers more than the piece."""
+    channels = {name: values[:count] for name, values in delta.channels.items() if len(values) == len(delta.ids)}
+    return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 
 async def unhurried(work: asyncio.Future[Result]) -> Result:

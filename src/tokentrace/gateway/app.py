@@ -1,12 +1,13 @@
 """The gateway over HTTP: its routes, and who may use which.
 
 The way of a request: `_answer` reads it (`Dialect.read`), `Gateway.begin` makes its prompt, `Answer.run` samples and
-stores its turn, and `Dialect.answer` or a `StreamedAnswer` writes what the client gets.
+stores its turn, and `Dialect.whole` or a `StreamedAnswer` writes what the client gets.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,21 +28,21 @@ from ..store.store import StoreError
 from .access import Access, Role
 from .admin import ADMIN_ROUTES
 from .answering import Answer
-from .chat import CHAT
-from .dialect import Dialect, random_id
+from .chat import Chat
+from .dialect import Dialect
 from .gateway import Gateway
 from .http import StreamedAnswer, as_problem, json_response, log_request, parse_body, parse_json, read_body, unless_gone
-from .messages import MESSAGES, read_count
+from .messages import Messages, read_count
 from .page.routes import PAGE_ROUTES
 from .requests import RequestError, request_error
-from .responses import RESPONSES
-from .tokens import TOKENS
+from .responses import Responses
+from .tokens import Tokens
 
-DIALECTS: Final[Mapping[str, Dialect]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/responses": RESPONSES,
-    "/v1/messages": MESSAGES,
-    "/inference/v1/generate": TOKENS,
+DIALECTS: Final[Mapping[str, type[Dialect]]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/responses": Responses,
+    "/v1/messages": Messages,
+    "/inference/v1/generate": Tokens,
 }
 PREFIXES: Final = ("", "/sessions/{session}")
 """Where the dialects' routes are: with the session in the key or a header, or in the path."""
@@ -50,14 +51,13 @@ PREFIXES: Final = ("", "/sessions/{session}")
 # -- agents
 
 
-async def _answer(dialect: Dialect, gateway: Gateway, http: HTTPRequest) -> Response:
+async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -> Response:
     """Answer an agent's request once its key and session are known."""
-    session = http.state.session
+    session, details = http.state.session, http.scope["tokentrace"]
     raw = await read_body(http, gateway.admission.limits.body_bytes)
-    live = gateway.sessions.peek(session)
+    live, name = gateway.sessions.peek(session), ""
     body = parse_body(raw, dialect.history, None if live is None else live.last.get(dialect.name))
     request = dialect.read(body.value, http.headers, body.past)
-    name, details = "", http.scope["tokentrace"]
     if key := http.headers.get("idempotency-key"):
         hashes = [hashlib.sha256(each).hexdigest()[:32] for each in (key.encode("utf-8", "surrogatepass"), raw)]
         name = f"key:{hashes[0]}:{dialect.name}:{hashes[1]}"
@@ -80,13 +80,9 @@ async def _answer(dialect: Dialect, gateway: Gateway, http: HTTPRequest) -> Resp
 
     answer = await unless_gone(http.receive, sample())
     headers = _answer_headers(session, answer)
-    if not request.stream:
-        return json_response(dialect.answer(answer.head, answer.replies or ()), headers=headers)
-    try:
+    if request.stream:
         return await StreamedAnswer(answer, headers, details).opened(http.receive)
-    except BaseException:
-        answer.give_up()
-        raise
+    return json_response(dialect(answer.head).whole(answer.replies or ()), headers=headers)
 
 
 def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
@@ -106,32 +102,32 @@ def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
     return headers
 
 
-async def _count(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _count(gateway: Gateway, http: HTTPRequest) -> Any:
     body = parse_json(await read_body(http, gateway.admission.limits.body_bytes))
     count = await gateway.count(http.state.session, read_count(body, http.headers))
-    return json_response({"input_tokens": count})
+    return {"input_tokens": count}
 
 
-async def _stored(gateway: Gateway, http: HTTPRequest) -> Response:
-    stored = await gateway.stored(http.state.session, RESPONSES, http.path_params["response"])
-    return json_response(RESPONSES.answer(*stored))
+async def _stored(gateway: Gateway, http: HTTPRequest) -> Any:
+    id = http.path_params["response"]
+    head, replies = await gateway.stored(http.state.session, Responses, id)
+    return Responses(head).whole(replies)
 
 
-async def _models(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _models(gateway: Gateway, http: HTTPRequest) -> Any:
     name, requested = gateway.model, http.path_params.get("model")
     model = {"id": name, "object": "model", "created": 0, "owned_by": "tokentrace"}
     model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     model["max_model_len"] = gateway.engine.capabilities.max_length
     if requested is None:
-        page = {"object": "list", "data": [model], "has_more": False}
-        return json_response({**page, "first_id": name, "last_id": name})
+        return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
     if requested != name:
         raise RequestError(f"there is no model {brief(requested)}, only {name}", status=404)
-    return json_response(model)
+    return model
 
 
-async def _health(gateway: Gateway, http: HTTPRequest) -> Response:
-    return json_response({"status": "ok"})
+async def _health(gateway: Gateway, http: HTTPRequest) -> Any:
+    return {"status": "ok"}
 
 
 async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
@@ -155,44 +151,37 @@ async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Answers the requests of one method and path."""
-
-    answer: Callable[[Gateway, HTTPRequest], Awaitable[Response]]
+    answer: Callable[[Gateway, HTTPRequest], Awaitable[Any]]
+    """Returns a response, or a value that is sent as JSON."""
     method: str
     path: str
     key: str = "admin"
     """Whose key it needs: ``admin``; ``session``, which names the session, too; ``any``; ``health``, perhaps none."""
-    dialect: Dialect = CHAT
-    """Decides about the shape of errors."""
+    dialect: type[Dialect] = Chat
 
 
-def _endpoints() -> list[Endpoint]:
-    agents = [
-        *(Endpoint(partial(_answer, each), "POST", path, "session", each) for path, each in DIALECTS.items()),
-        Endpoint(_count, "POST", "/v1/messages/count_tokens", "session", MESSAGES),
-        Endpoint(_stored, "GET", "/v1/responses/{response}", "session", RESPONSES),
-        Endpoint(_models, "GET", "/v1/models", "any"),
-        Endpoint(_models, "GET", "/v1/models/{model:path}", "any"),
-    ]
-    return [
-        *(replace(each, path=prefix + each.path) for prefix in PREFIXES for each in agents),
-        *(Endpoint(answer, *route.partition(" ")[::2]) for route, answer in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()),
-        Endpoint(_health, "GET", "/healthz", "health"),
-        Endpoint(_ready, "GET", "/readyz", "health"),
-    ]
+_AGENTS: Final = [
+    *(Endpoint(partial(_answer, each), "POST", path, "session", each) for path, each in DIALECTS.items()),
+    Endpoint(_count, "POST", "/v1/messages/count_tokens", "session", Messages),
+    Endpoint(_stored, "GET", "/v1/responses/{response}", "session", Responses),
+    Endpoint(_models, "GET", "/v1/models", "any"),
+    Endpoint(_models, "GET", "/v1/models/{model:path}", "any"),
+]
+ENDPOINTS: Final = [
+    *(replace(each, path=prefix + each.path) for prefix in PREFIXES for each in _AGENTS),
+    *(Endpoint(answer, *route.partition(" ")[::2]) for route, answer in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()),
+    Endpoint(_health, "GET", "/healthz", "health"),
+    Endpoint(_ready, "GET", "/readyz", "health"),
+]
 
 
 class App:
-    """The routes of one gateway."""
-
     def __init__(self, gateway: Gateway, access: Access, *, public_health: bool = False) -> None:
         self.gateway, self.access, self._public_health = gateway, access, public_health
         self.server: Any = None
-        """Serves the app; its `should_exit` ends that."""
 
     def starlette(self) -> Starlette:
-        """The application that a server runs."""
-        routes = [Route(each.path, _Handler(self, each), methods=[each.method]) for each in _endpoints()]
+        routes = [Route(each.path, _Handler(self, each), methods=[each.method]) for each in ENDPOINTS]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
@@ -205,7 +194,8 @@ class App:
                 if endpoint.key == "session":
                     id = http.path_params.get("session")
                     http.state.session = await self.access.session(caller, id, http.headers)
-            return await endpoint.answer(self.gateway, http)
+            answer = await endpoint.answer(self.gateway, http)
+            return answer if isinstance(answer, Response) else json_response(answer)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
@@ -228,7 +218,7 @@ class App:
             )
         except TokentraceError as denied:
             problem = request_error(denied)
-        response = _error(problem, CHAT)
+        response = _error(problem, Chat)
         response.headers.update(error.headers or {})
         return response
 
@@ -257,12 +247,12 @@ class _Handler:
             log_request(endpoint.method, endpoint.path, status, time.perf_counter() - began, details)
 
 
-def _error(error: RequestError, dialect: Dialect) -> Response:
-    id = random_id()
+def _error(error: RequestError, dialect: type[Dialect]) -> Response:
+    id = secrets.token_hex(16)
     headers = {"x-request-id": id, "request-id": id}
     if error.retry_after is not None:
         headers["retry-after"] = f"{error.retry_after:g}"
-    if error.is_final:
+    if error.status == 409 or error.code == "matcher_failed":  # clients retry these, and they fail again
         headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'

@@ -7,11 +7,9 @@ Also reads vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from ..conversation.messages import check_messages
@@ -19,7 +17,7 @@ from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import OPENAI_END, Dialect, Encoder, Head, ItemChange, Reply, StreamEvent, openai_error, openai_message
+from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
 from .requests import Request, RequestError, TokenFields
 
 _HARMLESS: Final = (
@@ -69,67 +67,54 @@ class ChatBody(wire.AgentBody):
 
 
 def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body. Raises RequestError that names a field."""
     body, shared = wire.read_body(raw, ChatBody, _REFUSED, _HARMLESS)
     if body.tools and body.functions:
         raise RequestError("cannot be used beside tools", field="functions")
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("needs logprobs to be true", field="top_logprobs")
     with wire.naming_fields(first=past.items):
         new = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
     messages = [*past.messages, *new]
-    if body.top_logprobs and not body.logprobs:
-        raise RequestError("needs logprobs to be true", field="top_logprobs")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
-    thinking = {"enabled": True, "disabled": False}.get(body.thinking.type if body.thinking else "")
+    on = {"enabled": True, "disabled": False}.get(body.thinking.type if body.thinking else "", body.enable_thinking)
     form = body.response_format or {}
     outer = form.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, dict) else None
-    wishes = {
-        "parallel_tool_calls": body.parallel_tool_calls is False,
-        "tool_choice": body.tool_choice not in (None, "none", "auto"),
-        "function_call": isinstance(body.function_call, dict),
-        "verbosity": body.verbosity not in (None, "medium"),
-    }
-    answer = wire.AnswerOptions(
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        calls_allowed="none" not in (body.tool_choice, body.function_call),
-        functions=bool(body.functions),
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
-        token_fields=wire.requested_token_fields(body, headers, TokenFields.VLLM, tuple(TokenFields)),
-    )
     return Request(
         messages=messages,
-        tools=_tools(body.tools or body.functions or []) or None,
+        tools=(body.tools and past.tools) or _tools(body.tools or body.functions or []),
         **shared,
         max_tokens=min(limits, default=None),
         stop=wire.stop_texts(body.stop, "stop", 16),
         n=body.n or 1,
         continued=_is_continued(body, messages),
         structure=wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema"),
-        hints=wire.thinking_hints(body.enable_thinking if thinking is None else thinking, body.reasoning_effort),
+        hints=wire.thinking_hints(on, body.reasoning_effort),
         starts=range(len(messages)),
-        wishes=wire.wishes(wishes),
-        answer=answer,
+        wishes=wire.wishes(
+            parallel_tool_calls=body.parallel_tool_calls is False,
+            tool_choice=body.tool_choice not in (None, "none", "auto"),
+            function_call=isinstance(body.function_call, dict),
+            verbosity=body.verbosity not in (None, "medium"),
+        ),
+        answer=wire.AnswerOptions(
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            calls_allowed="none" not in (body.tool_choice, body.function_call),
+            functions=bool(body.functions),
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
+            token_fields=wire.requested_token_fields(body, headers, TokenFields.VLLM, tuple(TokenFields)),
+        ),
     )
 
 
 def _tools(tools: list[Any]) -> Sequence[Mapping[str, Any]] | None:
-    with wire.naming_fields():
-        try:
-            return _checked_tools(msgspec.json.encode(tools))
-        except UnicodeEncodeError:  # half of a surrogate pair
-            return openai_tools(tools, wrap=True)
-
-
-@functools.lru_cache(maxsize=64)
-def _checked_tools(text: bytes) -> Sequence[Mapping[str, Any]] | None:
-    """The checked tools. They come with every request of a session, so that they are checked once."""
-    tools = msgspec.json.decode(text)
     for at, tool in enumerate(tools):
         if isinstance(tool, dict) and tool.get("type") not in (None, "function"):
             problem = "only tools of type function have a schema that a template can show"
             raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
-    return openai_tools(tools, wrap=True)
+    with wire.naming_fields():
+        return openai_tools(tools, wrap=True) or None
 
 
 def _is_continued(body: ChatBody, messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -146,52 +131,40 @@ def _is_continued(body: ChatBody, messages: Sequence[Mapping[str, Any]]) -> bool
 # -- answers
 
 
-def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-    """A ``chat.completion``."""
-    choices = [
-        {
-            "index": at,
-            "message": _with_legacy_call(head, openai_message(reply.items))
-            | head.token_fields(reply, TokenFields.NEMO_GYM),
-            "logprobs": None if head.options.logprobs is None else _logprobs(head, reply.completion),
-            "finish_reason": _finish_reason(head, reply),
-            **head.token_fields(reply, TokenFields.VLLM),
-            **head.token_fields(reply, TokenFields.TOKENTRACE),
-        }
-        for at, reply in enumerate(replies)
-    ]
-    usage = head.usage(replies).openai()
-    frame = {**_frame(head, "chat.completion"), "choices": choices, "usage": usage, "system_fingerprint": None}
-    return {**frame, **head.prompt_fields}
+class Chat(Dialect):
+    """A ``chat.completion``, or its chunks."""
 
-
-def _finish_reason(head: Head, reply: Reply) -> str:
-    is_legacy = head.options.functions and reply.finish_reason == "tool_calls"
-    return "function_call" if is_legacy else reply.finish_reason
-
-
-def _with_legacy_call(head: Head, message: dict[str, Any]) -> dict[str, Any]:
-    """The message, or delta, with its first call as ``function_call`` if the request has ``functions``."""
-    calls = message.get("tool_calls")
-    if not head.options.functions or not calls or calls[0].get("index", 0):
-        return message
-    later = {"tool_calls": calls[1:]} if calls[1:] else {}
-    del message["tool_calls"]
-    return {**message, "function_call": calls[0]["function"], **later}
-
-
-class ChatEncoder(Encoder):
-    """The chunks of one streamed chat completion."""
+    name = "chat"
+    end = OPENAI_END
+    read = staticmethod(read_chat)
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._calls: Final = [0] * head.request.n
-        """How many calls each choice has announced."""
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": at,
+                "message": {
+                    **self._with_legacy_call(reply.message),
+                    **self.token_fields(reply, TokenFields.NEMO_GYM),
+                },
+                "logprobs": self._logprobs(reply.completion),
+                "finish_reason": self._finish_reason(reply),
+                **self.token_fields(reply, TokenFields.VLLM),
+                **self.token_fields(reply, TokenFields.TOKENTRACE),
+            }
+            for at, reply in enumerate(replies)
+        ]
+        usage = self.usage(replies).openai()
+        frame = self._frame("chat.completion", choices, usage=usage, system_fingerprint=None)
+        return {**frame, **self.prompt_fields}
 
     def open(self) -> list[StreamEvent]:
         """The role of each choice; the first chunk has the prompt's ids if they were requested."""
         chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self.head.request.n)]
-        chunks[0] |= self.head.prompt_fields
+        chunks[0] |= self.prompt_fields
         return chunks
 
     def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
@@ -199,30 +172,28 @@ class ChatEncoder(Encoder):
         deltas = [one for change in changes if (one := self._delta(choice, change)) is not None]
         tokens: dict[str, Any] = {}
         if delta is not None and len(delta.ids):
-            if self.head.options.logprobs is not None:
-                tokens["logprobs"] = _logprobs(self.head, delta)
-            if TokenFields.VLLM in self.head.options.token_fields:
+            if self.options.logprobs is not None:
+                tokens["logprobs"] = self._logprobs(delta)
+            if TokenFields.VLLM in self.options.token_fields:
                 tokens["token_ids"] = delta.ids.tolist()
         if tokens and not deltas:
             deltas = [{}]
-        chunks = [self._chunk(choice, _with_legacy_call(self.head, one)) for one in deltas]
+        chunks = [self._chunk(choice, self._with_legacy_call(one)) for one in deltas]
         if tokens:
             chunks[-1]["choices"][0] |= tokens
         return chunks
 
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
-        """How each choice ended, and what all of them cost."""
         chunks = []
         for choice, reply in enumerate(replies):
-            delta = self.head.token_fields(reply, TokenFields.NEMO_GYM)
-            if not openai_message(reply.items)["content"] and not self._calls[choice]:
+            delta = self.token_fields(reply, TokenFields.NEMO_GYM)
+            if not reply.message["content"] and not self._calls[choice]:
                 delta |= {"content": ""}
-            chunk = self._chunk(choice, delta, _finish_reason(self.head, reply))
-            chunk["choices"][0] |= self.head.token_fields(reply, TokenFields.TOKENTRACE)
+            chunk = self._chunk(choice, delta, self._finish_reason(reply))
+            chunk["choices"][0] |= self.token_fields(reply, TokenFields.TOKENTRACE)
             chunks.append(chunk)
-        if self.head.options.usage_in_stream:
-            usage = self.head.usage(replies).openai()
-            chunks.append({**_frame(self.head, "chat.completion.chunk"), "choices": [], "usage": usage})
+        if self.options.usage_in_stream:
+            chunks.append(self._frame("chat.completion.chunk", [], usage=self.usage(replies).openai()))
         return chunks
 
     def _delta(self, choice: int, change: ItemChange) -> dict[str, Any] | None:
@@ -240,16 +211,26 @@ class ChatEncoder(Encoder):
 
     def _chunk(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> StreamEvent:
         choices = [{"index": choice, "delta": delta, "finish_reason": finish_reason}]
-        usage = {"usage": None} if self.head.options.usage_in_stream else {}
-        return {**_frame(self.head, "chat.completion.chunk"), "choices": choices, **usage}
+        usage = {"usage": None} if self.options.usage_in_stream else {}
+        return self._frame("chat.completion.chunk", choices, **usage)
 
+    def _frame(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = self.head
+        frame = {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
+        return {**frame, "choices": choices, **more}
 
-def _frame(head: Head, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return None if self.options.logprobs is None else {"content": self.logprobs(delta), "refusal": None}
 
+    def _finish_reason(self, reply: Reply) -> str:
+        is_legacy = self.options.functions and reply.finish_reason == "tool_calls"
+        return "function_call" if is_legacy else reply.finish_reason
 
-def _logprobs(head: Head, delta: Delta) -> dict[str, Any]:
-    return {"content": head.logprobs(delta), "refusal": None}
-
-
-CHAT: Final = Dialect("chat", read_chat, write_chat, ChatEncoder, openai_error, OPENAI_END)
+    def _with_legacy_call(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message, or delta, with its first call as ``function_call`` if the request has ``functions``."""
+        calls = message.get("tool_calls")
+        if not self.options.functions or not calls or calls[0].get("index", 0):
+            return message
+        later = {"tool_calls": calls[1:]} if calls[1:] else {}
+        del message["tool_calls"]
+        return {**message, "function_call": calls[0]["function"], **later}

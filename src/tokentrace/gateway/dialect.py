@@ -1,7 +1,7 @@
 """What a dialect is: an API that agents speak. It reads requests and writes answers, and knows no session. Pure.
 
 `ItemStream` turns a parser's events into changes of items: reasoning, text and calls, each as soon as it is certain. A
-dialect's `Encoder` writes the changes as its stream, `Dialect.answer` the items as its whole answer: they add up.
+`Dialect` writes the changes as its stream, and the items as its whole answer: they add up.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -30,7 +29,6 @@ CallId: TypeAlias = Callable[[int], str]
 QUIET: Final = 32
 """How many silent pieces of a call pass before a change shows that the stream is alive."""
 OPENAI_END: Final = b"data: [DONE]\n\n"
-"""The frame after the last chunk of OpenAI's streams."""
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LOWEST: Final = -9999.0
 """OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
@@ -52,13 +50,11 @@ class Item:
     name: str = ""
     id: str = ""
     attempt: int = -1
-    """The call's index among all attempts."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments as an object. Set only if they must be one."""
     cut_off: bool = False
 
     def openai_call(self) -> dict[str, Any]:
-        """A call as in OpenAI's chat completions."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
@@ -87,12 +83,11 @@ class ItemStream:
     def __init__(self, call_id: CallId, options: AnswerOptions, stop: Sequence[str] = ()) -> None:
         self.items: list[Item] = []
         self.statuses: list[CallStatus] = []
-        """What became of each attempt at a call."""
         self.late_ids: dict[str, str] = {}
         """By the id that the client knows: the id that the model wrote after the arguments."""
         self.stopped_by: str | None = None
-        """The stop text that ended the content."""
         self._call_id, self._options, self._stop = call_id, options, tuple(stop)
+        self._changes: list[ItemChange] = []
         self._withheld = ""
         """The end of the content, which may be the beginning of a stop text."""
         self._open: Item | None = None
@@ -101,27 +96,26 @@ class ItemStream:
 
     def feed(self, events: Iterable[Event]) -> list[ItemChange]:
         """Add what the parser reports. Ignores everything after a stop text."""
-        changes: list[ItemChange] = []
+        options = self._options
         for event in events:
             if self.stopped_by is not None:
                 break
             if type(event) is ContentDelta:
-                changes += self._content(event.text)
+                self._content(event.text)
                 continue
-            changes += self._release()
+            self._release()
             match event:
                 case ReasoningDelta(text):
-                    changes += self._grow(PartKind.REASONING, text)
+                    self._grow(PartKind.REASONING, text)
                 case CallStarted():
                     self._in_call = True
-                case CallNamed(index, name, id) if self._options.calls_allowed and not self._options.object_arguments:
-                    item = Item(len(self.items), PartKind.TOOL_CALL, "", name, id or self._call_id(index), index)
-                    changes += self._start(item)
-                case ArgumentsDelta(_, text) if text and self._call is not None:
-                    self._call.text += text
-                    changes.append(ItemChange("grew", self._call, text))
+                case CallNamed(index, name, id) if options.calls_allowed and not options.object_arguments:
+                    self._start(PartKind.TOOL_CALL, name=name, id=id or self._call_id(index), attempt=index)
+                case ArgumentsDelta(_, text) if self._call is not None:
+                    self._grow(PartKind.TOOL_CALL, text)
                 case CallFinished(_, call, lead):
-                    changes += self._end_call(call, lead)
+                    self._end_call(call, lead)
+        changes, self._changes = self._changes, []
         self._silent = 0 if changes or not self._in_call else self._silent + 1
         if self._silent == QUIET:
             self._silent = 0
@@ -132,16 +126,18 @@ class ItemStream:
         """Add the parser's last events and close the open item. `cut_off`: the completion has no stop token."""
         changes = self.feed(events)
         if self.stopped_by is None:
-            changes += self._release()
+            self._release()
             if self._open is not None:
                 self._open.cut_off = cut_off
-        return [*changes, *self._close()]
+        self._close()
+        return [*changes, *self._changes]
 
     # -- text
 
-    def _content(self, text: str) -> list[ItemChange]:
+    def _content(self, text: str) -> None:
         if not self._stop:
-            return self._grow(PartKind.CONTENT, text)
+            self._grow(PartKind.CONTENT, text)
+            return
         text = self._withheld + text
         matches = [(at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if matches:
@@ -150,32 +146,33 @@ class ItemStream:
         else:
             end = len(text) - max(_overlap(text, stop) for stop in self._stop)
             self._withheld = text[end:]
-        return self._grow(PartKind.CONTENT, text[:end])
+        self._grow(PartKind.CONTENT, text[:end])
 
-    def _release(self) -> list[ItemChange]:
-        """What was withheld, now that it cannot become a stop text."""
+    def _release(self) -> None:
+        """Add what was withheld, now that it cannot become a stop text."""
         text, self._withheld = self._withheld, ""
-        return self._grow(PartKind.CONTENT, text)
+        self._grow(PartKind.CONTENT, text)
 
-    def _grow(self, kind: PartKind, text: str) -> list[ItemChange]:
+    def _grow(self, kind: PartKind, text: str) -> None:
         if not text:
-            return []
-        changes: list[ItemChange] = []
-        if self._open is None or self._open.kind is not kind:
-            changes += self._start(Item(len(self.items), kind))
-        assert self._open is not None
-        self._open.text += text
-        return [*changes, ItemChange("grew", self._open, text)]
+            return
+        item = self._open
+        if item is None or item.kind is not kind:
+            item = self._start(kind)
+        item.text += text
+        self._changes.append(ItemChange("grew", item, text))
 
-    def _start(self, item: Item) -> list[ItemChange]:
-        closed = self._close()
-        self._open = item
+    def _start(self, kind: PartKind, **fields: Any) -> Item:
+        self._close()
+        item = self._open = Item(len(self.items), kind, **fields)
         self.items.append(item)
-        return [*closed, ItemChange("opened", item)]
+        self._changes.append(ItemChange("opened", item))
+        return item
 
-    def _close(self) -> list[ItemChange]:
-        item, self._open = self._open, None
-        return [] if item is None else [ItemChange("closed", item)]
+    def _close(self) -> None:
+        if self._open is not None:
+            self._changes.append(ItemChange("closed", self._open))
+            self._open = None
 
     # -- calls
 
@@ -184,25 +181,25 @@ class ItemStream:
         """The item of the attempt that is being written, if the client knows of it."""
         return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
 
-    def _end_call(self, call: ParsedToolCall, lead: str) -> list[ItemChange]:
+    def _end_call(self, call: ParsedToolCall, lead: str) -> None:
         self.statuses.append(call.status)
-        self._in_call, item = False, self._call
-        if item is None:
-            options, is_unclosed = self._options, call.status is CallStatus.UNCLOSED
-            # written to their end: arguments may be empty only if the call is closed
-            is_object = call.arguments is not None and (bool(call.arguments) or not is_unclosed)
-            is_object = is_object and call.status is not CallStatus.TRUNCATED
-            if not (options.calls_allowed and options.object_arguments and call.name and is_object):
-                return self._grow(PartKind.CONTENT, lead + call.raw)
-            id = call.id or self._call_id(call.index)
-            item = Item(len(self.items), PartKind.TOOL_CALL, "", call.name, id, call.index, call.arguments or {})
-            changes = self._start(item)
-            item.text = call.arguments_text
-            return [*changes, ItemChange("grew", item, item.text), *self._close()]
-        if call.late_id and call.id:
-            self.late_ids[item.id] = call.id
-        item.cut_off = call.status is CallStatus.TRUNCATED
-        return self._close()
+        self._in_call, item, options = False, self._call, self._options
+        if item is not None:
+            if call.late_id and call.id:
+                self.late_ids[item.id] = call.id
+            item.cut_off = call.status is CallStatus.TRUNCATED
+            self._close()
+            return
+        # written to their end: arguments may be empty only if the call is closed
+        is_object = bool(call.arguments) or (call.arguments is not None and call.status is not CallStatus.UNCLOSED)
+        is_object = is_object and call.status is not CallStatus.TRUNCATED
+        if not (options.calls_allowed and options.object_arguments and call.name and is_object):
+            self._grow(PartKind.CONTENT, lead + call.raw)
+            return
+        id, arguments = call.id or self._call_id(call.index), call.arguments or {}
+        self._start(PartKind.TOOL_CALL, name=call.name, id=id, attempt=call.index, arguments=arguments)
+        self._grow(PartKind.TOOL_CALL, call.arguments_text)
+        self._close()
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -211,25 +208,11 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def changes_of(items: Iterable[Item]) -> list[ItemChange]:
-    """The changes that build complete items at once."""
     changes: list[ItemChange] = []
     for item in items:
         grew = [ItemChange("grew", item, item.text)] if item.text else []
         changes += [ItemChange("opened", item), *grew, ItemChange("closed", item)]
     return changes
-
-
-def openai_message(items: Sequence[Item]) -> dict[str, Any]:
-    """A message of chat completions. Arguments are JSON text, as written; ``content`` is None only beside calls."""
-
-    def text(kind: PartKind) -> str:
-        return "".join(item.text for item in items if item.kind is kind)
-
-    calls = [item.openai_call() for item in items if item.kind is PartKind.TOOL_CALL]
-    message = {"role": "assistant", "content": text(PartKind.CONTENT) or (None if calls else "")}
-    if reasoning := text(PartKind.REASONING):
-        message["reasoning_content"] = reasoning
-    return {**message, "tool_calls": calls} if calls else message
 
 
 def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, list[TokenRange]]:
@@ -254,38 +237,24 @@ def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, li
 # -- an answer
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Counted tokens of an answer."""
-
-    prompt: int
-    completion: int
-    cached: int
-    """Tokens of the prompt that the engine had in its cache. 0 if it does not report them."""
-    reasoning: int
-
-    def openai(self) -> dict[str, Any]:
-        """As chat completions report it."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
-        }
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """One completion of the answer, whole and stored."""
-
     items: Sequence[Item]
     completion: Completion
     response: ParsedResponse
     stopped_by: str | None = None
     statuses: Sequence[CallStatus] = ()
-    """What became of each attempt at a call."""
     late_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """A message of chat completions. Arguments are JSON text; ``content`` is None only beside calls."""
+        texts = {kind: "".join(item.text for item in self.items if item.kind is kind) for kind in PartKind}
+        calls = [item.openai_call() for item in self.items if item.kind is PartKind.TOOL_CALL]
+        message = {"role": "assistant", "content": texts[PartKind.CONTENT] or (None if calls else "")}
+        if texts[PartKind.REASONING]:
+            message["reasoning_content"] = texts[PartKind.REASONING]
+        return {**message, "tool_calls": calls} if calls else message
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
@@ -293,6 +262,23 @@ class Reply:
         if self.stopped_by is None and self.response.finish is Finish.LENGTH:
             return "length"
         return "tool_calls" if any(item.kind is PartKind.TOOL_CALL for item in self.items) else "stop"
+
+
+class Usage(NamedTuple):
+    prompt: int
+    completion: int
+    cached: int
+    """Tokens of the prompt that the engine had in its cache. 0 if it does not report them."""
+    reasoning: int
+
+    def openai(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -307,67 +293,34 @@ class Head:
     prompt_ids: Ids
     token_bytes: Callable[[int], bytes]
 
-    @property
-    def options(self) -> AnswerOptions:
-        return self.request.answer
 
-    @property
-    def prompt_fields(self) -> dict[str, Any]:
-        """The ids of the prompt, if the request asks for them as vLLM has them."""
-        is_requested = TokenFields.VLLM in self.options.token_fields
-        return {"prompt_token_ids": self.prompt_ids.tolist()} if is_requested else {}
+class Dialect(ABC):
+    """An API that agents speak. An instance writes one answer, streamed or whole."""
 
-    def usage(self, replies: Sequence[Reply]) -> Usage:
-        """What an answer cost. Its prompt counts once, whatever the number of completions."""
-        spans = [reply.response.span(PartKind.REASONING) for reply in replies]
-        return Usage(
-            prompt=len(self.prompt_ids),
-            completion=sum(len(reply.completion.ids) for reply in replies),
-            cached=max((reply.completion.cached_tokens or 0 for reply in replies), default=0),
-            reasoning=sum(0 if span is None else span.stop - span.start for span in spans),
-        )
+    name: ClassVar[str]
+    history: ClassVar[str] = "messages"
+    end: ClassVar[bytes] = b""
+    """The frame that ends a stream, after the last event."""
+    read: ClassVar[Callable[..., Request]]
+    """Reads a body and headers, and what was read before of its history.
 
-    def token_fields(self, reply: Reply, way: TokenFields) -> dict[str, Any]:
-        """The ids and logprobs of a completion, if the request asks for them in this way."""
-        if way not in self.options.token_fields:
-            return {}
-        ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
-        if way is TokenFields.VLLM:
-            return {"token_ids": ids}
-        prompt = {"prompt_token_ids": self.prompt_ids.tolist()}
-        if way is TokenFields.NEMO_GYM:
-            return {**prompt, "generation_token_ids": ids, "generation_log_probs": logprobs}
-        return {"tokentrace": {**prompt, "completion_token_ids": ids, "logprobs": logprobs}}
-
-    def logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        """Logprobs as OpenAI's APIs report them: every sampled token, the stop token too, with its text and bytes."""
-
-        def entry(id: int, logprob: float) -> dict[str, Any]:
-            raw = self.token_bytes(id)
-            text = f"token_id:{id}" if self.options.tokens_as_ids else raw.decode("utf-8", "replace")
-            return {"token": text, "logprob": max(float(logprob), _LOWEST), "bytes": list(raw)}
-
-        most = self.options.logprobs or 0
-        alternatives = delta.channels.get(TOP_LOGPROBS, ()) if most else ()
-        if len(alternatives) != len(delta.ids):  # a channel that comes with the last piece covers the whole completion
-            alternatives = [()] * len(delta.ids)
-        return [
-            {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:most]]}
-            for id, logprob, some in zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
-        ]
-
-
-# -- a dialect
-
-
-class Encoder(ABC):
-    """Writes one streamed answer."""
+    Raises RequestError that names the field which cannot be served."""
 
     def __init__(self, head: Head) -> None:
-        self.head: Final = head
+        self.head, self.options = head, head.request.answer
+
+    @staticmethod
+    def error(error: RequestError) -> dict[str, Any]:
+        """The body of an error as the dialect's own clients read it: here OpenAI's."""
+        return {"error": {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}}
+
+    @abstractmethod
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """The answer at once."""
+
+    # -- the stream
 
     def open(self) -> list[StreamEvent]:
-        """The events before the first token."""
         return []
 
     def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
@@ -384,26 +337,54 @@ class Encoder(ABC):
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
         """The events for an answer that cannot be finished. No end follows: nobody is to take it for an answer."""
-        return [openai_error(error)]
+        return [self.error(error)]
 
+    # -- what several dialects say
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """An API that agents speak."""
+    @property
+    def prompt_fields(self) -> dict[str, Any]:
+        """The ids of the prompt, if the request asks for them as vLLM has them."""
+        is_requested = TokenFields.VLLM in self.options.token_fields
+        return {"prompt_token_ids": self.head.prompt_ids.tolist()} if is_requested else {}
 
-    name: str
-    read: Callable[..., Request]
-    """Reads a body and headers, and what was read before of its history.
+    def usage(self, replies: Sequence[Reply]) -> Usage:
+        """What an answer cost. Its prompt counts once, whatever the number of completions."""
+        spans = [span for reply in replies if (span := reply.response.span(PartKind.REASONING)) is not None]
+        return Usage(
+            prompt=len(self.head.prompt_ids),
+            completion=sum(len(reply.completion.ids) for reply in replies),
+            cached=max((reply.completion.cached_tokens or 0 for reply in replies), default=0),
+            reasoning=sum(span.stop - span.start for span in spans),
+        )
 
-    Raises RequestError that names the field which cannot be served."""
-    answer: Callable[[Head, Sequence[Reply]], dict[str, Any]]
-    stream: Callable[[Head], Encoder]
-    error: Callable[[RequestError], dict[str, Any]]
-    """Writes the body of an error as the dialect's own clients read it."""
-    end: bytes = b""
-    """The frame that ends a stream, after the last event."""
-    history: str = "messages"
-    """The field that has the conversation so far."""
+    def token_fields(self, reply: Reply, way: TokenFields) -> dict[str, Any]:
+        """The ids and logprobs of a completion, if the request asks for them in this way."""
+        if way not in self.options.token_fields:
+            return {}
+        ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
+        if way is TokenFields.VLLM:
+            return {"token_ids": ids}
+        prompt = {"prompt_token_ids": self.head.prompt_ids.tolist()}
+        if way is TokenFields.NEMO_GYM:
+            return {**prompt, "generation_token_ids": ids, "generation_log_probs": logprobs}
+        return {"tokentrace": {**prompt, "completion_token_ids": ids, "logprobs": logprobs}}
+
+    def logprobs(self, delta: Delta) -> list[dict[str, Any]]:
+        """Logprobs as OpenAI's APIs report them: every sampled token, the stop token too, with its text and bytes."""
+
+        def entry(id: int, logprob: float) -> dict[str, Any]:
+            raw = self.head.token_bytes(id)
+            text = f"token_id:{id}" if self.options.tokens_as_ids else raw.decode("utf-8", "replace")
+            return {"token": text, "logprob": max(float(logprob), _LOWEST), "bytes": list(raw)}
+
+        limit = self.options.logprobs or 0
+        alternatives = delta.channels.get(TOP_LOGPROBS, ()) if limit else ()
+        if len(alternatives) != len(delta.ids):  # a channel that comes with the last piece covers the whole completion
+            alternatives = [()] * len(delta.ids)
+        return [
+            {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:limit]]}
+            for id, logprob, some in zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
+        ]
 
 
 def encode_sse(event: Mapping[str, Any]) -> bytes:
@@ -415,16 +396,6 @@ def encode_sse(event: Mapping[str, Any]) -> bytes:
     data = _UNSAFE.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), data)
     name = f"event: {event['type']}\n".encode() if "type" in event else b""
     return b"%sdata: %s\n\n" % (name, data)
-
-
-def openai_error(error: RequestError) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return {"error": {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}}
-
-
-def random_id() -> str:
-    """An id for an answer."""
-    return secrets.token_hex(16)
 
 
 def response_name(id: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,12 +24,14 @@ from ..engines.protocol import Completion, Engine, EngineError, FinishReason, Sa
 from ..errors import brief
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
+from ..store.packing import unpack_channels
 from ..store.store import Store
 from ..study.memory import Memory
+from ..tokens.tokenizer import Ids
 from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, unhurried
-from .dialect import Dialect, Head, ItemStream, call_ids_of, random_id, response_name
+from .dialect import Dialect, Head, ItemStream, call_ids_of, response_name
 from .metrics import Metrics
 from .requests import Request, RequestError
 from .session import SessionRecord
@@ -38,11 +41,10 @@ from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
 """A prompt with fewer new characters is made in the event loop; any other in a thread."""
-
-
 _ELSEWHERE_SECONDS: Final = 10.0
 """How long a repeated request waits for another gateway, which may have died."""
 _POLL_SECONDS: Final = 0.1
+_ITEM_FIELDS: Final = {"rs": "reasoning_content", "msg": "content"}
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class Gateway:
 
     # -- answering a request
 
-    async def begin(self, id: str, dialect: Dialect, request: Request, name: str = "") -> Answer:
+    async def begin(self, id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
         """Make the prompt of a request, or return the answer that a request of this `name` has or will have."""
         claim = self.admission.admit(id)
         try:
@@ -78,23 +80,29 @@ class Gateway:
                 return Answer(self, id, dialect, request, head, replies=replies)
             self.admission.check_open(live)
             request = await self._with_previous(id, request)
-            conversation = self._conversation(request)
             began = time.perf_counter()
-            with self.tracing.span("tokentrace.prompt", messages=len(conversation.messages)):
-                placed = await self._place(live, conversation)
+            with self.tracing.span("tokentrace.prompt", messages=len(request.messages)):
+                placed = await self._place(live, request)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, request, len(placed.ids))
-            head = self._head(request, placed.ids, random_id())
+            head = self._head(request, placed.ids, secrets.token_hex(16), time.time())
         except BaseException:
             claim.end()
             raise
         return Answer(self, id, dialect, request, head, placed, sampling, live, name, claim=claim)
 
     async def count(self, id: str, request: Request) -> int:
-        """The length of a request's prompt."""
         live = await self.sessions.get(id)
-        request = await self._with_previous(id, request)
-        return len((await self._place(live, self._conversation(request))).ids)
+        return len((await self._place(live, await self._with_previous(id, request))).ids)
+
+    async def _place(self, live: LiveSession, request: Request) -> Placement:
+        conversation = self._conversation(request)
+        async with self.sessions.locked(live.info.id, live) as now:
+            recorded = now.session.turns[-1].depth if now.session.turns else 0
+            size = sum(len(str(message.get("content") or "")) for message in conversation.messages[recorded:])
+            if recorded and size < _INLINE:
+                return now.session.place(conversation)
+            return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, conversation)))
 
     def _conversation(self, request: Request) -> Conversation:
         """What the request wants to be continued, with the template variables that it sets."""
@@ -114,14 +122,6 @@ class Gateway:
             request.prompt_ids,
             ",".join(digest[:16] for _, digest in digests),
         )
-
-    async def _place(self, live: LiveSession, conversation: Conversation) -> Placement:
-        async with self.sessions.locked(live.info.id, live) as now:
-            recorded = now.session.turns[-1].depth if now.session.turns else 0
-            size = sum(len(str(message.get("content") or "")) for message in conversation.messages[recorded:])
-            if recorded and size < _INLINE:
-                return now.session.place(conversation)
-            return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, conversation)))
 
     def _sampling(self, live: LiveSession, request: Request, length: int) -> SamplingParams:
         """How to sample: the session's settings come first, then the request's."""
@@ -152,10 +152,9 @@ class Gateway:
                 raise RequestError(problem, field=name, fix="leave it out", code="unsupported_parameter")
         return sampling
 
-    def _head(self, request: Request, prompt_ids: Any, id: str, created: float | None = None) -> Head:
+    def _head(self, request: Request, prompt_ids: Ids, id: str, created: float) -> Head:
         token_bytes = self.renderer.tokenizer.vocabulary.token_bytes
-        moment = int(time.time() if created is None else created)
-        return Head(request, id, moment, request.model or self.model, prompt_ids, token_bytes)
+        return Head(request, id, int(created), request.model or self.model, prompt_ids, token_bytes)
 
     # -- template variables
 
@@ -209,7 +208,7 @@ class Gateway:
             messages[request.instructions : request.instructions] = past
         return replace(request, messages=messages) if request.references or request.previous is not None else request
 
-    async def stored(self, id: str, dialect: Dialect, response: str) -> Answered:
+    async def stored(self, id: str, dialect: type[Dialect], response: str) -> Answered:
         """A stored response, as it was answered. Raises RequestError if the session has none of this id."""
         async with self._named(id, response_name(response)) as (session, turns):
             if not turns or turns[0].dialect != dialect.name:
@@ -217,13 +216,14 @@ class Gateway:
             [turn] = turns
             messages, tools = session.conversation(turn.number)[:-1], session.roots[turn.root][0]
             request = Request(messages, tools, turn.model, instructions=turn.instructions, answer=turn.options)
-            return self._answered(session, turns, request)
+            return await self._answered(session, turns, request)
 
-    def _answered(self, session: SessionRecord, turns: Sequence[RecordedTurn], request: Request) -> Answered:
+    async def _answered(self, session: SessionRecord, turns: Sequence[RecordedTurn], request: Request) -> Answered:
         """The answer that these turns are the choices of, read again from its tokens."""
-        replies = []
+        replies, trajectory = [], session.trajectory
         for turn in turns:
-            trajectory, sampled = session.trajectory, session.sampled_turn(turn)
+            record = await anext(self.store.turns(trajectory.name, turn.number))
+            sampled, (tools, variables) = session.sampled_turn(turn), session.roots[turn.root]
             completion = Completion(
                 np.array(trajectory.completion(sampled)),
                 np.array(trajectory.completion_logprobs(sampled)),
@@ -231,10 +231,10 @@ class Gateway:
                 sampled.versions,
                 sampled.cached_tokens,
                 sampled.logprobs_kind,
+                unpack_channels(record.channels),
             )
-            tools, variables = session.roots[turn.root]
-            renderer, prompt_ids = self.renderer_with(variables), session.prompt_ids(turn)
-            parser = renderer.streaming_parser(tools=tools, prompt_ids=prompt_ids)
+            prompt_ids = session.prompt_ids(turn)
+            parser = self.renderer_with(variables).streaming_parser(tools=tools, prompt_ids=prompt_ids)
             stop = [turn.stopped_by] if turn.stopped_by else ()
             stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
             stream.feed(parser.feed(completion.ids.tolist()))
@@ -254,7 +254,7 @@ class Gateway:
             async with self._named(id, *names) as (session, turns):
                 if turns:
                     self.metrics.replayed.inc()
-                    return self._answered(session, turns, request)
+                    return await self._answered(session, turns, request)
             if not any(each["ended"] is None and each.get("name") == name for each in requests):
                 break
             await asyncio.sleep(_POLL_SECONDS)  # another gateway of the store answers it
@@ -263,7 +263,6 @@ class Gateway:
     # -- weights
 
     def state(self) -> dict[str, Any]:
-        """How the gateway is, for administrators."""
         names = ("paused", "draining", "in_flight", "waiting")
         return {**{name: getattr(self.admission, name) for name in names}, "version": self.version}
 
@@ -290,27 +289,18 @@ def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequen
     """A message with these items of the recorded reply added. A call stands for all calls of the reply."""
     result = dict(message)
     for item in items:
-        match item.partition("_")[0]:
-            case "rs":
-                result["reasoning_content"] = _text("reasoning_content", message, reply)
-                if not result["reasoning_content"]:
-                    raise _unknown_item(item)
-            case "msg":
-                result["content"] = _text("content", message, reply)
-            case _:
-                sent = {call["id"]: call for call in message.get("tool_calls") or ()}
-                calls = [sent.pop(call["id"], call) for call in reply.get("tool_calls") or ()]
-                if not calls:
-                    raise _unknown_item(item)
-                result["tool_calls"] = [*calls, *sent.values()]
+        kind = item.partition("_")[0]
+        if field := _ITEM_FIELDS.get(kind):  # the recorded text, and after it what the message has besides
+            sent = text_of(message) if kind == "msg" else message.get(field) or ""
+            recorded = reply.get(field) or ""
+            result[field] = recorded if sent in recorded else recorded + sent
+        else:
+            inline = {call["id"]: call for call in message.get("tool_calls") or ()}
+            calls = [inline.pop(call["id"], call) for call in reply.get("tool_calls") or ()]
+            field, result["tool_calls"] = "tool_calls", calls and [*calls, *inline.values()]
+        if kind != "msg" and not result[field]:
+            raise _unknown_item(item)
     return result
-
-
-def _text(field: str, message: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
-    """The recorded text, and after it what the message has besides."""
-    sent = text_of(message) if field == "content" else message.get(field) or ""
-    recorded = reply.get(field) or ""
-    return str(recorded if sent in recorded else recorded + sent)
 
 
 def _unknown_item(item: str) -> RequestError:

@@ -32,40 +32,43 @@ FIRST_TOKEN_SECONDS: Final = 5.0
 """How long a stream waits for its first token: an error until then has a status of its own."""
 KEEP_ALIVE_SECONDS: Final = 15.0
 """After so long without a token, a comment is sent: proxies close silent streams."""
+_NOSNIFF: Final = {"x-content-type-options": "nosniff"}
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
+# -- requests
 
-async def read_body(request: Request, most: int) -> bytes:
-    """The whole body. Raises RequestError if it is longer than `most` bytes."""
+
+async def read_body(http: Request, limit: int) -> bytes:
+    """The whole body. Raises RequestError if it is longer than `limit` bytes."""
     pieces: list[bytes] = []
     size = 0
-    async for piece in request.stream():
+    async for piece in http.stream():
         size += len(piece)
-        if size > most:
-            raise RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
+        if size > limit:
+            raise RequestError(f"the body is longer than {limit} bytes", status=413, code="request_too_large")
         pieces.append(piece)
     return b"".join(pieces)
 
 
 def parse_json(raw: bytes | msgspec.Raw) -> Any:
     """The value of JSON text. Raises RequestError if it is not valid, or nested too deeply."""
+    text = bytes(raw)
     try:
         try:
-            value = msgspec.json.decode(raw)
+            value = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, which agents send, is no error
-            value = json.loads(bytes(raw), parse_constant=no_constant, parse_float=finite)
+            value = json.loads(text, parse_constant=no_constant, parse_float=finite)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
-    text = bytes(raw)
-    level: list[Any] = [[value]]
     if text.count(b"[") + text.count(b"{") < MAX_DEPTH:
         return value
+    level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH):
         items = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in level)
-        level = [item for item in items if type(item) is dict or type(item) is list]
+        level = [item for item in items if type(item) in (dict, list)]
         if not level:
             return value
     raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
@@ -91,15 +94,15 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
         return Body(parse_json(raw))
     tools, past = fields.get("tools"), NOTHING_READ
     if earlier is not None and earlier[0].tools == tools:
-        shared = 0
-        for new, old in zip(texts[:-1], earlier[0].texts, strict=False):  # the last item is always read
-            if new != old:
-                break
-            shared += 1
+        pairs = zip(texts[:-1], earlier[0].texts, strict=False)  # the last item is always read
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         past = earlier[1].past(shared)
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
     return Body(value, past, texts, tools)
+
+
+# -- answers
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -108,7 +111,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
         data = msgspec.json.encode(value)
     except UnicodeEncodeError:
         data = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Response(data, status, dict(headers or {}), "application/json")
+    return Response(data, status, {**_NOSNIFF, **(headers or {})}, "application/json")
 
 
 def log_request(method: str, path: str, status: int, seconds: float, details: Mapping[str, Any]) -> None:
@@ -127,9 +130,6 @@ def as_problem(error: BaseException) -> RequestError:
     where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
     LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
     return RequestError("the gateway failed; its log says how", status=500, code="internal")
-
-
-# -- streams
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
@@ -165,69 +165,64 @@ class StreamedAnswer(Response):
         super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._answer, self._details = answer, details
-        self._encoder = answer.dialect.stream(answer.head)
+        self._encoder = answer.dialect(answer.head)
         self._frames: list[bytes] = []
         """What is to be sent. Sampling never waits for a slow reader: the completion's length bounds it."""
         self._news = asyncio.Event()
         """Set when there are frames, or the end."""
-        self._ended = False
-        self._error: Exception | None = None
-        self._opened = False
-        """True once a token came, or the status was sent: from then on an error is part of the stream."""
+        self._first_token: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once a token came, or the status was sent: from then on an error is part of the stream."""
         self._task = asyncio.create_task(self._produce())
+        self._task.add_done_callback(self._end)
 
     async def opened(self, receive: Receive) -> StreamedAnswer:
         """The answer, when its first token came. Raises what goes wrong before."""
-
-        async def first() -> None:
-            while not (self._opened or self._ended):
-                await self._news.wait()
-                self._news.clear()
-
         try:
-            async with asyncio.timeout(FIRST_TOKEN_SECONDS):
-                await unless_gone(receive, first())
-        except TimeoutError:
-            pass
+            await unless_gone(receive, asyncio.wait((self._first_token,), timeout=FIRST_TOKEN_SECONDS))
         except BaseException:
             await self._cancel()
             raise
-        if self._error is not None and not self._opened:
-            raise self._error
-        self._opened = True
+        self._begin()
+        self._first_token.result()
         return self
+
+    def _begin(self) -> None:
+        if not self._first_token.done():
+            self._first_token.set_result(None)
 
     async def _produce(self) -> None:
         def feed(choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> None:
-            self._opened = True
+            self._begin()
             self._write(self._encoder.feed(choice, changes, delta))
 
         try:
             self._frames += map(encode_sse, self._encoder.open())
             replies = await self._answer.run(feed)
-            self._opened = True
+            self._begin()
             self._write(self._encoder.close(replies))
             self._frames.append(self._answer.dialect.end)
         except Exception as error:
-            self._error = error
-            if self._opened:
-                problem = as_problem(error)
-                self.status_code, self._details["problem"] = problem.status, problem.code or type(error).__name__
-                self._write(self._encoder.fail(problem))
+            if not self._first_token.done():
+                self._first_token.set_exception(error)
+                return
+            problem = as_problem(error)
+            self.status_code, self._details["problem"] = problem.status, problem.code or type(error).__name__
+            self._write(self._encoder.fail(problem))
         finally:
             self._details["sampled"] = self._answer.sampled
-            self._ended = True
-            self._news.set()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._answer.give_up()
+        self._news.set()
 
     def _write(self, events: list[StreamEvent]) -> None:
         self._frames += map(encode_sse, events)
         self._news.set()
 
     async def _cancel(self) -> None:
-        if not self._task.done():
-            self._task.cancel()
-            with contextlib.suppress(BaseException):
-                await self._task
+        self._task.cancel()
+        with contextlib.suppress(BaseException):
+            await self._task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it (ASGI)."""
@@ -240,8 +235,8 @@ class StreamedAnswer(Response):
             await self._cancel()
 
     async def _send_all(self, send: Send) -> None:
-        while True:
-            if not self._frames and not self._ended:
+        while self._frames or not self._task.done():
+            if not self._frames:
                 self._news.clear()
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
@@ -251,6 +246,4 @@ class StreamedAnswer(Response):
             frames, self._frames = b"".join(self._frames), []
             if frames:
                 await send({"type": "http.response.body", "body": frames, "more_body": True})
-            elif self._ended:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

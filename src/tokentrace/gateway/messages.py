@@ -25,7 +25,7 @@ from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Encoder, Head, Item, ItemChange, Reply, StreamEvent
+from .dialect import Dialect, Item, ItemChange, Reply, StreamEvent
 from .requests import Request, RequestError, TokenFields, convert, naming_fields
 
 Message = Mapping[str, Any]
@@ -98,25 +98,30 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
     if body.thread is not None:
         fix = "send the whole conversation"
         raise RequestError("there are no threads here", field="thread", fix=fix, details=_NO_THREADS)
-    tools, deferred = _tools(body.tools or [])
+    visible, deferred = _tools(body.tools or [])
     messages, starts = _messages(body.messages or [], deferred, past)
     system, billed = _system(body.system)
-    config = body.output_config or {}
-    on = None if body.thinking is None else body.thinking.type != "disabled"
+    config, edits = body.output_config or {}, (body.context_management or {}).get("edits")
     form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
-    choice = body.tool_choice or _ToolChoice("auto")
-    wishes = _wishes(body, choice)
+    choice, thinking = body.tool_choice or _ToolChoice("auto"), body.thinking
+    on = None if thinking is None else thinking.type != "disabled"
+    wishes = wire.wishes(
+        **{
+            "tools.strict": any(tool.get("strict") is True for tool in body.tools or ()),
+            "tool_choice": choice.type in ("any", "tool"),
+            "tool_choice.disable_parallel_tool_use": choice.disable_parallel_tool_use is True,
+            "thinking.budget_tokens": thinking is not None and thinking.budget_tokens is not None,
+            "thinking.display": thinking is not None and thinking.display is not None,
+            "output_config": bool(config.keys() - {"effort", "format"}),
+            _EFFORTS: any(message.get("output_config") for message in body.messages or ()),
+            "context_management": bool(edits) and edits != [_KEEPS_ALL],
+        }
+    )
     eager = "fine-grained-tool-streaming" in headers.get("anthropic-beta", "")
     eager = eager or any(tool.get("eager_input_streaming") is True for tool in body.tools or ())
-    answer = wire.AnswerOptions(
-        calls_allowed=choice.type != "none",
-        object_arguments=not (body.stream and eager),
-        usage_in_stream=True,
-        token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
-    )
     return Request(
         messages=[*system, *messages],
-        tools=tools or None,
+        tools=visible or None,
         **shared | {"ignored": (*billed, *shared["ignored"])},
         max_tokens=body.max_tokens,
         stop=wire.stop_texts(body.stop_sequences, "stop_sequences", 64),
@@ -125,23 +130,13 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
         hints=wire.thinking_hints(on, config.get("effort"), field="output_config.effort"),
         wishes=wishes,
         starts=() if _EFFORTS in wishes else [len(system) + start for start in starts],
-        answer=answer,
+        answer=wire.AnswerOptions(
+            calls_allowed=choice.type != "none",
+            object_arguments=not (body.stream and eager),
+            usage_in_stream=True,
+            token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
+        ),
     )
-
-
-def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
-    thinking, edits = body.thinking, (body.context_management or {}).get("edits")
-    conditions = {
-        "tools.strict": any(tool.get("strict") is True for tool in body.tools or ()),
-        "tool_choice": choice.type in ("any", "tool"),
-        "tool_choice.disable_parallel_tool_use": choice.disable_parallel_tool_use is True,
-        "thinking.budget_tokens": thinking is not None and thinking.budget_tokens is not None,
-        "thinking.display": thinking is not None and thinking.display is not None,
-        "output_config": bool((body.output_config or {}).keys() - {"effort", "format"}),
-        _EFFORTS: any(message.get("output_config") for message in body.messages or ()),
-        "context_management": bool(edits) and edits != [_KEEPS_ALL],
-    }
-    return wire.wishes(conditions)
 
 
 # -- the conversation
@@ -215,76 +210,18 @@ def _definition(part: Message, deferred: Mapping[str, Message]) -> Message:
 def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The tools that the template shows, and those to be defined later, by name."""
     for at, tool in enumerate(tools):
-        match tool:
-            case {"input_schema": schema} if schema is not None:
-                pass
-            case {"type": kind} if kind not in (None, "custom"):
-                problem = "Anthropic's own tools have no schema that a template could show"
-                fix = "pass one with input_schema"
-                raise RequestError(problem, field=f"tools.{at}.type", fix=fix, code="unsupported_parameter")
-            case {}:
-                raise RequestError("is missing", field=f"tools.{at}.input_schema")
+        if isinstance(tool, dict) and tool.get("input_schema") is None:
+            problem = "is missing: Anthropic's own tools have no schema that a template could show"
+            raise RequestError(problem, field=f"tools.{at}.input_schema", code="unsupported_parameter")
     with naming_fields():
         functions = openai_tools(tools or None) or []
-    visible: list[dict[str, Any]] = []
-    deferred: dict[str, dict[str, Any]] = {}
-    for tool, function in zip(tools, functions, strict=True):
-        if tool.get("defer_loading") is True:
-            deferred[function["function"]["name"]] = function
-        else:
-            visible.append(function)
-    return visible, deferred
+    pairs = list(zip(tools, functions, strict=True))
+    visible = [function for tool, function in pairs if tool.get("defer_loading") is not True]
+    late = [function for tool, function in pairs if tool.get("defer_loading") is True]
+    return visible, {function["function"]["name"]: function for function in late}
 
 
 # -- answers
-
-
-def write_message(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-    """A ``message``. There is one reply: this API has no choices."""
-    [reply] = replies
-    return {
-        **_message(head),
-        "content": [_block(head, item) for item in reply.items],
-        **_ending(reply),
-        "usage": _usage(head, reply),
-        **head.token_fields(reply, TokenFields.TOKENTRACE),
-    }
-
-
-def _message(head: Head) -> dict[str, Any]:
-    return {"id": f"msg_{head.id}", "type": "message", "role": "assistant", "model": head.model}
-
-
-def _block(head: Head, item: Item) -> dict[str, Any]:
-    if item.kind is PartKind.TOOL_CALL:
-        return {"type": "tool_use", "id": item.id, "name": item.name, "input": item.arguments}
-    if item.kind is PartKind.REASONING:
-        return {"type": "thinking", "thinking": item.text, "signature": signature(head.id)}
-    return {"type": "text", "text": item.text}
-
-
-def _ending(reply: Reply) -> dict[str, Any]:
-    """Why it ended. After a stop text, calls are still to be answered."""
-    if reply.stopped_by is not None and reply.finish_reason == "stop":
-        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
-    return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
-
-
-def _usage(head: Head, reply: Reply) -> dict[str, Any]:
-    usage = head.usage([reply])
-    return {
-        "input_tokens": usage.prompt - usage.cached,
-        "cache_read_input_tokens": usage.cached,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning},
-    }
-
-
-def anthropic_error(error: RequestError) -> dict[str, Any]:
-    """Anthropic's error object."""
-    details = {} if error.details is None else {"details": dict(error.details)}
-    return {"type": "error", "error": {"type": error.kind, "message": str(error), **details}, "request_id": None}
 
 
 def signature(id: str) -> str:
@@ -292,33 +229,36 @@ def signature(id: str) -> str:
     return base64.b64encode(hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()).decode()
 
 
-class MessagesEncoder(Encoder):
-    """The events of one streamed message."""
+class Messages(Dialect):
+    """A ``message``, or its events. There is one reply: this API has no choices."""
+
+    name = "messages"
+    read = staticmethod(read_messages)
+
+    @staticmethod
+    def error(error: RequestError) -> dict[str, Any]:
+        details = {} if error.details is None else {"details": dict(error.details)}
+        return {"type": "error", "error": {"type": error.kind, "message": str(error), **details}, "request_id": None}
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        [reply] = replies
+        content = [self._block(item) for item in reply.items]
+        return {**self._message(content), **self._ending(reply), **self._costs(reply)}
 
     def open(self) -> list[StreamEvent]:
         """``message_start``: how much of the prompt was cached is reported at the end."""
         usage = {"input_tokens": len(self.head.prompt_ids), "output_tokens": 0}
-        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return [{"type": "message_start", "message": {**_message(self.head), **empty}}]
-
-    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
-        """How it ended and what it cost, and ``message_stop``."""
-        [reply] = replies
-        last = {"type": "message_delta", "delta": _ending(reply), "usage": _usage(self.head, reply)}
-        return [{**last, **self.head.token_fields(reply, TokenFields.TOKENTRACE)}, {"type": "message_stop"}]
-
-    def fail(self, error: RequestError) -> list[StreamEvent]:
-        return [anthropic_error(error)]
+        message = {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return [{"type": "message_start", "message": message}]
 
     def encode(self, change: ItemChange) -> list[StreamEvent]:
         """The events for a change; a ping while a call is silent."""
         item, place = change.item, {"index": change.item.index}
+        empty, kind, field = _BLOCKS[item.kind]
         match change.event:
             case "opened":
-                block = {**_block(self.head, item), **_EMPTY[item.kind]}
-                return [{"type": "content_block_start", **place, "content_block": block}]
+                return [{"type": "content_block_start", **place, "content_block": {**self._block(item), **empty}}]
             case "grew":
-                kind, field = _DELTAS[item.kind]
                 return [{"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}]
             case "waiting":
                 return [{"type": "ping"}]
@@ -328,16 +268,44 @@ class MessagesEncoder(Encoder):
         delta = {"type": "signature_delta", "signature": signature(self.head.id)}
         return [{"type": "content_block_delta", **place, "delta": delta}, end]
 
+    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
+        [reply] = replies
+        last = {"type": "message_delta", "delta": self._ending(reply), **self._costs(reply)}
+        return [last, {"type": "message_stop"}]
 
-_EMPTY: Final[Mapping[PartKind, Mapping[str, Any]]] = {
-    PartKind.REASONING: {"thinking": "", "signature": ""},
-    PartKind.CONTENT: {"text": ""},
-    PartKind.TOOL_CALL: {"input": {}},
-}
-_DELTAS: Final = {
-    PartKind.REASONING: ("thinking_delta", "thinking"),
-    PartKind.CONTENT: ("text_delta", "text"),
-    PartKind.TOOL_CALL: ("input_json_delta", "partial_json"),
-}
+    def _message(self, content: list[Any]) -> dict[str, Any]:
+        about = {"id": f"msg_{self.head.id}", "type": "message", "role": "assistant", "model": self.head.model}
+        return {**about, "content": content}
 
-MESSAGES: Final = Dialect("messages", read_messages, write_message, MessagesEncoder, anthropic_error)
+    def _block(self, item: Item) -> dict[str, Any]:
+        match item.kind:
+            case PartKind.TOOL_CALL:
+                return {"type": "tool_use", "id": item.id, "name": item.name, "input": item.arguments}
+            case PartKind.REASONING:
+                return {"type": "thinking", "thinking": item.text, "signature": signature(self.head.id)}
+        return {"type": "text", "text": item.text}
+
+    def _ending(self, reply: Reply) -> dict[str, Any]:
+        """Why it ended. After a stop text, calls are still to be answered."""
+        if reply.stopped_by is not None and reply.finish_reason == "stop":
+            return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
+        return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
+
+    def _costs(self, reply: Reply) -> dict[str, Any]:
+        usage = self.usage([reply])
+        counts = {
+            "input_tokens": usage.prompt - usage.cached,
+            "cache_read_input_tokens": usage.cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning},
+        }
+        return {"usage": counts, **self.token_fields(reply, TokenFields.TOKENTRACE)}
+
+
+_BLOCKS: Final[Mapping[PartKind, tuple[Mapping[str, Any], str, str]]] = {
+    PartKind.REASONING: ({"thinking": "", "signature": ""}, "thinking_delta", "thinking"),
+    PartKind.CONTENT: ({"text": ""}, "text_delta", "text"),
+    PartKind.TOOL_CALL: ({"input": {}}, "input_json_delta", "partial_json"),
+}
+"""What a block is before its text comes, and the type and field of its deltas."""

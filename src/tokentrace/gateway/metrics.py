@@ -36,19 +36,16 @@ class Metrics:
         self.live = gauge("tokentrace_sessions_in_memory", "Sessions in memory")
 
     def placed(self, placed: Placement, seconds: float) -> None:
-        """Count a prompt."""
         self.placing.observe(seconds)
         self.tokens.labels("prompt_reused").inc(placed.reused)
         self.tokens.labels("prompt_new").inc(len(placed.new_ids))
         self.repairs.inc(len(placed.repairs))
 
     def stored(self, dialect: str, turn: RecordedTurn, seconds: float) -> None:
-        """Count a turn that is on disk."""
         self.storing.observe(seconds)
         self.turns.labels(dialect, turn.finish_reason).inc()
         if turn.cause is not None:
             self.branches.labels(turn.cause.cause.value).inc()
 
     def text(self) -> bytes:
-        """All metrics as Prometheus reads them."""
         return generate_latest(self.registry)

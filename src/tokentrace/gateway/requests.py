@@ -92,7 +92,7 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
     """True: the arguments of a call must be an object."""
     usage_in_stream: bool = False
     functions: bool = False
-    """True: the request has legacy functions, so that the first call is a ``function_call``."""
+    """True: the first call is a legacy ``function_call``."""
     tokens_as_ids: bool = False
     """True: logprobs name a token by its id."""
     token_fields: tuple[TokenFields, ...] = ()
@@ -111,6 +111,7 @@ class ReadHistory:
     messages: Sequence[Mapping[str, Any]] = ()
     starts: Sequence[int] = ()
     """For each of the items, how many of the messages come before it."""
+    tools: Sequence[Mapping[str, Any]] | None = None
 
 
 NOTHING_READ: Final = ReadHistory()
@@ -143,13 +144,13 @@ class Request:
     previous: str | None = None
     """The id of the response whose conversation comes before `messages`."""
     references: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """For incomplete assistant messages, by number: the ids of the stored items that they stand for."""
+    """By number of an incomplete assistant message: the ids of stored items that belong to it."""
     instructions: int = 0
     """How many messages at the beginning are instructions for this request alone: 0 or 1."""
     stored: bool = True
     """True if a later request may name the response."""
     starts: Sequence[int] = field(default=(), compare=False)
-    """For each item of the body's history, how many messages come before it. Empty: read it whole the next time."""
+    """For each item of the history, how many messages come before it. Empty: read it whole the next time."""
     joined: bool = False
     """True if several items of the history can be one message."""
     ignored: tuple[str, ...] = ()
@@ -158,18 +159,17 @@ class Request:
 
     def past(self, items: int) -> ReadHistory:
         """The conversation of the first `items`, or of fewer: a later one may belong to a message of the last ones."""
-        starts, at = self.starts, min(items, len(self.starts))
-        while at and self.joined and not self._begins_turn(at):
+        messages, end = self.messages, len(self.messages)
+        at, starts = min(items, len(self.starts)), [*self.starts, end, end]
+        while at and self.joined:
+            start = starts[at]
+            if start < starts[at + 1] and messages[start].get("role") == "assistant":
+                break
             at -= 1
         if not at:
             return NOTHING_READ
-        end = starts[at] if at < len(starts) else len(self.messages)
-        return ReadHistory(at, self.messages[starts[0] : end], [start - starts[0] for start in starts[:at]])
-
-    def _begins_turn(self, item: int) -> bool:
-        start, *after = self.starts[item : item + 2] or [len(self.messages)]
-        is_new = start < (after[0] if after else len(self.messages))
-        return is_new and self.messages[start].get("role") == "assistant"
+        first = starts[0]
+        return ReadHistory(at, messages[first : starts[at]], [each - first for each in starts[:at]], self.tools)
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
@@ -206,8 +206,7 @@ def read_body(raw: Any, schema: type[Body], refused: Refused, harmless: Sequence
     }
 
 
-def wishes(conditions: Mapping[str, bool]) -> tuple[str, ...]:
-    """The names of the fields that are wishes."""
+def wishes(**conditions: bool) -> tuple[str, ...]:
     return tuple(name for name, is_wish in conditions.items() if is_wish)
 
 
@@ -247,7 +246,6 @@ def requested_token_fields(
 
 
 def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[str, ...]:
-    """Stop texts, of which one may come alone."""
     texts = (value,) if isinstance(value, str) else tuple(value or ())
     if len(texts) > most or not all(texts):
         raise RequestError(f"must be at most {most} strings, none of them empty", field=field)
@@ -256,24 +254,20 @@ def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[st
 
 def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
     """What content of this kind must be; None for text. The kind is at ``type`` of the `field`."""
-    match kind:
-        case "text" | None:
-            return None
-        case "json_object":
-            return {"type": "json_object"}
-        case "json_schema" if isinstance(schema, dict):
-            return {"type": "json_schema", "schema": schema}
-        case "json_schema":
-            raise RequestError("must be a JSON schema (an object)", field=f"{field}.{inside}")
-    problem = f"must be text, json_object or json_schema, not {brief(kind)}"
-    raise RequestError(problem, field=f"{field}.type", code="unsupported_parameter")
+    if kind in (None, "text"):
+        return None
+    if kind not in ("json_object", "json_schema"):
+        problem = f"must be text, json_object or json_schema, not {brief(kind)}"
+        raise RequestError(problem, field=f"{field}.type", code="unsupported_parameter")
+    if kind == "json_schema" and not isinstance(schema, dict):
+        raise RequestError("must be a JSON schema (an object)", field=f"{field}.{inside}")
+    return {"type": kind, **({"schema": schema} if kind == "json_schema" else {})}
 
 
 def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
     """Template variables for thinking on, off or unspecified (None), and for an effort.
 
-    Templates call the switch ``enable_thinking`` or ``thinking``, and the effort ``reasoning_effort``. The effort
-    ``none`` switches thinking off; any other switches it on, unless it is off explicitly.
+    The effort ``none`` switches thinking off; any other switches it on, unless it is off explicitly.
     """
     if effort is not None and effort not in get_args(Effort):
         choices = ", ".join(get_args(Effort))
@@ -296,10 +290,7 @@ Schema = TypeVar("Schema")
 
 
 class RequestError(TokentraceError):
-    """A request that is not answered. `field` is a path in the body (``messages.3.content``).
-
-    `status` is the HTTP status, `fix` what the sender can do. `details` is for clients that read it by program.
-    """
+    """A request that is not answered. `field` is a path in the body (``messages.3.content``)."""
 
     def __init__(
         self,
@@ -321,16 +312,11 @@ class RequestError(TokentraceError):
         """OpenAI's and Anthropic's name for errors of this status."""
         return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
 
-    @property
-    def is_final(self) -> bool:
-        """True if the same request fails again, although clients retry this status (408, 409, 429, 5xx)."""
-        return self.status == 409 or self.code == "matcher_failed"
 
-
-def convert(value: Any, schema: type[Schema], within: str = "") -> Schema:
+def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool = True) -> Schema:
     """Read a JSON value by its schema. Raises RequestError that names the first field which does not fit."""
     try:
-        return msgspec.convert(value, schema)
+        return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
         message, _, path = str(error).removesuffix("`").partition(" - at `$")
         path = _INDEX.sub(r".\1", f"{within}{path}").strip(".").removesuffix("....")
@@ -341,10 +327,7 @@ def convert(value: Any, schema: type[Schema], within: str = "") -> Schema:
 
 @contextmanager
 def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
-    """Turn an InputError about a conversation or tools into a RequestError.
-
-    `messages` is the conversation's field, `first` the number of the first message that was read.
-    """
+    """Turn an InputError into a RequestError. The conversation is at `messages`, and `first` was read first of it."""
     try:
         yield
     except InputError as error:
@@ -352,7 +335,6 @@ def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
 
 
 def request_error(error: TokentraceError, messages: str = "messages") -> RequestError:
-    """An error as an agent gets it."""
     match error:
         case RequestError():
             return error

@@ -22,7 +22,7 @@ from ..engines.protocol import FinishReason
 from ..errors import brief
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Encoder, Head, Item, ItemChange, Reply, StreamEvent, changes_of, openai_error, token_spans
+from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, changes_of, token_spans
 from .requests import Request, RequestError, TokenFields, convert
 
 PREFIX: Final = "resp_"
@@ -66,8 +66,6 @@ class _Text(Struct):
 
 
 class _Function(Struct):
-    """A tool of type function, or the function inside of it."""
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -103,23 +101,12 @@ class ResponsesBody(wire.AgentBody):
     prompt_cache_key: str | None = None
 
 
-def bare_id(id: str) -> str | None:
-    """The `Head.id` of a response's id; None if it cannot be one of ours."""
-    bare = id.removeprefix(PREFIX)
-    return bare if bare != id and bare.isascii() and bare.isalnum() else None
-
-
 def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
-    wishes: list[str] = []
     references: dict[int, list[str]] = {}
     starts: list[int] = []
-    id = body.previous_response_id
-    previous = None if id is None else bare_id(id)
-    if id is not None and previous is None:
-        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
-        raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
+    previous = None if body.previous_response_id is None else bare_id(body.previous_response_id)
     if body.input is None:
         raise RequestError("is missing", field="input", fix="send a string or a list of items")
     with wire.naming_fields("input", past.items):
@@ -131,41 +118,19 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
             references=references,
             starts=starts,
         )
-    tools, namespaces = _tools(body.tools or [], wishes)
-    choice, reasoning, text = body.tool_choice or "auto", body.reasoning or _Reasoning(), body.text or _Text()
-    structure, form = _format(text)
-    wishes += wire.wishes(
-        {
-            "tool_choice": choice not in ("none", "auto"),
-            "reasoning.summary": reasoning.summary is not None,
-            "text.verbosity": text.verbosity is not None,
-            "parallel_tool_calls": body.parallel_tool_calls is False and bool(tools),
-            "truncation": body.truncation == "auto",
-            "max_tool_calls": body.max_tool_calls is not None,
-        }
-    )
-    included, instructions = body.include or [], messages[: bool(body.instructions)]
-    repeated: dict[str, Any] = {name: getattr(body, name) for name in _NULLABLE}
-    repeated |= {name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None}
-    repeated |= {
-        "top_logprobs": body.top_logprobs or 0,
-        "tool_choice": choice,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": msgspec.structs.asdict(reasoning),
-        "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
-        "truncation": body.truncation or "disabled",
-        "metadata": body.metadata or {},
-        "store": body.store is not False,
+    instructions = int(bool(body.instructions))
+    tools, namespaces, hidden = _tools(body.tools or [])
+    reasoning, text, included = body.reasoning or _Reasoning(), body.text or _Text(), body.include or []
+    wishes = {
+        "tool_choice": body.tool_choice not in (None, "none", "auto"),
+        "reasoning.summary": reasoning.summary is not None,
+        "text.verbosity": text.verbosity is not None,
+        "parallel_tool_calls": body.parallel_tool_calls is False and bool(tools),
+        "truncation": body.truncation == "auto",
+        "max_tool_calls": body.max_tool_calls is not None,
     }
     ways = (TokenFields.TOKENTRACE, TokenFields.NEMO_GYM)
-    answer = wire.AnswerOptions(
-        logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
-        calls_allowed=choice != "none",
-        token_fields=wire.requested_token_fields(body, headers, TokenFields.NEMO_GYM, ways),
-        encrypted=_ENCRYPTED in included,
-        namespaces=namespaces,
-        repeated=repeated,
-    )
+    structure, form = _format(text)
     return Request(
         messages=messages,
         tools=tools or None,
@@ -176,54 +141,85 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
         hints=wire.thinking_hints(None, reasoning.effort, field="reasoning.effort"),
         previous=previous,
         references={at: tuple(ids) for at, ids in references.items()},
-        instructions=len(instructions),
+        instructions=instructions,
         joined=True,
-        starts=[*(len(instructions) + start for start in past.starts), *starts],
+        starts=[*(instructions + start for start in past.starts), *starts],
         stored=body.store is not False,
-        wishes=tuple(wishes),
-        answer=answer,
+        wishes=(*hidden, *wire.wishes(**wishes)),
+        answer=wire.AnswerOptions(
+            logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
+            calls_allowed=body.tool_choice != "none",
+            token_fields=wire.requested_token_fields(body, headers, TokenFields.NEMO_GYM, ways),
+            encrypted=_ENCRYPTED in included,
+            namespaces=namespaces,
+            repeated=_repeated(body, reasoning, text, form),
+        ),
     )
 
 
-def _tools(tools: Sequence[dict[str, Any]], wishes: list[str]) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """The functions, and namespaces by function. Adds tools that the model does not see to `wishes`."""
+def bare_id(id: str) -> str:
+    """The `Head.id` of a response's id. Raises RequestError if it cannot be one of ours."""
+    bare = id.removeprefix(PREFIX)
+    if bare == id or not (bare.isascii() and bare.isalnum()):
+        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
+        raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
+    return bare
+
+
+def _repeated(body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: getattr(body, name) for name in _NULLABLE},
+        **{name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None},
+        "top_logprobs": body.top_logprobs or 0,
+        "tool_choice": body.tool_choice or "auto",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": msgspec.structs.asdict(reasoning),
+        "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
+        "truncation": body.truncation or "disabled",
+        "metadata": body.metadata or {},
+        "store": body.store is not False,
+    }
+
+
+def _tools(tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[str]], list[str]]:
+    """The functions, namespaces by function, and what the model does not see of the tools."""
     functions: list[dict[str, Any]] = []
     namespaces: dict[str, list[str]] = {}
+    hidden: list[str] = []
     for at, tool in enumerate(tools):
         path, kind = f"tools.{at}", tool.get("type")
         if isinstance(kind, str) and _HOSTED.fullmatch(kind):
-            wishes.append(f"{path} ({kind})")
+            hidden.append(f"{path} ({kind})")
         elif kind == "namespace":
             space = convert(tool, _Namespace, path)
-            wishes += [f"{path}.description"] if space.description else []
+            hidden += [f"{path}.description"] if space.description else []
             for number, inner in enumerate(space.tools):
                 function = _function(inner, f"{path}.tools.{number}")
-                name = function["function"]["name"]
-                function["function"]["name"] = in_namespace(space.name, name)
-                namespaces[function["function"]["name"]] = [space.name, name]
+                name = function["name"]
+                function["name"] = in_namespace(space.name, name)
+                namespaces[function["name"]] = [space.name, name]
                 functions.append(function)
         else:
             functions.append(_function(tool, path))
-    counts = Counter(function["function"]["name"] for function in functions)
+    counts = Counter(function["name"] for function in functions)
     for name in namespaces:
         if counts[name] > 1:
             raise RequestError(f"{brief(name)} is the name of two functions", field="tools")
-    return functions, namespaces
+    return [{"type": "function", "function": function} for function in functions], namespaces, hidden
 
 
 def _function(tool: Any, path: str) -> dict[str, Any]:
-    """A function in the shape of chat completions. The model does not see whether it is ``strict``."""
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        kind = tool.get("type") if isinstance(tool, dict) else tool
+    """A function as chat completions describe it. The model does not see whether it is ``strict``."""
+    kind = tool.get("type") if isinstance(tool, dict) else tool
+    if not isinstance(tool, dict) or kind != "function":
         raise RequestError(f"tools of type {brief(kind)} are not served; only functions are", field=f"{path}.type")
     if tool.get("function") is not None:
         tool, path = tool["function"], f"{path}.function"
-    function = convert(tool, _Function, path)
+    fields = msgspec.structs.asdict(convert(tool, _Function, path))
     for name in ("defer_loading", "async"):
         if tool.get(name):
             raise RequestError("is not served", field=f"{path}.{name}", fix="leave it out")
-    fields = msgspec.structs.asdict(function)
-    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
@@ -240,53 +236,12 @@ def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
 
 # -- answers
 
-
-def write_response(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-    """A ``response``, completed or incomplete."""
-    [reply] = replies
-    usage, cut_off = head.usage(replies), reply.finish_reason == "length"
-    answer = _response(head, "incomplete" if cut_off else "completed") | {
-        "output": [_output_item(head, item, reply) for item in _items(reply)],
-        "usage": {
-            "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-            "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-            "total_tokens": usage.prompt + usage.completion,
-        },
-        **head.token_fields(reply, TokenFields.TOKENTRACE),
-    }
-    answer["output"][-1] |= head.token_fields(reply, TokenFields.NEMO_GYM)
-    if cut_off and reply.completion.finish_reason is FinishReason.LENGTH:
-        answer["incomplete_details"] = {"reason": "max_output_tokens"}
-    return answer
-
-
-def _items(reply: Reply) -> Sequence[Item]:
-    return reply.items or [Item(0, PartKind.CONTENT, cut_off=reply.finish_reason == "length")]
-
-
-def _response(head: Head, status: str) -> dict[str, Any]:
-    """A response without output: the request's settings, as they were understood."""
-    request = head.request
-    return {
-        "id": PREFIX + head.id,
-        "object": "response",
-        "created_at": head.created,
-        "status": status,
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": request.messages[0]["content"] if request.instructions else None,
-        "model": head.model,
-        "output": [],
-        "tools": [  # nothing makes the model keep to the schema
-            {"type": "function", "description": None, "parameters": None, **tool["function"], "strict": False}
-            for tool in request.tools or ()
-        ],
-        "usage": None,
-        **head.options.repeated,
-    }
+_PREFIXES: Final = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}
+_TEXTS: Final = {
+    PartKind.REASONING: "response.reasoning_text",
+    PartKind.CONTENT: "response.output_text",
+    PartKind.TOOL_CALL: "response.function_call_arguments",
+}
 
 
 def output_item(response: str, item: Item) -> dict[str, Any]:
@@ -302,59 +257,43 @@ def output_item(response: str, item: Item) -> dict[str, Any]:
     return {"type": "message", "id": id, "role": "assistant", "status": status, "content": [text]}
 
 
-def _output_item(head: Head, item: Item, reply: Reply | None = None) -> dict[str, Any]:
-    """The item as requested. A message has the logprobs of its tokens if the reply is complete."""
-    output, options = output_item(head.id, item), head.options
-    if item.kind is PartKind.REASONING and options.encrypted:
-        output["encrypted_content"] = sealed(item.text)
-    if item.kind is PartKind.TOOL_CALL and item.name in options.namespaces:
-        output["namespace"], output["name"] = options.namespaces[item.name]
-    if item.kind is PartKind.CONTENT and reply is not None and options.logprobs is not None:
-        entries = head.logprobs(reply.completion)
-        spans = token_spans(reply.response, reply.items).get(item.index, ())
-        output["content"][0]["logprobs"] = [entry for span in spans for entry in entries[span.start : span.stop]]
-    return output
-
-
-_PREFIXES: Final = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}
-_TEXTS: Final = {
-    PartKind.REASONING: "response.reasoning_text",
-    PartKind.CONTENT: "response.output_text",
-    PartKind.TOOL_CALL: "response.function_call_arguments",
-}
-
-
-class ResponsesEncoder(Encoder):
-    """The events of one streamed response, numbered.
+class Responses(Dialect):
+    """A ``response``, completed or incomplete, or its events, numbered.
 
     With logprobs, messages are done only at the end: which tokens a text consists of is not certain before.
     """
+
+    name = "responses"
+    history = "input"
+    read = staticmethod(read_responses)
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
         self._sent = 0
         self._pending: Final[list[Item]] = []
-        """Messages that are complete but not done."""
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        [reply] = replies
+        usage, cut_off = self.usage(replies), reply.finish_reason == "length"
+        answer = self._response("incomplete" if cut_off else "completed") | {
+            "output": [self._item(item, reply) for item in _items(reply)],
+            "usage": {
+                "input_tokens": usage.prompt,
+                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+                "output_tokens": usage.completion,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+                "total_tokens": usage.prompt + usage.completion,
+            },
+            **self.token_fields(reply, TokenFields.TOKENTRACE),
+        }
+        answer["output"][-1] |= self.token_fields(reply, TokenFields.NEMO_GYM)
+        if cut_off and reply.completion.finish_reason is FinishReason.LENGTH:
+            answer["incomplete_details"] = {"reason": "max_output_tokens"}
+        return answer
 
     def open(self) -> list[StreamEvent]:
-        response = _response(self.head, "in_progress")
+        response = self._response("in_progress")
         return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
-
-    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
-        [reply] = replies
-        events = [] if reply.items else self.feed(0, changes_of(_items(reply)), None)
-        for item in self._pending:
-            events += self._done(item, reply)
-        answer = write_response(self.head, replies)
-        return [*events, self._event(f"response.{answer['status']}", response=answer)]
-
-    def fail(self, error: RequestError) -> list[StreamEvent]:
-        """The failure as a response and as an error: clients look for either."""
-        code = "invalid_prompt" if error.status < 500 else "server_error"
-        code = "rate_limit_exceeded" if error.status == 429 else code
-        failed = _response(self.head, "failed") | {"error": {"code": code, "message": str(error)}}
-        fields = {"code": error.code or code, "message": str(error), "param": error.field}
-        return [self._event("response.failed", response=failed), self._event("error", **fields)]
 
     def encode(self, change: ItemChange) -> list[StreamEvent]:
         item, is_text = change.item, change.item.kind is PartKind.CONTENT
@@ -362,22 +301,73 @@ class ResponsesEncoder(Encoder):
             case "grew":
                 logprobs: dict[str, Any] = {"logprobs": []} if is_text else {}
                 return [self._about(item, f"{_TEXTS[item.kind]}.delta", delta=change.text, **logprobs)]
-            case "closed" if is_text and self.head.options.logprobs is not None:
+            case "closed" if is_text and self.options.logprobs is not None:
                 self._pending.append(item)
                 return []
             case "closed":
                 return self._done(item)
             case "waiting":
                 return []
-        output = _output_item(self.head, Item(item.index, item.kind, "", item.name, item.id))
+        output = self._item(Item(item.index, item.kind, "", item.name, item.id))
         output |= {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
         output.pop("encrypted_content", None)
         parts, output = output.get("content", ()), output | ({"content": []} if "content" in output else {})
         added = self._event("response.output_item.added", output_index=item.index, item=output)
         return [added, *(self._about(item, "response.content_part.added", part=part) for part in parts)]
 
+    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
+        [reply] = replies
+        events = [] if reply.items else self.feed(0, changes_of(_items(reply)), None)
+        for item in self._pending:
+            events += self._done(item, reply)
+        answer = self.whole(replies)
+        return [*events, self._event(f"response.{answer['status']}", response=answer)]
+
+    def fail(self, error: RequestError) -> list[StreamEvent]:
+        """The failure as a response and as an error: clients look for either."""
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        code = "rate_limit_exceeded" if error.status == 429 else code
+        failed = self._response("failed") | {"error": {"code": code, "message": str(error)}}
+        fields = {"code": error.code or code, "message": str(error), "param": error.field}
+        return [self._event("response.failed", response=failed), self._event("error", **fields)]
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """A response without output: the request's settings, as they were understood."""
+        request = self.head.request
+        nothing = {"description": None, "parameters": None}
+        return {
+            "id": PREFIX + self.head.id,
+            "object": "response",
+            "created_at": self.head.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.messages[0]["content"] if request.instructions else None,
+            "model": self.head.model,
+            "output": [],
+            "tools": [  # nothing makes the model keep to the schema
+                {"type": "function", **nothing, **tool["function"], "strict": False} for tool in request.tools or ()
+            ],
+            "usage": None,
+            **self.options.repeated,
+        }
+
+    def _item(self, item: Item, reply: Reply | None = None) -> dict[str, Any]:
+        """The item as requested. A message has the logprobs of its tokens if the reply is complete."""
+        output, options = output_item(self.head.id, item), self.options
+        if item.kind is PartKind.REASONING and options.encrypted:
+            output["encrypted_content"] = sealed(item.text)
+        if item.kind is PartKind.TOOL_CALL and item.name in options.namespaces:
+            output["namespace"], output["name"] = options.namespaces[item.name]
+        if item.kind is PartKind.CONTENT and reply is not None and options.logprobs is not None:
+            entries = self.logprobs(reply.completion)
+            spans = token_spans(reply.response, reply.items).get(item.index, ())
+            output["content"][0]["logprobs"] = [entry for span in spans for entry in entries[span.start : span.stop]]
+        return output
+
     def _done(self, item: Item, reply: Reply | None = None) -> list[StreamEvent]:
-        output, name = _output_item(self.head, item, reply), f"{_TEXTS[item.kind]}.done"
+        output, name = self._item(item, reply), f"{_TEXTS[item.kind]}.done"
         if item.kind is PartKind.TOOL_CALL:
             events = [self._about(item, name, arguments=item.text)]
         else:
@@ -397,4 +387,5 @@ class ResponsesEncoder(Encoder):
         return {"type": type, **fields, "sequence_number": self._sent - 1}
 
 
-RESPONSES: Final = Dialect("responses", read_responses, write_response, ResponsesEncoder, openai_error, history="input")
+def _items(reply: Reply) -> Sequence[Item]:
+    return reply.items or [Item(0, PartKind.CONTENT, cut_off=reply.finish_reason == "length")]

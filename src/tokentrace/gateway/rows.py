@@ -43,14 +43,12 @@ class SessionRows:
     _numbers: dict[int, int] = field(default_factory=dict)
     """The number of a turn by the number of the write that its completion is in the trajectory."""
     _channels: dict[int, bytes] = field(default_factory=dict)
-    """Packed, by the number of the turn."""
 
     def __post_init__(self) -> None:
         # no request is placed here, so that messages need not be compared
         self.session = SessionRecord(Trajectory(name=self.info.id), lambda message: None)
 
     def add(self, *records: TurnRecord) -> None:
-        """Add the next turns of the store."""
         for record in records:
             self.session.replay(record)
             self._numbers[record.first + len(record.records) - 1] = record.number
@@ -67,24 +65,20 @@ class SessionRows:
         if not self.session.trajectory.num_writes:
             return
         reward = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
-        samples: list[Sample] = []
-        tokens = count = 0
+        samples, places, tokens = list[Sample](), list[dict[str, Any]](), 0
         try:
             rows = each_trajectory_sample(self.session.trajectory, reward=reward)
         except SampleError:  # not a finite number; the labels have it
             rows = each_trajectory_sample(self.session.trajectory)
-        for sample in rows:
+        for number, sample in enumerate(rows):
             samples.append(sample)
+            places.append(self._row(sample, number))
             tokens += len(sample)
             if tokens >= _TABLE_TOKENS or len(samples) >= _TABLE_ROWS:
-                yield self._table(samples, count)
-                samples, tokens, count = [], 0, count + len(samples)
+                yield samples_table(samples, COLUMNS, places)
+                samples, places, tokens = [], [], 0
         if samples:
-            yield self._table(samples, count)
-
-    def _table(self, samples: Sequence[Sample], count: int) -> Any:
-        places = (self._row(sample, count + at) for at, sample in enumerate(samples))
-        return samples_table(samples, COLUMNS, places)
+            yield samples_table(samples, COLUMNS, places)
 
     def _row(self, sample: Sample, number: int) -> dict[str, Any]:
         trajectory = self.session.trajectory
@@ -113,14 +107,13 @@ class SessionRows:
             **channel_values(self._channels_of(along, len(sample))),
         }
 
-    def _turn(self, recorded: RecordedTurn) -> dict[str, Any]:
-        reward = next(
-            (each.value for each in self.labels if each.name == REWARD and each.turn == recorded.number), None
-        )
+    def _turn(self, turn: RecordedTurn) -> dict[str, Any]:
+        labels = (each.value for each in self.labels if each.name == REWARD and each.turn == turn.number)
+        reward = next(labels, None)
         return {
-            **{name: _utf8(getattr(recorded, name)) for name in _TURN_FIELDS},
+            **{name: _utf8(getattr(turn, name)) for name in _TURN_FIELDS},
             "reward": as_float(reward) if is_number(reward) else None,
-            **{name: [_utf8(text) for text in getattr(recorded, name)] for name in _TURN_LISTS},
+            **{name: [_utf8(text) for text in getattr(turn, name)] for name in _TURN_LISTS},
         }
 
     def _channels_of(self, along: Sequence[Turn], length: int) -> dict[str, Channel]:
@@ -149,11 +142,9 @@ COLUMNS: Final[Columns] = {
     **dict.fromkeys(("metadata", "session_labels", "messages", "tools", "tokenizer", "template"), "string"),
     **CHANNELS,
 }
-"""The columns of sessions: those of all trajectories, and their own."""
 
 
 def _text(value: Any) -> str:
-    """JSON for people."""
     return str(_utf8(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
 
 
@@ -163,11 +154,8 @@ def _utf8(value: Any) -> Any:
 
 
 class ExportFormat(StrEnum):
-    """How rows are written."""
-
     JSONL = "jsonl"
     ARROW = "arrow"
-    """Arrow's IPC stream."""
     PARQUET = "parquet"
 
     @property
@@ -188,7 +176,6 @@ class Export:
         self._sealed: list[str] = []
         self.sessions = self.rows = self.tokens = self.trained = self.marked = 0
         self.causes: Counter[str] = Counter()
-        """How many branches make a row, by their cause."""
 
     async def tables(self) -> AsyncGenerator[Any]:
         """The rows as Arrow tables, each of one session."""
@@ -208,7 +195,6 @@ class Export:
                 self._sealed.append(info.id)
 
     async def _read(self, info: SessionInfo) -> SessionRows | None:
-        """A session's turns and labels; None if it was dropped."""
         if info.state is State.DROPPED:
             return None
         session = SessionRows(info, await self._store.labels(info.id))
@@ -238,18 +224,26 @@ async def export_rows(
 ) -> AsyncGenerator[bytes]:
     """The bytes of a file of rows. Sealed sessions are exported after the last byte, unless `keep_state` is set."""
     export, pipe = Export(store, sessions), io.BytesIO()
+
+    def take() -> bytes:
+        """All that was written since the last call."""
+        data = pipe.getvalue()
+        pipe.seek(0)
+        pipe.truncate()
+        return data
+
     writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, COLUMNS, {})
     try:
         async with aclosing(export.tables()) as tables:
             async for table in tables:
                 await asyncio.to_thread(writer.write, table)
-                if piece := _take(pipe):
+                if piece := take():
                     yield piece
         await asyncio.to_thread(writer.finish)
     except BaseException:
         writer.abandon()
         raise
-    if piece := _take(pipe):
+    if piece := take():
         yield piece
     if not keep_state:
         await export.mark()
@@ -262,11 +256,3 @@ async def _each(sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) ->
     else:
         for info in sessions:
             yield info
-
-
-def _take(pipe: io.BytesIO) -> bytes:
-    """All that was written since the last call."""
-    data = pipe.getvalue()
-    pipe.seek(0)
-    pipe.truncate()
-    return data

@@ -31,8 +31,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """How a gateway is served."""
-
     host: str = "127.0.0.1"
     port: int = 0
     store: str | None = None
@@ -83,22 +81,19 @@ async def open_gateway(
 
 def warm_up(renderer: Renderer) -> None:
     """Load the tokenizer and study the template, so that no request has to wait for it."""
-    silent = renderer.silent()
+    silent, question = renderer.silent(), {"role": "user", "content": "a"}
     silent.tokenizer.warm_up()
-    schema = {"type": "object", "properties": {"b": {"type": "string"}}}
-    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}
+    parameters = {"type": "object", "properties": {"b": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}}
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"b": "c"}}}
-    for tools, reply, answer in (
-        (None, {"content": "b"}, {"role": "user", "content": "c"}),
-        ([tool], {"content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "c"}),
-    ):
+    result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "c"}
+    stops = silent.get_stop_token_ids()
+    for tools, reply, answer in ((None, {}, question), ([tool], {"tool_calls": [call]}, result)):
         with contextlib.suppress(Exception):  # a template without tools refuses them when a request brings some
-            question = [{"role": "user", "content": "a"}]
-            prompt = silent.render_ids(question, tools=tools, add_generation_prompt=True)
+            prompt = silent.render_ids([question], tools=tools, add_generation_prompt=True)
             parser = silent.streaming_parser(tools=tools, prompt_ids=prompt)
-            stops = silent.get_stop_token_ids()
-            silent.bridge(prompt, stops[:1], [{"role": "user", "content": "b"}], tools=tools)
-            whole = silent.render_ids([*question, {"role": "assistant", **reply}], tools=tools)
+            silent.bridge(prompt, stops[:1], [question], tools=tools)
+            whole = silent.render_ids([question, {"role": "assistant", "content": "b", **reply}], tools=tools)
             end = next(at for at in range(len(prompt), len(whole)) if whole[at] in stops) + 1
             parser.feed(whole[len(prompt) : end])
             parser.finish()
@@ -120,21 +115,18 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
     grace = max(1, int(settings.patience) + 1)
     config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet)
-    server = app.server = _Server(config, app.gateway, settings.patience)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    port = listening.getsockname()[1]
-    server.ready = lambda: ready(f"http://{host}:{port}")
-    await server.serve(sockets=[listening])
+    url = f"http://{host}:{listening.getsockname()[1]}"
+    app.server = _Server(config, app.gateway, settings.patience, lambda: ready(url))
+    await app.server.serve(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
     """Calls `ready`, and lets requests under way end before it stops."""
 
-    ready: Callable[[], None]
-
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, patience: float) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, patience: float, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._gateway, self._patience = gateway, patience
+        self._gateway, self._patience, self._ready = gateway, patience, ready
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -152,7 +144,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self.ready()
+            self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._gateway.admission.drain(self._patience)

@@ -53,19 +53,15 @@ class SessionRecord:
     """The name of `means`. Keys that another matcher made are computed again."""
     turns: list[RecordedTurn] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
-    """Tools and template variables by their key."""
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
     """The turns that end with a conversation of this key."""
     _turn_of: dict[Key, int] = field(default_factory=dict)
     """For the key of every prefix of every conversation: the first turn that had it."""
-    _replies: dict[int, Key] = field(default_factory=dict)
-    """The key of each reply alone, by turn; made when it is needed."""
+    _by_reply: dict[Key, list[int]] = field(default_factory=dict)
     _by_reasoning: dict[str, list[int]] = field(default_factory=dict)
-    """Turns by their reply's reasoning."""
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that came again with other fields: whether they have the same tokens."""
     _tips: dict[int, int] = field(default_factory=dict)
-    """Where the last turn of each branch ends."""
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     # -- a request becomes a prompt
@@ -74,33 +70,29 @@ class SessionRecord:
         """The prompt for a request: the longest recorded conversation that it begins with, and what is new."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
-            return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids, [])
+            return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids)
         sent, earlier = self._received(conversation)
         conversation = replace(conversation, messages=sent.messages)
-        ambiguous, refusal, edit = False, "", None
-        for count in range(len(sent.messages), 0, -1):
-            numbers = self._by_key.get(sent.keys[count])
-            edited = edit is not None and edit.message is not None and count > edit.message
-            if edited or not numbers or sent.messages[count - 1].get("role") != "assistant":
+        count, base, edit, ambiguous = len(sent.messages), None, None, False
+        while count and base is None:
+            numbers = self._by_key.get(sent.keys[count], ())
+            if not numbers or sent.messages[count - 1].get("role") != "assistant":
+                count -= 1
                 continue
             echo = sent.messages[:count]
             edits = {number: self._first_edit(conversation, self.turns[number], echo, earlier) for number in numbers}
             matches = [number for number, at in edits.items() if at is None]
-            if not matches:
-                number, at = max(((number, at or 0) for number, at in edits.items()), key=lambda pair: pair[1])
-                edit = changed_message(at, echo[at], self.conversation(number)[at])
-            base = self._choose(matches, echo)
-            ambiguous = ambiguous or (bool(matches) and base is None)
-            if base is None:
-                continue
-            placed = self._extend(conversation, sent, base, count)
-            if isinstance(placed, str):
-                refusal = placed
-                break
-            is_repaired = sent.messages[count - 1] is not sent.originals[count - 1]
-            repairs = (f"message {count - 1}: reasoning repeated as content",) if is_repaired else ()
-            return replace(placed, ambiguous=ambiguous, edit=edit, repairs=(*placed.repairs, *repairs))
-        return replace(self._render(conversation, sent), ambiguous=ambiguous, refusal=refusal, edit=edit)
+            if matches:
+                base = self._choose(matches, echo)
+                if base is None:
+                    ambiguous, count = True, count - 1
+            else:  # all longer beginnings have the edit, too
+                number, count = max(((number, at or 0) for number, at in edits.items()), key=lambda pair: pair[1])
+                edit = changed_message(count, echo[count], self.conversation(number)[count])
+        placed = "" if base is None else self._extend(conversation, sent, base, count)
+        if isinstance(placed, str):
+            placed = replace(self._render(conversation, sent), refusal=placed)
+        return replace(placed, ambiguous=ambiguous, edit=edit) if ambiguous or edit else placed
 
     def _received(self, conversation: Conversation) -> tuple[SentMessages, SentMessages | None]:
         """The messages of a request with their keys, and the earlier request that it continues."""
@@ -138,29 +130,26 @@ class SessionRecord:
 
     def _is_reply(self, message: Message, numbers: Sequence[int] | None = None) -> bool:
         """True if a message means the same as the reply of one of these turns, or of any turn."""
-        key = self._key_alone(message)
-        for turn in self.turns[len(self._replies) :]:
-            self._replies[turn.number] = self._key_alone(turn.reply)
-        return any(self._replies[number] == key for number in (self._replies if numbers is None else numbers))
+        replies = self._by_reply.get(self._key_alone(message), ())
+        return bool(replies) if numbers is None else not set(numbers).isdisjoint(replies)
 
     def _key_alone(self, message: Message) -> Key:
         return chain(b"", [message], self.means)[-1]
 
     def _choose(self, numbers: Sequence[int], echo: Messages) -> RecordedTurn | None:
         """The turn that the echo repeats, by call ids and reasoning if it has any; None if the tokens are in doubt."""
-        candidates = [number for number in numbers if self._repeats(number, echo)] if len(numbers) > 1 else numbers
+
+        def repeats(number: int) -> bool:
+            pairs = zip(echo, self.conversation(number), strict=True)
+            replies = [pair for pair in pairs if pair[0].get("role") == "assistant"]
+            parts = [(part(sent), part(old)) for sent, old in replies for part in (message_keys.call_ids, reasoning)]
+            return all(not sent or sent == old for sent, old in parts)
+
+        candidates = [number for number in numbers if repeats(number)] if len(numbers) > 1 else numbers
         turns = [self.turns[number] for number in reversed(candidates or numbers)]  # the last was probably heard
-        if not turns or (len(turns) > 1 and len({self._stream(turn).tobytes() for turn in turns}) > 1):
+        if len(turns) > 1 and len({self._stream(turn).tobytes() for turn in turns}) > 1:
             return None
         return next((turn for turn in turns if self._is_tip(turn)), turns[0])
-
-    def _repeats(self, number: int, echo: Messages) -> bool:
-        for message, recorded in zip(echo, self.conversation(number), strict=True):
-            if message.get("role") == "assistant":
-                for part in (message_keys.call_ids, reasoning):
-                    if part(message) and part(message) != part(recorded):
-                        return False
-        return True
 
     # -- edits that the keys do not show
 
@@ -175,31 +164,27 @@ class SessionRecord:
         answered (`earlier`) is part of the echo and needs no check.
         """
         first = len(earlier.messages) if earlier is not None and turn.number in earlier.answers else 0
-        sampled = self._sampled(turn, first)
+        sampled = {each.depth - 1 for each in self._path(turn, first)}
         doubtful: dict[int, Message] = {}
-        rewritten: int | None = None
         for at, recorded in enumerate(self.conversation(turn.number, first)[: max(0, len(echo) - first)], first):
             message = echo[at]
             by_model = message.get("role") == "assistant"
             if by_model and (at in sampled or self._is_reply(message)):
                 repeated = " ".join(reasoning(message).split())
                 if not " ".join(reasoning(recorded).split()).endswith(repeated):
-                    rewritten = at
-                    break
+                    reprinted = self._first_reprinted(conversation, turn, doubtful)
+                    return at if reprinted is None else reprinted
             elif message is recorded:
                 continue
             elif (by_model or self.means is meaning) and not message_keys.same_fields(message, recorded):
                 doubtful[at] = message
-        reprinted = self._first_reprinted(conversation, turn, doubtful) if doubtful else None
-        return rewritten if reprinted is None else reprinted
+        return self._first_reprinted(conversation, turn, doubtful)
 
     def _first_reprinted(
         self, conversation: Conversation, turn: RecordedTurn, doubtful: Mapping[int, Message]
     ) -> int | None:
         """The first doubtful message, by number, that gives the turn's conversation another prompt."""
-        path = [turn]
-        while path[-1].base is not None:
-            path.append(self.turns[path[-1].base])
+        path = self._path(turn) if doubtful else []
         key: Key = b""
         changed: dict[int, Message] = {}
         for at, message in doubtful.items():
@@ -216,7 +201,7 @@ class SessionRecord:
     def _has_prompt(self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]) -> bool:
         """True if a turn has the same prompt with these messages in its conversation."""
         messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
-        base, prompt = None if turn.base is None else self.turns[turn.base], self._stream(turn)[: turn.start]
+        base, prompt = None if turn.base is None else self.turns[turn.base], self.prompt_ids(turn)
         try:
             if base is None:
                 whole = self._render(replace(conversation, messages=messages, continued=False), SentMessages())
@@ -226,26 +211,18 @@ class SessionRecord:
             return False
         return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, prompt[base.stop :])
 
-    def _sampled(self, turn: RecordedTurn, first: int = 0) -> set[int]:
-        """Which messages of a turn's conversation, from a number on, were sampled."""
-        sampled, limit = {turn.depth - 1}, turn.shared
-        while turn.base is not None and limit > first:
-            turn = self.turns[turn.base]
-            if turn.depth <= limit:
-                sampled.add(turn.depth - 1)
-            limit = min(limit, turn.shared)
-        return sampled
-
     # -- the prompt's tokens
 
     def _extend(
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
     ) -> Placement | str:
         """The prompt after a recorded turn, whose conversation is the first `count` messages; or why there is none."""
-        new, stream = conversation.messages[count:], self._stream(base)
-        echo, reply, place = conversation.messages[count - 1], base.reply, f"message {count - 1}"
+        new, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
+        echo, reply = conversation.messages[count - 1], base.reply
         names = [name for name in sorted({*echo, *reply}) if (echo.get(name) or None) != (reply.get(name) or None)]
-        repairs = tuple(f"{place}: {name} {'written another way' if echo.get(name) else 'left out'}" for name in names)
+        repairs = [f"{place}: {name} {'written another way' if echo.get(name) else 'left out'}" for name in names]
+        if echo is not sent.originals[count - 1]:
+            repairs.append(f"{place}: reasoning repeated as content")
         if conversation.continued:
             if new or base.finish_reason not in _UNFINISHED or base.stopped_by:
                 return "the last message is to be continued: what came before it is rendered with it"
@@ -255,10 +232,16 @@ class SessionRecord:
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
             new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
-        ids, wire = np.concatenate([stream, new_ids]), self._wire(base, new_ids)
+        # the prompt as JSON text, made now: when an engine wants it, another thread may be reading the record
+        if self._is_tip(base):
+            *first, last = self.trajectory.wire_parts(base.branch)
+            wire = (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
+        else:
+            wire = (b"[", _numbers(np.concatenate([stream, new_ids])), b"]")
         return Placement(
-            conversation, sent, base, ids, new_ids, kinds, spans, wire, repairs=repairs, notes=tuple(notes)
-        )
+            conversation, sent, base, np.concatenate([stream, new_ids]), new_ids, kinds, spans, wire,
+            repairs=tuple(repairs), notes=tuple(notes),
+        )  # fmt: skip
 
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
@@ -289,7 +272,7 @@ class SessionRecord:
         if continued:
             self._check_unfinished(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        return replace(_whole(conversation, sent, ids, message_spans(rendered.messages)), notes=notes)
+        return _whole(conversation, sent, ids, message_spans(rendered.messages), notes)
 
     def _check_unfinished(self, ids: Ids, field: str) -> None:
         """Raise InputError if a prompt ends with a recorded turn that the model ended itself."""
@@ -302,33 +285,30 @@ class SessionRecord:
         if len(last) and last.finish_reason not in _UNFINISHED:
             raise InputError("ends with a recorded turn, which the model ended itself: add a message", field=field)
 
-    def _wire(self, base: RecordedTurn, new_ids: Ids) -> tuple[bytes, ...]:
-        """The prompt as JSON text, made now: when an engine wants it, another thread may be reading the record."""
-        if not self._is_tip(base):
-            return (b"[", _numbers(np.concatenate([self._stream(base), new_ids])), b"]")
-        *first, last = self.trajectory.wire_parts(base.branch)
-        return (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
-
     # -- reading the record
 
     def conversation(self, number: int, first: int = 0) -> list[Message]:
         """The messages that a turn answered, as they were recorded, and its reply; from message `first` on."""
         parts: list[Sequence[Message]] = []
-        at: int | None = number
         limit = self.turns[number].depth
-        while at is not None and limit > first:
-            turn = self.turns[at]
+        for turn in self._path(self.turns[number], first):
             parts.append([*turn.messages, turn.reply][max(0, first - turn.shared) : max(0, limit - turn.shared)])
             limit = min(limit, turn.shared)
-            at = turn.base
         return [message for part in reversed(parts) for message in part]
 
+    def _path(self, turn: RecordedTurn, first: int = 0) -> list[RecordedTurn]:
+        """A turn and those that it continues, the newest first, back to the one that has message `first`."""
+        path, limit = [turn], turn.shared
+        while turn.base is not None and limit > first:
+            turn = self.turns[turn.base]
+            path.append(turn)
+            limit = min(limit, turn.shared)
+        return path
+
     def sampled_turn(self, turn: RecordedTurn) -> Turn:
-        """A turn as the trajectory has it."""
         return next(each for each in self.trajectory.turns(turn.branch) if each.start == turn.start)
 
     def prompt_ids(self, turn: RecordedTurn) -> Ids:
-        """The prompt that a turn answered."""
         return self._stream(turn)[: turn.start]
 
     def _stream(self, turn: RecordedTurn) -> Ids:
@@ -342,21 +322,21 @@ class SessionRecord:
 
     def _cause(self, placed: Placement) -> Finding | None:
         """Why a turn does not extend the end of a branch; None if it does, or is the first."""
-        base, keys = placed.base, placed.sent.keys
-        if not self.turns or (base is not None and self._is_tip(base)):
+        conversation, keys = placed.conversation, placed.sent.keys
+        if not self.turns or (placed.base is not None and self._is_tip(placed.base)):
             return None
         if placed.choice:
             return Finding(Cause.RETRY, words=f"choice {placed.choice} of one request")
         if placed.ambiguous:
             return Finding(Cause.AMBIGUOUS, words="several recorded turns match the request; none of them was guessed")
-        if placed.conversation.prompt_ids is not None:
+        if conversation.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return Finding(Cause.EDIT, words=f"its ids leave the record after the first {shared}")
         if placed.edit is not None:
             return placed.edit
         if placed.refusal:
             return Finding(Cause.TEMPLATE, words=f"no bridge from the recorded turn: {placed.refusal}")
-        conversation, sent = placed.conversation, placed.conversation.messages
+        sent = conversation.messages
         if conversation.continued:  # what the agent began for the model is not a reply
             sent, keys = sent[:-1], keys[:-1]
         shared = self._shared_prefix(keys)
@@ -382,7 +362,6 @@ class SessionRecord:
         return find_cause(sent, self.conversation(longest), shared, recent=recent)
 
     def _shared_prefix(self, keys: Sequence[Key]) -> int:
-        """How many messages a conversation shares with the record."""
         return max(at for at, key in enumerate(keys) if at == 0 or key in self._turn_of)
 
     # -- recording a turn
@@ -442,25 +421,17 @@ class SessionRecord:
             reused=placed.reused,
             **details,
         )
-        record = TurnRecord(
-            turn.number,
-            first,
-            tuple(write_records(trajectory, first)),
-            turn,
-            pack_channels(completion.channels),
-            sampled=len(completion.ids),
-            prompted=len(placed.ids),
-        )
+        records, channels = tuple(write_records(trajectory, first)), pack_channels(completion.channels)
+        counts = (len(completion.ids), len(placed.ids))
+        record = TurnRecord(turn.number, first, records, turn, channels, *counts)
         return PreparedTurn(turn, record, trajectory, placed.sent)
 
     def apply(self, prepared: PreparedTurn) -> None:
-        """Add a prepared turn, which is stored now."""
         self.trajectory = prepared.trajectory
         prepared.sent.answers.add(prepared.turn.number)
         self._index(prepared.turn)
 
     def replay(self, record: TurnRecord) -> None:
-        """Add a turn that was read from a store."""
         replay_records(self.trajectory, record.records)
         turn = msgspec.convert(record.info, RecordedTurn)
         if turn.matcher != self.matcher:
@@ -470,11 +441,11 @@ class SessionRecord:
         self._index(turn)
 
     def _index(self, turn: RecordedTurn) -> None:
-        """Add a turn to what `place` looks up."""
         self.turns.append(turn)
         self._tips[turn.branch] = turn.stop
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
         self._by_key.setdefault(turn.key, []).append(turn.number)
+        self._by_reply.setdefault(self._key_alone(turn.reply), []).append(turn.number)
         if thought := reasoning(turn.reply):
             self._by_reasoning.setdefault(thought, []).append(turn.number)
         for key in turn.keys:
@@ -511,9 +482,15 @@ def _are_instructions(messages: Messages) -> bool:
     return all(message.get("role") in INSTRUCTIONS for message in messages)
 
 
-def _whole(conversation: Conversation, sent: SentMessages, ids: Ids, spans: list[tuple[int, int, int]]) -> Placement:
-    """A prompt that extends no recorded turn."""
-    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, spans, lambda: (b"[", _numbers(ids), b"]"))
+def _whole(
+    conversation: Conversation,
+    sent: SentMessages,
+    ids: Ids,
+    spans: Sequence[tuple[int, int, int]] = (),
+    notes: tuple[str, ...] = (),
+) -> Placement:
+    wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
+    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, list(spans), wire, notes=notes)
 
 
 def _numbers(ids: Ids) -> bytes:

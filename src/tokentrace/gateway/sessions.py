@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from .requests import Request
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
-"""What a session may be called."""
 ID_RULE: Final = "letters, digits and . _ : @ ~ -, at most 128 of them, the first a letter or a digit"
 
 _Name: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00\ud800-\udfff]+\Z")]
 Version: TypeAlias = _Name | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """The name of weights: no NUL and no lone surrogate, which a store cannot keep."""
+_IN_MEMORY: Final = 1000
 Budget: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 
 
@@ -44,7 +44,6 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_sampled_tokens: Budget | None = None
     max_prompt_tokens: Budget | None = None
     version: Version | None = None
-    """Which weights sample, if the engine does not say so."""
 
     @classmethod
     def read(cls, value: Any) -> SessionSettings:
@@ -75,16 +74,8 @@ class LiveSession:
 class Sessions:
     """The sessions of one gateway. Memory has what the store has, or a beginning of it."""
 
-    def __init__(
-        self,
-        store: Store,
-        vocab_size: int | None,
-        *,
-        matcher: str | None = None,
-        create: bool = False,
-        most: int = 1000,
-    ) -> None:
-        self.store, self.create, self._most, self._vocab_size = store, create, most, vocab_size
+    def __init__(self, store: Store, vocab_size: int | None, *, matcher: str | None, create: bool) -> None:
+        self.store, self.create, self._vocab_size = store, create, vocab_size
         self._matcher = matcher or ""
         self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
         self._live: OrderedDict[str, LiveSession] = OrderedDict()
@@ -113,9 +104,14 @@ class Sessions:
             self.forget(live)
             live = None
         if live is None:
-            live = self._live.setdefault(id, self._load(info))
+            settings = SessionSettings.read(info.settings)
+            means, matcher = MEANINGS[settings.matcher], str(settings.matcher)
+            if self._default is not None and settings.matcher is Matcher.NORMAL and self._default is not means:
+                means, matcher = self._default, f"custom:{self._matcher}"
+            trajectory = Trajectory(name=id, vocab_size=self._vocab_size)
+            live = self._live[id] = LiveSession(info, settings, SessionRecord(trajectory, means, matcher))
         self._live.move_to_end(id)
-        while len(self._live) > self._most:
+        while len(self._live) > _IN_MEMORY:
             self._live.popitem(last=False)
         if len(live.session.turns) < info.turns:
             async with live.lock:
@@ -123,14 +119,6 @@ class Sessions:
         if info.turns >= live.info.turns:  # otherwise a turn was added here meanwhile
             live.info = info
         return live
-
-    def _load(self, info: SessionInfo) -> LiveSession:
-        settings = SessionSettings.read(info.settings)
-        means, matcher = MEANINGS[settings.matcher], str(settings.matcher)
-        if self._default is not None and settings.matcher is Matcher.NORMAL and self._default is not means:
-            means, matcher = self._default, f"custom:{self._matcher}"
-        trajectory = Trajectory(name=info.id, vocab_size=self._vocab_size)
-        return LiveSession(info, settings, SessionRecord(trajectory, means, matcher))
 
     @contextlib.asynccontextmanager
     async def locked(self, id: str, live: LiveSession | None = None) -> AsyncIterator[LiveSession]:
@@ -163,7 +151,6 @@ class Sessions:
             raise
 
     def peek(self, id: str) -> LiveSession | None:
-        """A session, if it is in memory."""
         return self._live.get(id)
 
     def forget(self, live: LiveSession) -> None:
@@ -177,5 +164,4 @@ class Sessions:
 
 
 def dropped(id: str) -> RequestError:
-    """The answer to whoever wants a session that was dropped."""
     return RequestError(f"session {id} was dropped: its tokens are gone", status=404, code="no_session")

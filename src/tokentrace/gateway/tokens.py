@@ -15,7 +15,7 @@ from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
 from . import requests as wire
-from .dialect import OPENAI_END, Dialect, Encoder, Head, ItemChange, Reply, StreamEvent, openai_error
+from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
 from .requests import Request, TokenFields
 
 _MOST: Final = 10_000_000
@@ -69,20 +69,23 @@ def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = w
     )
 
 
-def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-    """Ids, logprobs, why it ended, and which weights sampled."""
-    [reply] = replies
-    choice = {**_choice(reply.completion), **_ending(reply)}
-    return {**_frame(head, [choice]), **head.prompt_fields, "usage": head.usage(replies).openai()}
+class Tokens(Dialect):
+    """Ids, logprobs, why it ended, and which weights sampled; pieces as they are sampled."""
 
-
-class TokensEncoder(Encoder):
-    """Pieces as they are sampled."""
+    name = "tokens"
+    history = ""
+    end = OPENAI_END
+    read = staticmethod(read_tokens)
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
-        self._prompt: Mapping[str, Any] = head.prompt_fields
+        self._prompt: Mapping[str, Any] = self.prompt_fields
         """What the next event says about the prompt: only the first does."""
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        [reply] = replies
+        choice = {**_choice(reply.completion), **_ending(reply)}
+        return {**self._event(choice), "usage": self.usage(replies).openai()}
 
     def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
         if delta is None or not len(delta.ids):
@@ -92,17 +95,13 @@ class TokensEncoder(Encoder):
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
         [reply] = replies
         events = [self._event({"index": 0, "token_ids": [], "logprobs": None, **_ending(reply)})]
-        if self.head.options.usage_in_stream:
-            events.append({**_frame(self.head, []), "usage": self.head.usage(replies).openai()})
+        if self.options.usage_in_stream:
+            events.append({**self._event(), "usage": self.usage(replies).openai()})
         return events
 
-    def _event(self, choice: dict[str, Any]) -> StreamEvent:
+    def _event(self, *choices: dict[str, Any]) -> StreamEvent:
         prompt, self._prompt = self._prompt, {}
-        return {**_frame(self.head, [choice]), **prompt}
-
-
-def _frame(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"request_id": head.id, "choices": choices}
+        return {"request_id": self.head.id, "choices": list(choices), **prompt}
 
 
 def _choice(delta: Delta) -> dict[str, Any]:
@@ -126,6 +125,3 @@ def _ending(reply: Reply) -> dict[str, Any]:
     versions = [{"version": span.version, "start": span.start, "end": span.stop} for span in reply.completion.versions]
     reason = str(reply.completion.finish_reason)
     return {"finish_reason": reason, "stop_reason": None, "weight_versions": versions or None}
-
-
-TOKENS: Final = Dialect("tokens", read_tokens, write_tokens, TokensEncoder, openai_error, OPENAI_END, history="")

@@ -32,8 +32,6 @@ def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a request wants to be continued."""
-
     messages: Messages
     tools: Sequence[Mapping[str, Any]] | None
     renderer: Renderer
@@ -74,7 +72,6 @@ class Placement:
     wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
     ambiguous: bool = False
     refusal: str = ""
-    """Why the bridge from a matching turn was refused."""
     edit: Finding | None = None
     """A message that means the same as the recorded one but has other tokens."""
     repairs: tuple[str, ...] = ()
@@ -84,7 +81,6 @@ class Placement:
 
     @property
     def reused(self) -> int:
-        """How many tokens of the prompt come from the record."""
         return len(self.ids) - len(self.new_ids)
 
 
@@ -118,7 +114,6 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     reused: int = 0
     response: str = ""
-    """The id of the answer, without a dialect's prefix."""
     choice: int = 0
     dialect: str = ""
     model: str = ""
@@ -138,12 +133,10 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Key:
-        """The key of the conversation with the reply."""
         return self.keys[-1]
 
     @property
     def depth(self) -> int:
-        """How many messages the conversation has with the reply."""
         return self.shared + len(self.messages) + 1
 
     def summary(self) -> dict[str, Any]:
@@ -162,5 +155,4 @@ class PreparedTurn:
     turn: RecordedTurn
     record: TurnRecord
     trajectory: Trajectory
-    """The session's trajectory with the turn."""
     sent: SentMessages

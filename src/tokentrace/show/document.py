@@ -185,10 +185,6 @@ class Contrast:
     about: str = ""
 
 
-Tokens = Sequence[tuple[int, str]]
-"""Ids and texts."""
-
-
 @dataclass(slots=True)
 class Contrasts:
     """Collects contrasts of two tracks each. Pass ``**contrasts.content()`` to a `Document`."""
@@ -205,40 +201,9 @@ class Contrasts:
         self.contrasts.append(Contrast(name, index, len(base.ids), index + 1, list(hunks), names, about=about))
         return f"diff={len(self.contrasts) - 1}"
 
-    def add_parts(
-        self,
-        name: str,
-        parts: Iterable[tuple[Tokens, Tokens | None]],
-        names: tuple[str, str],
-        about: str,
-        first: int = 0,
-        tokenizer: Tokenizer | None = None,
-    ) -> str:
-        """Add a contrast of (left, right) parts; a right side of None means that both sides are equal."""
-        rows: tuple[list[tuple[int, str]], list[tuple[int, str]]] = ([], [])
-        hunks: list[Hunk] = []
-        for left, right in parts:
-            start, other_start = len(rows[0]), len(rows[1])
-            rows[0].extend(left)
-            rows[1].extend(right or ())
-            if right is None:
-                continue
-            if hunks and hunks[-1].stop == start:
-                start, _, other_start, _ = hunks.pop()
-            hunks.append(Hunk(start, len(rows[0]), other_start, len(rows[1])))
-        base, other = (_text_track(row, at, tokenizer) for row, at in zip(rows, (first, 0), strict=True))
-        return self.add(name, base, other, hunks, names, about)
-
     def content(self) -> dict[str, Any]:
         """Return the fields of a `Document`; the page opens on the first contrast."""
         return {"tracks": self.tracks, "contrasts": self.contrasts, "start": "diff=0" if self.contrasts else ""}
-
-
-def _text_track(row: Tokens, first: int, tokenizer: Tokenizer | None) -> Track:
-    ids = np.array([index for index, _ in row], np.int32)
-    control = None if tokenizer is None else token_columns(tokenizer, ids)["control"]
-    hues = np.full(len(row), HUES["plain"], np.uint8)
-    return Track("", ids, hues, texts=[text for _, text in row], control=control, first=first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -384,3 +349,9 @@ def token_columns(tokenizer: Tokenizer, ids: Ids) -> dict[str, Any]:
     for at in np.flatnonzero((ids < 0) | (ids >= vocabulary.size)).tolist():
         texts[at] = f"⟨no token {ids[at]}⟩"
     return {"texts": texts, "control": table[np.where(valid, ids, 0)] & valid}
+
+
+def plain_track(tokenizer: Tokenizer, ids: Ids, first: int) -> Track:
+    """Tokens without a recorded origin."""
+    hues = np.full(len(ids), HUES["plain"], np.uint8)
+    return Track("", ids, hues, first=first, **token_columns(tokenizer, ids))

@@ -83,7 +83,7 @@ class GenerationPrompts:
             length = 0
         if not length and scaffold:
             lengths = [self._end_in(scaffold, other) for other in alternatives()]
-            length = max((other for other in lengths if other), default=length)
+            length = max((other for other in lengths if other and scaffold[:other].strip()), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
 
     def _end_in(self, scaffold: str, tail: str) -> int | None:

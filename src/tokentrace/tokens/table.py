@@ -22,8 +22,8 @@ _CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "par
 _CHECKS: Final = tuple((name, _CODES.get(name, "f")) for name in COLUMNS)
 _WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
 
-Deferred = Callable[[], Mapping[str, npt.NDArray[Any]]]
-"""Computes columns by name, when one of them is first read."""
+Deferred = Callable[[], Mapping[str, Any]]
+"""Computes values by name, when one of them is first read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class TokenTable:
     """The engine's; NaN where nothing was sampled."""
     advantages: npt.NDArray[np.float32] | None = None
     """0 where there is no loss."""
-    _deferred: Deferred | None = dataclasses.field(default=None, init=False, repr=False)
+    _deferred: dict[str, Deferred] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
     def of(
@@ -61,8 +61,7 @@ class TokenTable:
         for name, codes in _CHECKS:
             column = getattr(self, name)
             if callable(column):
-                object.__setattr__(self, "_deferred", column)
-                object.__delattr__(self, name)
+                self._defer(name, column)
             elif column is not None or name not in _OPTIONAL:
                 if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
                     raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {brief(column)}")
@@ -71,17 +70,19 @@ class TokenTable:
         if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):
             raise SampleError("ids must be 0 to 2**31 - 1")
 
+    def _defer(self, name: str, compute: Deferred) -> None:
+        self._deferred[name] = compute
+        object.__delattr__(self, name)
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Compute deferred columns. Called only for attributes without a value."""
-            if name not in COLUMNS:
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            compute = self._deferred
+            """Compute deferred values. Called only for attributes without a value."""
+            compute = self._deferred.get(name) if name != "_deferred" else None
             if compute is not None:  # None: another thread has computed them
-                for key, column in compute().items():
-                    object.__setattr__(self, key, column)
-                object.__setattr__(self, "_deferred", None)
+                for key, value in compute().items():
+                    object.__setattr__(self, key, value)
+                    self._deferred.pop(key, None)
             return object.__getattribute__(self, name)
 
     def columns(self) -> dict[str, Any]:

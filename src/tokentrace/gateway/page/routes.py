@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from typing import Any, Final
@@ -29,14 +29,12 @@ from ...store.store import Label, SessionInfo, State
 from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Tokenizer
-from ..admin import Routes, find_sessions
+from ..admin import Query, Routes, find_sessions, named_session, read_query
 from ..gateway import Gateway
-from ..http import json_response
 from ..requests import RequestError
 from ..session import SessionRecord
 
 TOKENS: Final = 4_000
-"""The most tokens of one answer."""
 _AROUND: Final = 4
 """How many tokens beyond either end are decoded: a character may need several tokens."""
 HEADERS: Final = {
@@ -49,68 +47,59 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-_NOSNIFF: Final = {"x-content-type-options": "nosniff"}
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_LISTED, _MOST, _LARGEST = 200, 5_000, 2**53
 
 
 # -- views
 
 
-def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
+def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> dict[str, Any]:
     """Tokens of a branch's stream one by one, and pieces of one kind, message and turn."""
-    trajectory = session.trajectory
+    trajectory, branch = session.trajectory, query.branch
     ids, table = trajectory.stream(branch), trajectory.table(branch)
-    stop = min(stop, len(ids), start + TOKENS)
-    start = min(start, stop)
-    kinds, messages = table.kinds[start:stop], table.messages[start:stop]
+    limit = min(len(ids), query.start + TOKENS)
+    stop = limit if query.stop is None else min(limit, query.stop)
+    start = min(query.start, stop)
+    messages = table.messages[start:stop]
     turns = np.full(stop - start, -1, np.int64)
     numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
     for turn in trajectory.turns(branch):  # inherited ones included
         turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get((turn.branch, turn.start), -1)
-    logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(kinds)
-    counts = np.bincount(table.kinds, minlength=len(Kind))
+    logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(turns)
+    counts = np.bincount(table.kinds, minlength=len(Kind)).tolist()
     first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)  # texts are the same wherever the cut is
     columns = token_columns(tokenizer, ids[first:last])
     inside = slice(start - first, stop - first)
+    kinds = table.kinds[start:stop]
+    pieces = [
+        {
+            "start": start + begin,
+            "stop": start + end,
+            "kind": Kind(int(kinds[begin])).name.lower(),
+            **{name: _index(values[begin]) for name, values in (("message", messages), ("turn", turns))},
+        }
+        for begin, end in segments(kinds, messages, turns)
+    ]
+    newest = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
+    conversation = [] if newest is None else session.conversation(newest.number)
+    shown = sorted({int(message) for message in np.unique(messages)} & set(range(len(conversation))))
     return {
         "branch": branch,
         "start": start,
         "stop": stop,
         "total": len(ids),
         "own": trajectory.branches[branch].start,
-        "counts": {kind.name.lower(): count for kind, count in zip(Kind, counts.tolist(), strict=True)},
+        "counts": {kind.name.lower(): count for kind, count in zip(Kind, counts, strict=True)},
         "ids": ids[start:stop].tolist(),
         "texts": [visible(text) for text in columns["texts"][inside]],
         "control": np.flatnonzero(columns["control"][inside]).tolist(),
         "logprobs": [_number(value) for value in logprobs],
-        "pieces": list(_pieces(kinds, messages, turns, start)),
-        "roles": _roles(session, branch, messages),
+        "pieces": pieces,
+        "roles": {str(number): visible(str(conversation[number].get("role"))) for number in shown},
     }
 
 
-def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[str, Any]]:
-    for first, last in segments(kinds, messages, turns):
-        message, turn = int(messages[first]), int(turns[first])
-        yield {
-            "start": start + first,
-            "stop": start + last,
-            "kind": Kind(int(kinds[first])).name.lower(),
-            "message": None if message < 0 else message,
-            "turn": None if turn < 0 else turn,
-        }
-
-
-def _roles(session: SessionRecord, branch: int, messages: Any) -> dict[str, str]:
-    """The role of each message with one of these tokens, in the last turn of the branch."""
-    last = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
-    conversation = [] if last is None else session.conversation(last.number)
-    numbers = sorted({int(message) for message in np.unique(messages)} & set(range(len(conversation))))
-    return {str(number): visible(str(conversation[number].get("role"))) for number in numbers}
-
-
 def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> dict[str, Any]:
-    """One turn: new messages, reply, cause of a branch, sampling, time."""
     recorded = session.turns[number]
     sampled = session.sampled_turn(recorded)
     logprobs = []
@@ -135,16 +124,13 @@ def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> d
     }
 
 
+def _index(value: Any) -> int | None:
+    return None if value < 0 else int(value)
+
+
 def _number(value: float | None) -> float | None:
     """A number for JSON; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else round(value, 4)
-
-
-def brief_metadata(metadata: Mapping[str, Any], most: int = 160) -> str:
-    """Metadata in a line: ``task: 12 · model: small``."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
-    text = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
-    return visible(text if len(text) <= most else text[: most - 1] + "…")
 
 
 # -- routes
@@ -165,27 +151,25 @@ def page_files() -> dict[str, bytes]:
     return files | {name: asset(name).encode() for name in SHARED}
 
 
-async def _sessions(gateway: Gateway, http: HTTPRequest) -> Response:
+async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
     """The newest sessions, and how the gateway is. ``session`` names one that is always included."""
-    query, store = http.query_params, gateway.store
-    limit = _whole(query.get("limit", str(_LISTED)), "limit", _MOST)
-    infos = await find_sessions(gateway, http, limit)
-    chosen = await gateway.sessions.find(query.get("session", ""))
-    listed = [*infos[:limit], *([] if chosen is None else [chosen])]
+    query, store = read_query(http), gateway.store
+    infos = await find_sessions(gateway, query)
+    chosen = await gateway.sessions.find(query.session)
+    listed = [*infos[: query.limit], *([] if chosen is None else [chosen])]
     rewards = await store.values("reward", [info.id for info in listed])
     under_way = Counter(claim.session for claim in gateway.admission.claims)
     glances = [_glance(gateway, info, rewards.get(info.id), under_way[info.id]) for info in listed]
     if chosen is not None:  # numbers that change when there is something new to show of it
         counts = {"labels": len(await store.labels(chosen.id)), "incomplete": len(await store.incomplete(chosen.id))}
     about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
-    value = {
-        "sessions": glances[:limit] if chosen is None else glances[:-1],
-        "more": len(infos) > limit,
+    return {
+        "sessions": glances[: len(infos[: query.limit])],
+        "more": len(infos) > query.limit,
         "chosen": None if chosen is None else {**glances[-1], **counts},
         "counts": {str(each): await store.count(each) for each in State},
         "gateway": {**gateway.state(), **about, "store": store.where, "temporary": store.temporary},
     }
-    return json_response(value, headers=_NOSNIFF)
 
 
 def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) -> dict[str, Any]:
@@ -193,7 +177,7 @@ def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) ->
         "id": info.id,
         "state": str(info.state),
         "created": info.created,
-        "metadata": brief_metadata(info.metadata),
+        "metadata": _brief_metadata(info.metadata),
         "turns": info.turns,
         "sampled": info.sampled,
         "reward": reward,
@@ -207,36 +191,30 @@ def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) ->
     return {**glance, **tree, "last": live.session.turns[-1].time}
 
 
-async def _tokens(gateway: Gateway, http: HTTPRequest) -> Response:
-    id, query = (await gateway.sessions.info(http.path_params["session"])).id, http.query_params
+def _brief_metadata(metadata: Mapping[str, Any], limit: int = 160) -> str:
+    """Metadata in a line: ``task: 12 · model: small``."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
+    text = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
+    return visible(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+async def _tokens(gateway: Gateway, http: HTTPRequest) -> Any:
+    id, query = (await named_session(gateway, http)).id, read_query(http)
     async with gateway.sessions.locked(id) as live:
         branches = live.session.trajectory.num_branches
-        branch = _whole(query.get("branch", "0"), "branch", _LARGEST)
-        if branch >= branches:
-            raise RequestError(f"the session has {branches} branches, and none is {branch}", field="branch")
-        start = _whole(query.get("start", "0"), "start", _LARGEST)
-        stop = _whole(query.get("stop", str(start + TOKENS)), "stop", _LARGEST)
-        tokenizer = gateway.renderer.tokenizer
-        view = await asyncio.to_thread(tokens_view, live.session, tokenizer, branch, start, stop)
-    return json_response(view, headers=_NOSNIFF)
+        if query.branch >= branches:
+            raise RequestError(f"the session has {branches} branches, and none is {query.branch}", field="branch")
+        return await asyncio.to_thread(tokens_view, live.session, gateway.renderer.tokenizer, query)
 
 
-async def _turn(gateway: Gateway, http: HTTPRequest) -> Response:
-    id = (await gateway.sessions.info(http.path_params["session"])).id
+async def _turn(gateway: Gateway, http: HTTPRequest) -> Any:
+    id, turn = (await named_session(gateway, http)).id, http.path_params["turn"]
     labels = await gateway.store.labels(id)
     async with gateway.sessions.locked(id) as live:
-        turns, number = len(live.session.turns), _whole(http.path_params["turn"], "turn", _LARGEST)
-        if number >= turns:
-            raise RequestError(f"the session has {turns} turns, and none is {number}", status=404, code="no_turn")
-        view = await asyncio.to_thread(turn_view, live.session, number, labels)
-    return json_response(view, headers=_NOSNIFF)
-
-
-def _whole(value: str, field: str, most: int) -> int:
-    number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -1
-    if not 0 <= number <= most:
-        raise RequestError(f"must be a whole number from 0 to {most}, not {brief(value)}", field=field)
-    return number
+        turns = len(live.session.turns)
+        if not (turn.isascii() and turn.isdigit() and len(turn) < 20 and int(turn) < turns):
+            raise RequestError(f"the session has {turns} turns, and none is {brief(turn)}", status=404, code="no_turn")
+        return await asyncio.to_thread(turn_view, live.session, int(turn), labels)
 
 
 PAGE_ROUTES: Final[Routes] = {

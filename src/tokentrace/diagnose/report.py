@@ -1,0 +1,162 @@
+"""Counts over many rows or rollouts, with the first few examples of everything counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Final, NamedTuple
+
+from ..show.document import Cell, Contrasts, Document, Table
+from ..show.visible import counted
+from ..showing import ShowsItself
+from ..tokens.tokenizer import Tokenizer
+from .finding import Cause, Finding
+from .token_text import Contrast
+
+EXAMPLES: Final = 5
+"""Examples of each thing counted."""
+_MOST: Final = 1000
+"""Different things that one table counts."""
+
+
+class Example(NamedTuple):
+    """A place to look at: a sentence, the findings in it, and their tokens."""
+
+    where: str
+    words: str
+    findings: Sequence[Finding] = ()
+    contrasts: Sequence[Contrast] = ()
+
+
+class Seen(NamedTuple):
+    """Something to count in a table of a report."""
+
+    table: str
+    key: Any
+    tokens: int = 0
+    example: Example | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often something was seen, in how many rows or rollouts (`units`), with the first few examples."""
+
+    places: int = 0
+    tokens: int = 0
+    units: int = 0
+    examples: list[Example] = field(default_factory=list)
+
+
+Tallies = dict[Any, Tally]
+
+
+class Report(ShowsItself):
+    """Counts by name, and tables of tallies. Notes are about the input as a whole."""
+
+    unit: ClassVar[str]
+    title: ClassVar[str]
+    sides: ClassVar[tuple[str, str]]
+    """What both sides of a contrast are."""
+    tables: ClassVar[Mapping[str, str]]
+    """The title of each table."""
+    outcomes: Tallies
+    causes: Tallies
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.stopped = False
+        """True if a limit left something unchecked."""
+        for name in self.tables:
+            setattr(self, name, {})
+
+    def add(self, counts: Mapping[str, int], seen: Iterable[Seen]) -> None:
+        self.counts.update(counts)
+        before = set()
+        for table, key, tokens, example in seen:
+            tallies: Tallies = getattr(self, table)
+            if key not in tallies and len(tallies) == _MOST:
+                continue
+            tally = tallies.setdefault(key, Tally())
+            tally.places += 1
+            tally.tokens += tokens
+            tally.units += (table, key) not in before
+            before.add((table, key))
+            if example is not None and len(tally.examples) < EXAMPLES:
+                tally.examples.append(example)
+
+    @property
+    def total(self) -> int:
+        """Rows or rollouts."""
+        return self.counts[f"{self.unit}s"]
+
+    def judge(self) -> tuple[str, str]:
+        """The tone of the report, and its verdict."""
+        raise NotImplementedError
+
+    def figures(self) -> Iterator[str]:
+        """The numbers, in sentences."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> str:
+        return self.judge()[1]
+
+    def ranked(self, table: str) -> list[tuple[Any, Tally]]:
+        """What a table counts, the most frequent first."""
+        return sorted(getattr(self, table).items(), key=lambda item: -item[1].places)
+
+    def to_json(self) -> dict[str, Any]:
+        tables = {
+            table: [
+                {"name": key, "places": one.places, "tokens": one.tokens, f"{self.unit}s": one.units}
+                | {"examples": [_plain(example) for example in one.examples]}
+                for key, one in self.ranked(table)
+            ]
+            for table in self.tables
+        }
+        more = {name: value for name, value in vars(self).items() if name not in tables}
+        return {"verdict": self.verdict, **more, **tables}
+
+    def document(self, tokenizer: Tokenizer | None = None) -> Document:
+        contrasts = Contrasts()
+        examples: list[list[str | Cell]] = []
+        for key, tally in (pair for table in self.tables for pair in self.ranked(table)):
+            for one in tally.examples:
+                links = [
+                    each.add_to(contrasts, f"{one.where}: {finding.cause}", self.sides, finding.words)
+                    for each, finding in zip(one.contrasts, one.findings, strict=False)
+                ]
+                examples.append([Cell(one.where, link=links[0] if links else ""), str(key), one.words])
+        tables = [*map(self._table, self.tables), Table("Examples", ["where", "", "what"], examples, words=3)]
+        tone, verdict = self.judge()
+        return Document(
+            self.title,
+            "tokentrace check",
+            summary=[verdict, *self.figures()],
+            tone=tone,
+            notes=[*self.notes, *([f"stopped after {counted(self.total, self.unit)}"] if self.stopped else [])],
+            tables=[table for table in tables if table.rows],
+            **contrasts.content(),
+        )
+
+    def _table(self, name: str) -> Table:
+        """A row for each tally. Leaves out columns of zeros, and places where each is in another unit."""
+        ranked = self.ranked(name)
+        columns = {what: [getattr(one, what) for _, one in ranked] for what in ("places", "units", "tokens")}
+        if columns["places"] == columns["units"]:
+            del columns["places"]
+        columns = {what: values for what, values in columns.items() if any(values)}
+        rows: list[list[str | Cell]] = []
+        for at, (key, tally) in enumerate(ranked):
+            text = " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+            numbers = [f"{values[at]:,}" for values in columns.values()]
+            share = f"{100 * tally.units / max(1, self.total):.1f} %"
+            rows.append([Cell(text, small=key.advice if isinstance(key, Cause) else ""), *numbers, share])
+        heads = [f"{self.unit}s" if what == "units" else what for what in columns]
+        return Table(self.tables[name], ["", *heads, "of all"], rows)
+
+
+def _plain(example: Example) -> dict[str, Any]:
+    return {"where": example.where, "words": example.words, "findings": list(map(asdict, example.findings))}

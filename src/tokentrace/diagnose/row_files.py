@@ -1,0 +1,233 @@
+"""`check_dataset`: files of rows, and the files of conversations that they were made of."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Final
+
+from ..data.sources import BATCH_ROWS, Format, Row, Source, find_sources, read_rows
+from ..data.tables import read_metadata
+from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
+from ..errors import InputError
+from ..settings import whole
+from .report import Report, Tallies, Tally
+from .rows import Outcome, RowChecker, RowColumns, origin_of
+
+_ROW_BYTES: Final = 1 << 28
+"""A longer row is bad. Ids take more room than their text."""
+_HOW: Final = "give it with --source, in Python with sources= (a .metadata file beside JSON Lines says where it is)"
+
+Progress = Callable[[int, int], None]
+"""Gets how much is done, and of how much, in the units of `Source.size`."""
+Metadata = Mapping[str, Any]
+
+
+class CheckReport(Report):
+    """Counts over all rows, and the first few rows of each outcome.
+
+    `settings` is what the rows were compared with, `reasons` say why rows are bad or unchecked.
+    `mask` counts tokens by role, part and cause; `counts` are those of `CheckedRow`.
+    """
+
+    unit, title, sides = "row", "Rows against their template", ("expected", "found")
+    tables = MappingProxyType({"outcomes": "Outcomes", "causes": "Why", "mask": "Masks", "reasons": "Remarks"})
+    mask: Tallies
+    reasons: Tallies
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def rows(self) -> int:
+        return self.total
+
+    def count(self, outcome: Outcome) -> int:
+        return self.outcomes.get(outcome, Tally()).units
+
+    @property
+    def differing(self) -> int:
+        """Rows that are neither the same nor unchecked."""
+        return self.rows - self.count(Outcome.SAME) - self.count(Outcome.UNCHECKED)
+
+    @property
+    def clean(self) -> bool:
+        """True if every row is the one that its conversation gives."""
+        return self.rows == self.count(Outcome.SAME)
+
+    def judge(self) -> tuple[str, str]:
+        masks, unchecked = self.counts["masks"], self.count(Outcome.UNCHECKED)
+        what = "ids and mask" if masks == self.rows else "ids" if masks else "ids (there is no mask)"
+        if not self.rows:
+            return "poor", "there are no rows"
+        if self.clean:
+            return "good", f"all {self.rows:,} rows are what the template gives: {what}"
+        if self.differing:
+            more = f"; {unchecked:,} have no conversation" if unchecked else ""
+            return "bad", f"{self.differing:,} of {self.rows:,} rows are not what the template gives{more}"
+        same = f", {self.count(Outcome.SAME):,} are the same" if self.count(Outcome.SAME) else ""
+        return "poor", f"{unchecked:,} of {self.rows:,} rows have no conversation to compare them with{same}"
+
+    def figures(self) -> Iterator[str]:
+        for name in ("tokens", "trained", "padding"):
+            expected = f" ({self.counts[f'expected_{name}']:,} expected)" if self.counts["compared"] else ""
+            if self.counts[name]:
+                yield f"{name} {self.counts[name]:,}{expected if name != 'padding' else ''}"
+
+
+# -- the files that rows were made of
+
+
+class _Conversations:
+    """Files of conversations, read forwards: rows in the order of their source cost one pass."""
+
+    def __init__(self, sources: Sequence[Source], tokenizer: RowTokenizer) -> None:
+        self.sources, self._tokenizer = sources, tokenizer
+        self._reading: dict[str, tuple[Iterator[Row], int]] = {}
+
+    def find(self, name: str) -> list[Source]:
+        """The files of this name, or of this base name if there is none."""
+        base = PurePosixPath(name).name
+        exact = [source for source in self.sources if source.name == name]
+        return exact or [source for source in self.sources if PurePosixPath(source.name).name == base]
+
+    def result(self, row: Any) -> RowResult | str | None:
+        """What the conversation gives that a row of ours names, or why there is none."""
+        origin = origin_of(row)
+        if origin is None:
+            return None
+        name, number, _ = origin
+        sources = self.find(name)
+        if len(sources) != 1:
+            several = f"several sources are named {PurePosixPath(name).name!r}"
+            return several if sources else f"its source {name!r} was not found: {_HOW}"
+        source = sources[0]
+        rows, last = self._reading.get(source.path, (iter(()), 0))
+        if number <= last or not last:
+            rows = self._rows(source)
+        line = next((one for one in rows if one.number >= number), None)
+        self._reading[source.path] = rows, 0 if line is None else line.number
+        if line is None or line.number != number:
+            return f"{source.name} has no row {number}"
+        return self._tokenizer.tokenize(line, source.name, source.format)
+
+    def _rows(self, source: Source) -> Iterator[Row]:
+        return read_rows(source, row_bytes=self._tokenizer.settings.row_bytes)
+
+    def in_order(self) -> Iterator[RowResult]:
+        for source in self.sources:
+            for row in self._rows(source):
+                result = self._tokenizer.tokenize(row, source.name, source.format)
+                yield from (replace(result, samples=(sample,)) for sample in result.samples)
+
+
+def _find_conversations(
+    names: Sequence[str], ours: Sequence[tuple[Source, Metadata]], spool: Path
+) -> tuple[list[Source], list[str]]:
+    """The files that rows were made of, named or recorded, and a note for each that is missing."""
+    sources = find_sources(names, spool / "sources") if names else []
+    recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
+    if len(sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
+        return [replace(sources[0], name=recorded[0][1]["name"])], []
+    missing: list[str] = []
+    for file, entry in recorded if not names else ():
+        places: list[Source] = []  # seen from the rows, or from here; the unchanged one first
+        beside = Path(file.origin).absolute().parent
+        for place in (beside / entry["path"], Path(entry["name"])) if entry.get("path") else ():
+            with suppress(InputError):  # no longer readable
+                folder = spool / f"recorded-{len(sources)}-{len(places)}"
+                places += find_sources([str(place)], folder) if place.is_file() else []
+        places.sort(key=lambda source: source.digest != entry.get("digest"))
+        if not places:
+            missing.append(f"{entry['name']}, which {file.name} was made of, is not there any more: {_HOW}")
+        sources += [replace(place, name=entry["name"]) for place in places[:1]]
+    return list(dict.fromkeys(sources)), missing
+
+
+def _entries(metadata: Metadata) -> list[Metadata]:
+    entries = metadata.get("sources")
+    entries = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+    return [one for one in entries if isinstance(one.get("name"), str)]
+
+
+def check_dataset(
+    inputs: Sequence[str],
+    settings: TokenizeSettings | None = None,
+    *,
+    tokenizer: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    sources: Sequence[str] = (),
+    columns: RowColumns = RowColumns(),  # noqa: B008 (frozen)
+    pad_token: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+    assumed: bool = False,
+) -> CheckReport:
+    """Compare rows of ids with what the template gives for their conversations.
+
+    - `inputs`: files, folders and datasets as `find_sources` takes them.
+    - `settings`: what the rows should have been made with. None uses what our files say of themselves, else the
+      defaults; it needs `tokenizer`, and `changes` (named as in `TokenizeSettings.described`) override both.
+    - `sources`: the files that rows name in their columns ``source`` and ``row``, unless the rows' file says where they
+      are. The notes list files that are missing or have changed.
+    - `columns`: where rows hold ids and mask. `pad_token`: what they are padded with; by default the tokenizer's own.
+    - `limit`: stop after so many rows.
+    - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
+
+    Raises InputError if nothing can be read, TokentraceError without a working template.
+    """
+    limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
+    progress = progress or (lambda *_: None)
+    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+        files = find_sources(inputs, Path(spool) / "rows", split=split)
+        paths = [{Format.PARQUET: one.path, Format.LINES: one.origin}.get(one.format) for one in files]
+        recorded = [read_metadata(path) if path else {} for path in paths]
+        ours = [(file, metadata) for file, metadata in zip(files, recorded, strict=True) if metadata]
+        if settings is None and tokenizer is None:
+            raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
+        if settings is None:
+            described = ours[0][1].get("settings") if ours else None
+            if not described or "engine" in described:  # rows of another script, or of rollouts
+                described = {"lost": "ignore"}
+            settings = TokenizeSettings.read({**described, **(changes or {})}, str(tokenizer))
+        checker = RowChecker(settings, columns=columns, pad_token=pad_token)
+        report = CheckReport()
+        report.settings = checker.tokenizer.described()
+        origins, missing = _find_conversations(sources, ours, Path(spool))
+        conversations = _Conversations(origins, checker.tokenizer)
+        for file, metadata in ours:
+            for what in ("tokenizer", "template"):
+                if metadata.get(f"{what}_sha256") not in (None, report.settings[f"{what}_sha256"]):
+                    report.notes.append(f"{file.name} was made with another {what}")
+        if assumed and report.notes:
+            raise InputError(f"{report.notes[0]}: name the one they were made with (--tokenizer, -t)")
+        changed = [
+            f"{entry['name']} has changed since {file.name} was made of it"
+            for file, metadata in ours
+            for entry in _entries(metadata)
+            if isinstance(entry.get("digest"), str)
+            and len(known := conversations.find(entry["name"])) == 1
+            and known[0].digest != entry["digest"]
+        ]
+        report.notes += [*changed, *missing]
+        is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]
+        in_order = conversations.in_order() if is_whole and not changed and not missing else iter(())
+        done, total = 0, sum(source.size for source in files)
+        for source in files:
+            for row in read_rows(source, row_bytes=_ROW_BYTES):
+                if limit is not None and report.rows >= limit:
+                    report.stopped = True
+                    return report
+                # files for trainers do not name their sources: their rows are compared in order
+                names_source = isinstance(row.value, Mapping) and "source" in row.value
+                origin = conversations.result(row.value) if names_source else next(in_order, None)
+                checked = checker.check(row, source.name, source.format, origin)
+                report.add(checked.counts, checked.seen())
+                if not report.rows % BATCH_ROWS:
+                    progress(done + row.end, total)
+            done += source.size
+            progress(done, total)
+    return report
