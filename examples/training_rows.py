@@ -1,8 +1,8 @@
-"""A conversation as training rows: what carries loss, cut to a length, packed into one batch."""
+"""A conversation as training rows: what carries loss, cut to a length, padded to one batch."""
 
 import json
 
-from tokentrace import build_supervised_sample, build_supervised_samples, create_renderer, pack, truncate
+from tokentrace import build_supervised_sample, build_supervised_samples, collate, create_renderer, truncate
 from tokentrace.pocket import EXAMPLE, POCKET
 
 example = json.loads(EXAMPLE.read_text(encoding="utf-8"))
@@ -21,5 +21,5 @@ assert short is not None
 print(f"whole turns within 480 tokens: {len(short)} tokens, {short.trained} trained")
 
 pad = renderer.tokenizer.token_id("<|pad|>") or 0
-for row in pack([everything, calls, short], 2_048, pad_id=pad):
-    print(f"packed documents {row.samples}: cu_seqlens {row.cu_seqlens.tolist()}")
+batch = collate([everything, calls, short], pad_id=pad, multiple_of=64)
+print(f"a batch of shape {batch['input_ids'].shape}, {batch['loss_mask'].sum()} tokens carry loss")

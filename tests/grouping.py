@@ -47,7 +47,6 @@ LONGEST = (
     "tests/engines/test_embedded.py",
     "tests/diagnose/test_verdicts.py",
     "tests/store/test_crash.py",
-    "tests/gateway/test_kill.py",
 )
 """Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
 

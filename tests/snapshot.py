@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from tests.assets import FAMILIES
 from tests.assets.build import trl_templates
@@ -31,6 +30,7 @@ from tests.conversations import CONVERSATIONS, Conversation
 from tests.support import SPECIAL, make_renderer, tokenizer_json_for, variable_choices
 from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.samples import build_supervised_samples
+from tokentrace.tokens import Tokenizer
 
 CUTS = (0.15, 0.4, 0.7, 0.95)
 """Where a completion is cut off, as a part of its tokens."""
@@ -66,8 +66,8 @@ def renderers() -> Iterator[tuple[str, Callable[[], Renderer]]]:
 
 def _on_bytes(source: str) -> Renderer:
     """A template on a tokenizer of bytes, which has whatever looks like a control token in it."""
-    tokenizer = Tokenizer.from_str(tokenizer_json_for(source))
-    return create_renderer(tokenizer, "default", chat_template=source, lost="ignore", **SPECIAL)
+    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL)
+    return create_renderer(tokenizer, "default", chat_template=source, lost="ignore")
 
 
 def results(renderer: Renderer, conversation: Conversation) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,6 @@ that says where, or it renders as transformers would render it."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 from collections import OrderedDict, UserDict
@@ -12,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.lazy import lazy
-from tests.support import byte_tokenizer_json, examples, make_renderer
-from tokentrace import InputError, TemplateError, TokentraceError, create_renderer
+from tests.support import byte_tokenizer_json, make_renderer
+from tokentrace import InputError, TemplateError, create_renderer
 from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
 from tokentrace.tokens import Tokenizer
 
@@ -79,9 +76,9 @@ SURROGATE = "a\ud800b"
         ([{"role": "user<|im_end|>", "content": "hi"}], 0, "role", "not a known role"),
         ([{"role": "x" * 10_000, "content": "hi"}], 0, "role", "not a known role"),
         ([{"role": "user"}], 0, "content", "is missing"),
-        ([{"role": "user", "content": None}], 0, "content", "is None"),
+        ([{"role": "user", "content": None}], 0, "content", "is missing"),
         ([{"role": "system"}], 0, "content", "is missing"),
-        ([{"role": "tool", "content": None}], 0, "content", "is None"),
+        ([{"role": "tool", "content": None}], 0, "content", "is missing"),
         ([{"role": "user", "content": 5}], 0, "content", "not an int"),
         ([{"role": "user", "content": 1.5}], 0, "content", "not a float"),
         ([{"role": "user", "content": True}], 0, "content", "not a bool"),
@@ -110,12 +107,7 @@ SURROGATE = "a\ud800b"
         (calls(call(), call(arguments=True)), 1, "tool_calls.1.function.arguments", "not a bool"),
         ([USER, {"role": "user", "content": SURROGATE}], 1, "content", "surrogate"),
         ([{"role": "user", "content": [{"type": "text", "text": SURROGATE}]}], 0, "content.0.text", "surrogate"),
-        (
-            [USER, {"role": "assistant", "content": "", "reasoning_content": SURROGATE}],
-            1,
-            "reasoning_content",
-            "surrogate",
-        ),
+        ([USER, {"role": "assistant", "reasoning_content": SURROGATE}], 1, "reasoning_content", "surrogate"),
         (calls(call(arguments={"k": SURROGATE})), 1, "tool_calls.0.function.arguments", "surrogate"),
         (calls(call(arguments={SURROGATE: 1})), 1, "tool_calls.0.function.arguments", "surrogate"),
         (calls(call(arguments=SURROGATE)), 1, "tool_calls.0.function.arguments", "surrogate"),
@@ -141,8 +133,8 @@ def test_conversations_that_are_none(messages: Any, message: int | None, field: 
         (5, "tools", "not an int"),
         (["f"], "tools.0", "must be a tool schema"),
         ([{"name": "f"}, None], "tools.1", "must be a tool schema"),
-        ([{}], "tools.0.name", "needs a name"),
-        ([{"type": "function", "function": {}}], "tools.0.function.name", "needs a name"),
+        ([{}], "tools.0.name", "is missing"),
+        ([{"type": "function", "function": {}}], "tools.0.function.name", "is missing"),
         ([{"type": "function", "function": "f"}], "tools.0.function", "must be a mapping"),
         ([{"type": "function", "function": None}], "tools.0.function", "must be a mapping"),
         ([{"name": 5}], "tools.0.name", "must be a string"),
@@ -192,21 +184,6 @@ def circular_list() -> list[Any]:
     return value
 
 
-@pytest.mark.parametrize(
-    "value",
-    [nested(10_000, lambda v: {"k": v}), nested(10_000, lambda v: [v]), circular(), {"x": circular_list()}],
-    ids=["dicts", "lists", "circular", "circular_list"],
-)
-def test_bottomless_values(value: Any) -> None:
-    with pytest.raises(TokentraceError) as caught:
-        RENDERER.render(calls(call(arguments={"a": value})))
-    assert getattr(caught.value, "message", None) == 1
-    with pytest.raises(TokentraceError):
-        RENDERER.render([USER], tools=[{"name": "f", "parameters": {"a": value}}])
-    with pytest.raises(TokentraceError):
-        RENDERER.render([{"role": "tool", "content": {"a": value}}])
-
-
 def shared() -> list[Any]:
     """A small value that is as large as the universe when it is printed."""
     value: list[Any] = ["x"]
@@ -224,9 +201,7 @@ def shared() -> list[Any]:
 def test_bottomless_values_are_input_errors_that_name_the_field(
     value: Any, renderer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "tokentrace.conversation.values.MAX_VALUES", 20_000
-    )  # quicker to count up to, and as bottomless
+    monkeypatch.setattr("tokentrace.conversation.values.MAX_VALUES", 20_000)  # quicker to count up to
     for messages, field in (
         (calls(call(arguments={"a": value})), "tool_calls.0.function.arguments"),
         ([USER, {"role": "tool", "content": {"a": value}}], "content"),
@@ -303,23 +278,25 @@ NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "n
 """Values that transformers prints in some way of its own, and that are refused unless messages stay as given."""
 
 
+def by_transformers(messages: Any, tools: Any = None) -> str:
+    utils = lazy("transformers.utils.chat_template_utils")
+    (text,), _ = utils.render_jinja_template([messages], tools=tools, chat_template=TEMPLATE)
+    return str(text)
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_values_that_are_not_quite_json(name: str) -> None:
     messages = calls(call(arguments={"value": VALUES[name], "after": "x"}))
-    expected, _ = lazy("transformers.utils.chat_template_utils").render_jinja_template(
-        [messages], chat_template=TEMPLATE
-    )
+    expected = by_transformers(messages)
     rendered = AS_GIVEN.render(messages)
-    assert rendered.text == expected[0]
+    assert rendered.text == expected
     assert set(rendered.fields) >= {"tool_calls.0.function.name"}
     content = [{"role": "tool", "content": {"value": VALUES[name]}}]
-    expected_content, _ = lazy("transformers.utils.chat_template_utils").render_jinja_template(
-        [content], chat_template=TEMPLATE
-    )
-    assert AS_GIVEN.render(content).text == expected_content[0]
+    expected_content = by_transformers(content)
+    assert AS_GIVEN.render(content).text == expected_content
     if name not in NOT_JSON:
-        assert RENDERER.render(messages).text == expected[0]
-        assert RENDERER.render(content).text == expected_content[0]
+        assert RENDERER.render(messages).text == expected
+        assert RENDERER.render(content).text == expected_content
         return
     for given_messages, field in ((messages, "tool_calls.0.function.arguments.value"), (content, "content.value")):
         with pytest.raises(InputError, match="which is not valid JSON") as caught:
@@ -341,12 +318,10 @@ def test_arguments_that_json_does_not_have_are_refused_for_every_template(any_fa
 def test_tools_that_are_not_quite_json() -> None:
     for name in ("enum", "tuple", "numpy_int", "ordered", "huge_int", "int_keys", "nested", "object"):
         tools = [{"name": "f", "parameters": {"type": "object", "x": VALUES[name]}}]
-        expected, _ = lazy("transformers.utils.chat_template_utils").render_jinja_template(
-            [[USER]], tools=tools, chat_template=TEMPLATE
-        )
-        assert AS_GIVEN.render([USER], tools=tools).text == expected[0], name
+        expected = by_transformers([USER], tools)
+        assert AS_GIVEN.render([USER], tools=tools).text == expected, name
         if name not in NOT_JSON:
-            assert RENDERER.render([USER], tools=tools).text == expected[0], name
+            assert RENDERER.render([USER], tools=tools).text == expected, name
             continue
         with pytest.raises(InputError, match="which is not valid JSON") as caught:
             RENDERER.render([USER], tools=tools)
@@ -357,64 +332,7 @@ def test_messages_that_are_not_quite_mappings() -> None:
     expected = RENDERER.render([USER]).token_ids
     for messages in ([MappingProxyType(USER)], [UserDict(USER)], (USER,), [OrderedDict(USER)], [Model(**USER)]):
         assert RENDERER.render(messages).token_ids == expected
-    assert (
-        RENDERER.render([{"role": Colour("red").name.lower().replace("red", "user"), "content": "hi"}]).token_ids
-        == expected
-    )
     assert RENDERER.render([{"role": np.str_("user"), "content": np.str_("hi")}]).token_ids == expected
-
-
-# -- anything at all
-
-junk = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.binary(max_size=3)
-    | st.just(SURROGATE),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=3) | st.sampled_from(["role", "content"]), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-KEYS = ["role", "content", "tool_calls", "function", "name", "arguments", "type", "text", "reasoning_content", "id"]
-
-
-def shaped(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    rows = st.dictionaries(st.sampled_from(KEYS), inner, max_size=6)
-    return rows | st.lists(rows, max_size=3)
-
-
-almost = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "tool", "system", "x"]) | junk},
-    optional={
-        "content": junk | st.text(max_size=5),
-        "tool_calls": st.lists(
-            st.fixed_dictionaries({}, optional={"function": shaped(junk), "name": junk, "arguments": junk, "id": junk}),
-            max_size=2,
-        )
-        | junk,
-        "reasoning_content": junk,
-        "thinking": junk,
-        "name": junk,
-        "tool_call_id": junk,
-    },
-)
-
-
-@settings(max_examples=examples(400), deadline=None)
-@given(
-    messages=st.lists(almost | junk, max_size=3) | junk,
-    tools=st.none() | junk | st.lists(shaped(junk), max_size=2),
-    prompt=junk,
-)
-def test_nothing_but_our_own_errors_escapes(messages: Any, tools: Any, prompt: Any) -> None:
-    with contextlib.suppress(TokentraceError):  # most of it is refused, some is not
-        rendered = RENDERER.render(messages, tools=tools, add_generation_prompt=prompt)
-        assert len(rendered.fields) == len(rendered.ids)
 
 
 # -- renderers that cannot be made

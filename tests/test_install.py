@@ -21,24 +21,13 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support import FULL
+from tests.support import FULL, rotating
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "tokentrace").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-HEAVY = {
-    "transformers",
-    "torch",
-    "huggingface_hub",
-    "datasets",
-    "pandas",
-    "pyarrow",
-    "ray",
-    "requests",
-    "httpx",
-    "httpx2",
-    "openai_harmony",
-}
+HEAVY = {"transformers", "torch", "huggingface_hub", "datasets", "pandas", "pyarrow", "ray", "requests", "httpx"}
+HEAVY |= {"httpx2", "openai_harmony"}
 
 
 def distributions(rows: list[str]) -> set[str]:
@@ -307,33 +296,29 @@ def test_the_base_install_works(base: str, tmp_path: Path) -> None:
     run(python, str(ROOT / "tests" / "guides.py"), str(ROOT / "README.md"), cwd=newcomer, env=alone)
 
 
+EXTRAS = {
+    "hub": ("import huggingface_hub; huggingface_hub.snapshot_download", ""),
+    "transformers": ("from transformers import PreTrainedTokenizerFast", ""),
+    "data": ("import pyarrow.parquet", FOLDER + TO_PARQUET),
+    "ray": ("import ray.data", "from tokentrace.data.cluster import tokenize_on_ray; tokenize_on_ray"),
+    "engines": ("import httpx2", "from tokentrace.engines.http import Connection; Connection('http://127.0.0.1')"),
+    "rollout": ("import yaml", "from tokentrace.rollout.loading import read_config; read_config"),
+    "mcp": ("import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),
+    "gateway": ("import starlette, uvicorn, apsw, prometheus_client", GATEWAY),
+    "postgres": ("import psycopg", "from tokentrace.store.postgres import postgres_store; postgres_store"),
+    "telemetry": ("import opentelemetry.sdk", TRACED),
+}
+
+
 @pytest.mark.xdist_group("install")
-@pytest.mark.parametrize(
-    ("extra", "statement", "then"),
-    [
-        ("hub", "import huggingface_hub; huggingface_hub.snapshot_download", ""),
-        ("transformers", "from transformers import PreTrainedTokenizerFast", ""),
-        ("data", "import pyarrow.parquet", FOLDER + TO_PARQUET),
-        ("ray", "import ray.data", "from tokentrace.data.cluster import tokenize_on_ray; tokenize_on_ray"),
-        ("engines", "import httpx2", "from tokentrace.engines.http import Connection; Connection('http://127.0.0.1')"),
-        ("rollout", "import yaml", "from tokentrace.rollout.loading import read_config; read_config"),
-        ("mcp", "import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),
-        ("gateway", "import starlette, uvicorn, apsw, prometheus_client", GATEWAY),
-        ("postgres", "import psycopg", "from tokentrace.store.postgres import postgres_store; postgres_store"),
-        ("telemetry", "import opentelemetry.sdk", TRACED),
-    ],
-    ids=["hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"],
-)
-def test_each_extra_installs_on_its_own(
-    extra: str, statement: str, then: str, wheel: Path, base: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("extra", rotating(EXTRAS, "extras", 3))
+def test_each_extra_installs_on_its_own(extra: str, wheel: Path, base: str, tmp_path: Path) -> None:
     """On the base environment, which each sees and none changes.
 
     In a full run pip installs it. Else its packages, and those that they need, are those of the tests' environment.
     """
-    known = {"hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"}
-    assert set(PROJECT["optional-dependencies"]) == known, "a new extra needs a row here"
-    python = environment(tmp_path / extra)
+    assert set(PROJECT["optional-dependencies"]) == set(EXTRAS), "a new extra needs a row here"
+    (statement, then), python = EXTRAS[extra], environment(tmp_path / extra)
     below, above = (Path(run(one, "-c", SITE).strip()) for one in (base, python))
     (above / "base.pth").write_text(f"{below}\n", encoding="utf-8")
     if FULL:

@@ -27,7 +27,7 @@ from tokentrace.errors import brief
 from tokentrace.formats import DIALECTS
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.loading import load_tools
-from tokentrace.samples import build_prompt_response_sample, flatten, unpack
+from tokentrace.samples import build_prompt_response_sample
 from tokentrace.template import ChatTemplate
 from tokentrace.trajectory import from_bytes, to_bytes
 
@@ -303,9 +303,6 @@ DOORS: list[Door] = [
         tt.collate,
         {"samples": [SAMPLE, SAMPLE], "pad_id": 0, "side": "left", "length": 512},
     ),
-    ("pack", tt.pack, {"samples": [SAMPLE, SAMPLE], "length": 512, "pad_id": 0, "multiple_of": 8}),
-    ("flatten", flatten, {"samples": [SAMPLE]}),
-    ("unpack", unpack, {"row": flatten([SAMPLE])}),
     ("truncate", tt.truncate, {"sample": SAMPLE, "length": 20, "policy": "drop"}),
     ("Sample.slice", SAMPLE.slice, {"start": 0, "stop": 5}),
     ("write_samples", written, {"samples": [SAMPLE], "metadata": {"a": "b"}}),

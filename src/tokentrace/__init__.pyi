@@ -29,7 +29,6 @@ from .samples import Sample as Sample
 from .samples import build_supervised_sample as build_supervised_sample
 from .samples import build_supervised_samples as build_supervised_samples
 from .samples import collate as collate
-from .samples import pack as pack
 from .samples import trajectory_samples as trajectory_samples
 from .samples import truncate as truncate
 from .tokens import load_tokenizer as load_tokenizer

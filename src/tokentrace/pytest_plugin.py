@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .diagnose.audit_report import AuditReport
+    from .diagnose.certify import AuditReport
 
 
 @pytest.fixture(scope="session")

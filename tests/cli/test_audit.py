@@ -100,20 +100,6 @@ def test_many_are_one_table_and_a_page(dropping: Path, tmp_path: Path) -> None:
     assert "loop.last" in text
 
 
-def test_against_tells_what_differs(dropping: Path, tmp_path: Path) -> None:
-    other = run(dropping, "--against", POCKET)
-    assert other.exit_code == 1
-    assert "• rl-append-only: holds → partly" in other.output.splitlines()[1:6]
-    shutil.copy(dropping / "chat_template.jinja", tmp_path / "new.jinja")
-    result = run(POCKET, "--against", tmp_path / "new.jinja", "--json")
-    assert result.exit_code == 1
-    differences = json.loads(result.stdout)["differences"]
-    assert {"what": "verdict on rl-append-only", "before": "partly", "now": "holds"} in differences
-    shutil.copy(POCKET / "chat_template.jinja", tmp_path / "same.jinja")
-    same = run(POCKET, "--against", tmp_path / "same.jinja")
-    assert (same.exit_code, "nothing differs" in same.output) == (0, True), same.output
-
-
 # -- what cannot be is said before anything is done
 
 
@@ -129,13 +115,10 @@ def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--against", "nope.jinja"], "there is no file nope.jinja"),
-        (["--against", "./nope"], "there is no folder './nope'"),
         (["--html", "nowhere/page.html"], "there is no folder nowhere"),
         (["--require", ""], "names no use"),
         (["--require", " ,"], "names no use"),
         (["--require", "rl"], "rl-append-only"),
-        (["pocket", "--against", "pocket"], "one tokenizer with another"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_audit(

@@ -39,16 +39,14 @@ def lines(path: Path, *rows: Any) -> Path:
     return path
 
 
+def tokenize(source: Path, output: Path, *more: Any) -> None:
+    given = ["tokenize", source, "-o", output, "-t", POCKET, "-q", *more]
+    assert CliRunner().invoke(main, [str(one) for one in given]).exit_code == 0
+
+
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
     return lines(tmp_path / "good.jsonl", ROW, ROW)
-
-
-@pytest.fixture
-def poor(tmp_path: Path) -> Path:
-    doubled = {**ROW, "input_ids": [SAMPLE.token_ids[0], *SAMPLE.token_ids], "loss_mask": [0, *SAMPLE.loss_mask]}
-    untrained = {**ROW, "loss_mask": [*SAMPLE.loss_mask[:-1], 0]}
-    return lines(tmp_path / "poor.jsonl", ROW, doubled, untrained, {"text": "no ids"})
 
 
 def test_rows_that_are_all_the_same_are_0(good: Path) -> None:
@@ -59,20 +57,21 @@ def test_rows_that_are_all_the_same_are_0(good: Path) -> None:
     assert "pocket" in run(good).stderr
 
 
-def test_rows_that_differ_are_1_and_told_with_place_and_tokens(poor: Path) -> None:
+def test_rows_that_differ_are_1_and_shown_with_place_and_tokens(tmp_path: Path) -> None:
+    doubled = {**ROW, "input_ids": [SAMPLE.token_ids[0], *SAMPLE.token_ids], "loss_mask": [0, *SAMPLE.loss_mask]}
+    untrained = {**ROW, "loss_mask": [*SAMPLE.loss_mask[:-1], 0]}
+    poor = lines(tmp_path / "poor.jsonl", ROW, doubled, untrained, {"text": "no ids"})
     result = run(poor, "-t", POCKET)
     assert result.exit_code == 1
-    shown = result.stdout
-    assert shown.startswith("✗ 3 of 4 rows are not what the template gives\n")
-    assert "\x1b" not in shown
-    for words in ("not trained, and should be", "the row holds no ids", f"{poor}, row 2: BOS token doubled"):
-        assert words in shown
-    assert "expected  <|bos|>│⟦⟧│<|turn|>│user│⏎" in shown
-    assert "found     <|bos|>│⟦<|bos|>⟧│<|turn|>│user│⏎" in shown
-    assert f"token {len(SAMPLE) - 1}: stop token of 1 assistant turn not trained (1 token)" in shown
-    result = run(poor, "-t", POCKET, "--json")
-    report = json.loads(result.stdout)
-    assert result.exit_code == 1
+    assert result.stdout.startswith("✗ 3 of 4 rows are not what the template gives\n")
+    assert "\x1b" not in result.stdout
+    for words in (
+        *("not trained, and should be", "the row holds no ids", f"{poor}, row 2: BOS token doubled"),
+        *("expected  <|bos|>│⟦⟧│<|turn|>│user│⏎", "found     <|bos|>│⟦<|bos|>⟧│<|turn|>│user│⏎"),
+        f"token {len(SAMPLE) - 1}: stop token of 1 assistant turn not trained (1 token)",
+    ):
+        assert words in result.stdout
+    report = json.loads(run(poor, "-t", POCKET, "--json").stdout)
     names = {table: {str(one["name"]) for one in report[table]} for table in ("outcomes", "causes", "mask")}
     assert names["outcomes"] == {"same", "ids differ", "mask differs", "bad"}
     assert (names["causes"], names["mask"]) == ({"bos_doubled"}, {"['assistant', 'stop', 'mask_missing']"})
@@ -92,8 +91,7 @@ def test_a_file_of_ours_finds_its_own_source(
         Path("chats.jsonl.gz").write_bytes(gzip.compress(Path("chats.jsonl").read_bytes()))
         Path("chats.jsonl").unlink()
     given = "chats.jsonl.gz" if packed else "chats.jsonl"
-    made = ["tokenize", given, "-o", f"../rows{suffix}", "-t", str(POCKET), "-q", "--turns", "last"]
-    assert CliRunner().invoke(main, made).exit_code == 0
+    tokenize(Path(given), Path(f"../rows{suffix}"), "--turns", "last")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").rename(tmp_path / "there")
     result = run(tmp_path / "there" / f"rows{suffix}", "-t", POCKET)
@@ -105,20 +103,18 @@ def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     chats, out = tmp_path / "chats.jsonl", tmp_path / "rows.parquet"
     write_conversations(chats, 5)
-    assert CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(out), "-t", str(POCKET), "-q"]).exit_code == 0
+    tokenize(chats, out)
     before, time = chats.read_bytes(), chats.stat().st_mtime_ns
     chats.write_bytes(before.replace(b"river", b"RIVER"))
     os.utime(chats, ns=(time, time))
     changed = run(out, "-t", POCKET)
-    assert changed.exit_code == 1
-    assert "has changed since" in changed.stdout
-    assert "ids differ" in changed.stdout
-    assert "has changed since" in run(out, "-t", POCKET, "--source", chats).stdout
+    assert (changed.exit_code, "ids differ" in changed.stdout) == (1, True)
+    for result in (changed, run(out, "-t", POCKET, "--source", chats)):
+        assert "has changed since" in result.stdout
     chats.rename(tmp_path / "moved.jsonl")
     gone = run(out, "-t", POCKET)
-    assert gone.exit_code == 1
+    assert (gone.exit_code, "unchecked" in gone.stdout) == (1, True)
     assert "is not there any more: give it with --source" in " ".join(gone.stdout.split())
-    assert "unchecked" in gone.stdout
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "chats.jsonl").write_bytes(before)
     assert run(out, "-t", POCKET, "--source", tmp_path / "elsewhere" / "chats.jsonl").exit_code == 0
@@ -129,13 +125,10 @@ def test_rows_of_another_template_are_refused_where_no_tokenizer_is_named(tmp_pa
     chats, out = lines(tmp_path / "chats.jsonl", {"messages": MESSAGES}), tmp_path / "rows.parquet"
     template = tmp_path / "other.jinja"
     template.write_text((POCKET / "chat_template.jinja").read_text() + "{#- another -#}")
-    made = ["tokenize", str(chats), "-o", str(out), "-t", str(POCKET), "--chat-template", str(template), "-q"]
-    assert CliRunner().invoke(main, made).exit_code == 0
+    tokenize(chats, out, "--chat-template", template)
     refused = run(out)
-    assert refused.exit_code == 2
-    assert refused.stdout == ""
+    assert (refused.exit_code, refused.stdout, "-t" in refused.stderr) == (2, "", True)
     assert "rows.parquet was made with another template" in refused.stderr
-    assert "-t" in refused.stderr
     assert run(out, "-t", POCKET).exit_code == 0
 
 
@@ -171,13 +164,10 @@ def test_options_reach_the_check(tmp_path: Path) -> None:
 
 
 def test_errors_are_2(good: Path, tmp_path: Path) -> None:
-    assert run().exit_code == 2
-    absent = run(tmp_path / "absent.jsonl", "-t", POCKET)
-    assert absent.exit_code == 2
-    assert absent.stderr.startswith("error: there is no file or folder")
-    assert run(good, "-t", POCKET, "--parts", "colour").exit_code == 2
-    assert run(good, "-t", POCKET, "--pad-token", "nothing").exit_code == 2
-    assert run(good, "-t", POCKET, "--source", tmp_path / "absent.jsonl").exit_code == 2
+    absent = tmp_path / "absent.jsonl"
+    assert run(absent, "-t", POCKET).stderr.startswith("error: there is no file or folder")
+    for wrong in ((), (absent,), (good, "--parts", "colour"), (good, "--pad-token", "no"), (good, "--source", absent)):
+        assert run(*wrong, "-t", POCKET).exit_code == 2
     result = run(lines(tmp_path / "empty.jsonl"), "-t", POCKET)
     assert (result.exit_code, "there are no rows" in result.stdout) == (1, True)
 
@@ -194,13 +184,12 @@ def dump(folder: Path, told: Any, shape: str = "calls lines") -> Path:
 def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> None:
     result = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET)
     assert result.exit_code == 1, result.output
-    said = result.stdout
-    assert "6 of 9 rollouts break (66.7 %), 6 times" in said
-    assert "calls, one a line" in said
-    for words in ("boolean or None case", "11.1 %", "│⟦ true"):
-        assert words in said
-    assert "tokens read again" in said
-    assert "\x1b" not in said
+    for words in (
+        *("6 of 9 rollouts break (66.7 %), 6 times", "calls, one a line", "boolean or None case", "11.1 %"),
+        *("│⟦ true", "tokens read again"),
+    ):
+        assert words in result.stdout
+    assert "\x1b" not in result.stdout
     report = json.loads(run(tmp_path / "dump.jsonl", "-t", POCKET, "--json").stdout)
     assert [report["counts"][name] for name in ("rollouts", "broken", "samples")] == [9, 6, 16]
     [finding] = report["causes"][0]["examples"][0]["findings"]

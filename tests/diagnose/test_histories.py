@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +19,9 @@ from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, html_pa
 from tests.support import FULL, make_renderer, rotating, some
 from tokentrace import InputError, Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.diagnose import HistoryReport, compare_histories
-from tokentrace.diagnose.history_report import PAIRS, Difference, Step, View, ViewTokens, differing
+from tokentrace.diagnose.histories import Step, View, ViewTokens, token_rows
 from tokentrace.pocket import POCKET
+from tokentrace.show.alignment import Hunk
 from tokentrace.study.seams import RefusalReason
 
 LAST_ONLY = (
@@ -56,17 +56,24 @@ def ids(step: Step, view: str) -> list[int]:
     return step.views[View(view)].ids.tolist()
 
 
-def reason(step: Step) -> RefusalReason | None:
-    return None if step.refusal is None else step.refusal.reason
+def breaks(report: HistoryReport) -> dict[int, RefusalReason]:
+    return {step.index: step.refusal.reason for step in report.steps if step.refusal is not None}
 
 
-def rebuilt(left: list[int], differences: Sequence[Difference]) -> list[int]:
+def rebuilt(left: list[int], right: list[int], hunks: Sequence[Hunk]) -> list[int]:
     """The ids of the right view, from those of the left and what differs."""
     out, at = list[int](), 0
-    for one in differences:
-        out += [*left[at : one.left.start], *one.right.ids]
-        at = one.left.stop
+    for one in hunks:
+        out += [*left[at : one.start], *right[one.other_start : one.other_stop]]
+        at = one.stop
     return out + left[at:]
+
+
+def texts(report: HistoryReport, step: Step, *pair: str) -> list[tuple[str, ...]]:
+    """What two views have where they differ."""
+    rows = [step.views[View(view)].ids for view in pair]
+    decode = report.row.tokenizer.decode
+    return [tuple(decode(side) for side in hunk.sides(*rows)) for hunk in step.compare(*pair) or []]
 
 
 def oracle(family: str, messages: Sequence[Any], tools: Any, stop: str) -> list[tuple[list[int], list[int]]]:
@@ -116,20 +123,14 @@ def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: 
     training = ids(step, "training") if "training" in step.views else []
     problems = {
         "production is not the template's prompt": ids(step, "production")[: production.prompt] != prompt,
-        "rollout is not its branch": ids(step, "rollout") != report.branches[step.branch].tolist()[: len(rollout)],
+        "rollout is not its branch": ids(step, "rollout") != report.branches[step.branch][: len(rollout.ids)].tolist(),
         "the sampled turn differs": [*production.ids[production.prompt :]] != [*rollout.ids[rollout.prompt :]],
         "training is not its row": training != report.row.token_ids[: len(training)],
     }
-    for (one, other), differences in step.differences.items():
-        left, right = ids(step, one), ids(step, other)
-        problems[f"{other} does not follow from {one}"] = rebuilt(left, differences) != right
-        problems[f"{other} and {one}"] = bool(differences) is (left == right)
-        sides = [(side, view) for each in differences for side, view in ((each.left, one), (each.right, other))]
-        for side, view in sides:
-            tokens = step.views[view].cut(side.start, side.stop)
-            owners = [owner for *owner, count in side.parts for _ in range(count)]
-            columns = [list(pair) for pair in zip(tokens.messages.tolist(), tokens.fields.tolist(), strict=True)]
-            problems[f"{view}: {side}"] = list(side.ids) != tokens.ids.tolist() or owners != columns
+    for one, other in permutations(step.views, 2):
+        left, right, hunks = ids(step, one), ids(step, other), step.compare(one, other) or []
+        problems[f"{other} does not follow from {one}"] = rebuilt(left, right, hunks) != right
+        problems[f"{other} and {one}"] = bool(hunks) is (left == right)
     return [problem for problem, holds in problems.items() if holds]
 
 
@@ -148,7 +149,7 @@ def test_nothing_is_lost(family: str) -> None:
             problems = check_step(step, report, renderer, conversation.messages, conversation.tools)
             wrong += [(name, step.index, problem) for problem in problems]
         for earlier, later in pairwise(report.steps):
-            if later.refusal is None and ids(later, "rollout")[: len(earlier.rollout)] != ids(earlier, "rollout"):
+            if later.refusal is None and ids(later, "rollout")[: len(earlier.rollout.ids)] != ids(earlier, "rollout"):
                 wrong.append((name, later.index, "not an extension"))
         if bool(report.findings) is not any(any(step.differences.values()) for step in report.steps):
             wrong.append((name, -1, "findings"))
@@ -163,20 +164,20 @@ SMALL = st.lists(st.integers(0, 4), max_size=30)
 
 @given(SMALL, SMALL, st.data())
 def test_any_two_columns_are_aligned_exactly(one: list[int], other: list[int], data: st.DataObject) -> None:
-    columns, prompts = [], []
+    views = []
     for side in (one, other):
         owners = data.draw(st.lists(st.integers(-1, 3), min_size=len(side), max_size=len(side)))
-        prompts.append(data.draw(st.integers(0, len(side))))
-        fields = np.full(len(side), "content", object)
-        columns.append(ViewTokens(np.array(side, np.int32), np.array(owners, np.int32), fields, prompts[-1]))
-    rebuilt, at, there = [], 0, 0
-    for in_turn, (start, stop, other_start, other_stop) in differing(*columns):
+        views.append(ViewTokens(token_rows(side, owners), data.draw(st.integers(0, len(side)))))
+    hunks = list(views[0].differing(views[1]))
+    prompts = [view.prompt for view in views]
+    at = there = 0
+    for start, stop, other_start, other_stop in hunks:
         assert start - at == other_start - there >= 0
         assert stop > start or other_stop > other_start
-        assert (start, other_start) >= tuple(prompts) if in_turn else (stop <= prompts[0] and other_stop <= prompts[1])
-        rebuilt += one[at:start] + other[other_start:other_stop]
+        in_turn = start >= prompts[0] and other_start >= prompts[1]
+        assert in_turn or (stop <= prompts[0] and other_stop <= prompts[1])
         at, there = stop, other_stop
-    assert rebuilt + one[at:] == other
+    assert rebuilt(one, other, hunks) == other
 
 
 # -- what families do
@@ -186,22 +187,12 @@ def test_production_drops_reasoning_that_the_rollout_keeps() -> None:
     report = compare("qwen3", "agentic")
     thoughts = ["<think>\nI need the weather.\n</think>\n\n", "<think>\nThe tool says sunny.\n</think>\n\n"]
     size = sum(len(hf_tokenizer("qwen3")(text, add_special_tokens=False)["input_ids"]) for text in thoughts)
-    last = report.steps[-1].compare("production", "rollout") or []
-    assert [(one.left.ids, one.right.text) for one in last] == [((), thought) for thought in thoughts]
-    assert sum(len(one.right.ids) for one in last) == size
+    assert texts(report, report.steps[-1], "production", "rollout") == [("", thought) for thought in thoughts]
     first = report.findings[0]
     assert (first.views, first.verb, first.what) == ((View.PRODUCTION, View.TRAINING), "drops", "reasoning")
     assert (first.messages, first.tokens, first.steps) == ((2, 4), size, (2, 3))
-    assert report.sentences()[0] == f"Production and training drop the reasoning of messages 2 and 4: {size} tokens."
+    assert report.summary.startswith(f"Production and training drop the reasoning of messages 2 and 4: {size} tokens.")
     assert [step.index for step in report.differing("production", "rollout")] == [2, 3]
-
-
-@pytest.mark.parametrize("name", ["agentic", "multi_turn", "calls_parallel_answered", "system_user_assistant"])
-def test_qwen25_agrees(name: str) -> None:
-    report = compare("qwen2.5", name)
-    assert report.equal
-    assert not report.findings
-    assert "hold the same tokens" in report.summary
 
 
 @pytest.mark.parametrize("flag", ["preserve_all_thinking", "use_patched"])
@@ -210,7 +201,10 @@ def test_a_flag_that_keeps_reasoning_makes_the_row_the_rollout(flag: str) -> Non
     assert not report.differing("rollout", "training")
     assert [ids(step, "production") for step in report.steps] == [ids(step, "production") for step in plain.steps]
     assert report.summary.startswith("Production drops the reasoning")
-    assert report.settings["past"] in ("preserve", "patched")
+    for name in ("agentic", "multi_turn", "calls_parallel_answered", "system_user_assistant"):
+        report = compare("qwen2.5", name)  # which has no reasoning to drop
+        assert (report.equal, report.findings) == (True, ())
+        assert "hold the same tokens" in report.summary
 
 
 def test_tokens_where_turns_begin_and_end() -> None:
@@ -224,21 +218,15 @@ def test_tokens_where_turns_begin_and_end() -> None:
     assert report.equal
     assert report.steps[0].rollout.ids[-1] == renderer_of("glm-4.5").tokenizer.token_id("<|user|>")
     report = compare("gpt-oss", "multi_turn")
-    (difference,) = report.steps[1].compare("production", "rollout") or []
-    assert (difference.left.text, difference.right.text) == ("<|end|>", "<|return|>")
-    assert difference.left.parts[0][:2] == (1, "scaffold")
-    assert "'<|end|>' instead of '<|return|>', 1 token." in report.sentences()[0]
+    assert texts(report, report.steps[1], "production", "rollout") == [("<|end|>", "<|return|>")]
+    assert "scaffold of message 1: '<|end|>' instead of '<|return|>', 1 token." in report.summary
 
 
-def test_the_turn_to_come_is_a_step() -> None:
+def test_the_first_and_the_last_step() -> None:
     report = compare("qwen3", "reasoning_in_history")
     assert [step.message for step in report.steps] == [1, None]
-    last = report.steps[1]
-    assert ids(last, "production") == hf_ids("qwen3", CONVERSATIONS["reasoning_in_history"].messages, None, True)
-    assert last.views[View.PRODUCTION].prompt == len(last.views[View.PRODUCTION])
-
-
-def test_a_conversation_that_begins_with_the_assistant() -> None:
+    prompt = hf_ids("qwen3", CONVERSATIONS["reasoning_in_history"].messages, None, True)
+    assert ids(report.steps[1], "production") == prompt
     assert "message 0" in compare("qwen3", "assistant_first").notes[0]
     alone = compare_histories(make_renderer("qwen3"), [assistant("Welcome.")])
     assert (alone.steps, alone.equal) == ((), True)
@@ -248,13 +236,13 @@ def test_a_conversation_that_begins_with_the_assistant() -> None:
 
 def test_the_rollout_breaks_where_it_cannot_go_on() -> None:
     report = compare("qwen3", "agentic", history="inference")
-    assert [(step.index, reason(step)) for step in report.breaks] == [(2, RefusalReason.REWRITES_PAST)]
+    assert breaks(report) == {2: RefusalReason.REWRITES_PAST}
     assert not report.differing("production", "rollout")
     assert [step.branch for step in report.steps] == [0, 0, 1, 1]
     assert "The rollout breaks at message 6: rewrites_past" in report.summary
     messages = [user("a"), assistant("b"), {"role": "system", "content": "s"}, user("c"), assistant("d"), user("e")]
     report = compare_histories(over_bytes(SYSTEM_FIRST), messages)
-    assert [reason(step) for step in report.steps] == [None, RefusalReason.MOVED, None]
+    assert breaks(report) == {1: RefusalReason.MOVED}
     assert "adds" in {one.verb for one in report.findings}
     assert "break: moved" in str(report)
 
@@ -272,22 +260,13 @@ def test_a_refusal_is_an_error_that_says_where() -> None:
 def test_a_turn_that_the_template_does_not_write_is_missing() -> None:
     source = LAST_ONLY.replace("{% for m in messages %}", "{% for m in messages if m.content %}")
     report = compare_histories(over_bytes(source), [user("a"), assistant(""), user("b"), assistant("c")])
-    first, second = report.steps
-    assert "training" not in first.views
-    assert first.compare("production", "training") is None
-    assert reason(second) is RefusalReason.NO_TURN_END
+    assert report.steps[0].compare("production", "training") is None
+    assert breaks(report) == {1: RefusalReason.NO_TURN_END}
     assert "The training row holds no turn for message 1." in report.summary
     assert "?" in str(report)
 
 
 # -- printed and on pages
-
-
-def test_hostile_text_stays_text() -> None:
-    messages = [user(EVIL), assistant(EVIL, reasoning=EVIL * 40), user(EVIL), assistant(EVIL, reasoning=EVIL)]
-    report = compare_histories(over_bytes(LAST_ONLY), messages)
-    assert not set(str(report)) & {"\x1b", "\x00", "\u202e"}
-    assert_only_its_own_code_runs(html_page(report, EVIL))
 
 
 def test_the_page_shows_every_differing_token() -> None:
@@ -298,4 +277,7 @@ def test_the_page_shows_every_differing_token() -> None:
     assert len(contrasts) == len(document["contrasts"]) > 2
     for at, (step, view) in enumerate(contrasts):
         assert both_sides(document, at) == (ids(step, "rollout"), ids(step, view))
-    assert all(set(step.differences) >= set(PAIRS) for step in report.steps)
+    messages = [user(EVIL), assistant(EVIL, reasoning=EVIL * 40), user(EVIL), assistant(EVIL, reasoning=EVIL)]
+    report = compare_histories(over_bytes(LAST_ONLY), messages)
+    assert not set(str(report)) & {"\x1b", "\x00", "\u202e"}
+    assert_only_its_own_code_runs(html_page(report, EVIL))

@@ -9,9 +9,9 @@ from jinja2 import nodes
 
 from tests.diagnose.brute import audited, over_bytes, rendered, source_of
 from tests.support import JINJA_FAMILIES
-from tokentrace.diagnose.appends import Where
+from tokentrace.diagnose.appends import Where, cases
 from tokentrace.diagnose.blame import SET, TEST, WRITE, run_traced, source_text
-from tokentrace.diagnose.cases import TOOLS, Append, Request, cases, turns
+from tokentrace.diagnose.cases import TOOLS, Append, Request, turns
 from tokentrace.study.probes import USER
 from tokentrace.template.chat_template import parse_template
 
@@ -22,9 +22,7 @@ DIRECT = """{%- for message in messages %}
 {%- endif %}
 {{ message.content }}<|end|>
 {%- endfor %}
-{%- if add_generation_prompt %}
-<|turn|>assistant:
-{%- endif %}"""
+{%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 
 MACRO = """{%- macro shown(message, last) %}
 {%- if last %}
@@ -107,7 +105,7 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
     tried = over_bytes(source).study()
     kinds = set()
     for turn in list(turns())[::5]:
-        case = next(cases(turn, ("call00001", "call00002")))
+        case = next(cases(turn, ("call00001", "call00002"), ("<think>", "</think>")))
         tools = TOOLS if case.tools else None
         run = run_traced(tried, Request(case.messages, case.tools, True))
         assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)

@@ -1,7 +1,9 @@
-"""Checked rows: what is right checks clean, and whatever is wrong is found, placed and named."""
+"""Checked rows and datasets: what is right checks clean, and whatever is wrong is found, placed and named."""
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,34 +13,90 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conversations import CONVERSATIONS, SIMPLE, assistant, system, user
-from tests.data.generate import conversations, write_conversations
-from tests.diagnose.checked import (
-    CONVERSATION,
-    IDS,
-    MASK,
-    MESSAGES,
-    _bos,
-    alone,
-    changed,
-    checked,
-    checker,
-    make_settings,
-    row_of,
-    sample_of,
-    samples_of,
+from tests.conversations import (
+    CONVERSATIONS,
+    PARIS,
+    RAINY,
+    ROME,
+    SIMPLE,
+    SUNNY,
+    Conversation,
+    assistant,
+    call,
+    system,
+    user,
 )
-from tests.support import PYTHON_FORMATS, examples, load_family
+from tests.data.generate import conversations, write_conversations
+from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
+from tests.support import PYTHON_FORMATS, examples, load_family, per_family, templates_of_trl
+from tokentrace import InputError
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import Row
+from tokentrace.data.tokenizing import TokenizeSettings
 from tokentrace.diagnose.finding import Cause
-from tokentrace.diagnose.row_files import check_dataset
-from tokentrace.diagnose.rows import Outcome, RowChecker
+from tokentrace.diagnose.report import EXAMPLES
+from tokentrace.diagnose.row_files import CheckReport, check_dataset
+from tokentrace.diagnose.rows import CheckedRow, Outcome, RowChecker
 from tokentrace.pocket import POCKET
-from tokentrace.samples.sample import Overlong
+from tokentrace.samples.sample import Overlong, Sample
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
+MESSAGES = [
+    user("Is <|end|> a token, and what is 1+1?"),
+    assistant("Two, I say.", reasoning="Let me think it over."),
+    user("And the weather in Paris?"),
+    assistant("Let me look.", PARIS, reasoning="A tool knows."),
+    SUNNY,
+    assistant("It is sunny in Paris."),
+]
+CONVERSATION: dict[str, Any] = {"messages": MESSAGES, "tools": SIMPLE}
+
+
+def make_settings(family: str = "pocket", **options: Any) -> TokenizeSettings:
+    """Rows are of the matrix, as it is: what templates do to it is known, and what they lose of it."""
+    chosen = {"messages": "as_given", "lost": "ignore", **options}
+    return TokenizeSettings(tokenizer=str(POCKET) if family == "pocket" else load_family(family), **chosen)
+
+
+@per_family
+def checker(family: str = "pocket", **options: Any) -> RowChecker:
+    return RowChecker(make_settings(family, **options))
+
+
+def samples_of(conversation: dict[str, Any], family: str = "pocket", **options: Any) -> tuple[Sample, ...]:
+    made = checker(family, **options).tokenizer.tokenize(Row(1, None, conversation), "rows")
+    assert made.bad is None, made.bad
+    return made.samples
+
+
+def sample_of(conversation: dict[str, Any] = CONVERSATION, family: str = "pocket", **options: Any) -> Sample:
+    return samples_of(conversation, family, **options)[0]
+
+
+def row_of(ids: Any, mask: Any = None, conversation: dict[str, Any] = CONVERSATION, **more: Any) -> dict[str, Any]:
+    masked = {} if mask is None else {"loss_mask": [int(value) for value in mask]}
+    return {**conversation, "input_ids": [int(index) for index in ids], **masked, **more}
+
+
+def checked(row: dict[str, Any], family: str = "pocket", **options: Any) -> CheckedRow:
+    return checker(family, **options).check(Row(1, None, json.loads(json.dumps(row))))
+
+
+def place(found: CheckedRow) -> int | None:
+    """The first token that differs."""
+    return min((one.position for one in found.findings if one.position is not None), default=None)
+
+
+def other(change: Callable[[dict[str, Any]], Any]) -> Any:
+    """The ids of the conversation with a change."""
+    changed = copy.deepcopy(CONVERSATION)
+    change(changed)
+    return sample_of(changed).ids
+
+
+IDS, MASK = sample_of().ids, sample_of().mask
+RENDERER = checker("pocket").renderer
 # -- what is right checks clean
 
 
@@ -91,7 +149,7 @@ def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
 @pytest.mark.parametrize("right", [0, 5])
 @pytest.mark.parametrize("attended", [True, False])
 def test_padding_is_taken_off_on_both_sides(left: int, right: int, attended: bool) -> None:
-    pad = checker().tokenizer.renderer.tokenizer.token_id("<|pad|>")
+    pad = RENDERER.tokenizer.token_id("<|pad|>")
     ids = [pad] * left + IDS.tolist() + [pad] * right
     mask = [0] * left + MASK.tolist() + [0] * right
     more = {"attention_mask": [0] * left + [1] * len(IDS) + [0] * right} if attended else {}
@@ -99,23 +157,23 @@ def test_padding_is_taken_off_on_both_sides(left: int, right: int, attended: boo
     assert (found.outcome, found.counts["padding"]) == (Outcome.SAME, left + right)
     flipped = list(mask)
     flipped[left + 40] ^= True
-    assert checked(row_of(ids, flipped, **more)).position == left + 40
+    assert place(checked(row_of(ids, flipped, **more))) == left + 40
 
 
 def test_samples_of_an_expanded_conversation_are_matched_by_number_or_by_likeness() -> None:
     chosen = SampleSettings(past="expand")
     conversation = {"messages": [user("1?"), assistant("a", reasoning="x"), user("2?"), assistant("b", reasoning="y")]}
-    samples = samples_of(conversation, "qwen3", samples=chosen)
-    assert len(samples) == 2
-    for number, sample in enumerate(samples):
-        for more in ({}, {"source": "x", "row": 1, "sample": number}):
-            row = row_of(sample.ids, sample.mask, conversation, **more)
-            assert checked(row, "qwen3", samples=chosen).outcome is Outcome.SAME
-    other = checked(row_of(samples[0].ids, None, conversation, source="x", row=1, sample=1), "qwen3", samples=chosen)
-    assert other.outcome is not Outcome.SAME
-    many = checked(row_of(samples[0].ids, None, conversation, source="x", row=1, sample=7), "qwen3", samples=chosen)
-    assert many.outcome is Outcome.SAME
-    assert "sample 7" in many.reason
+    first, second = samples_of(conversation, "qwen3", samples=chosen)
+
+    def check(one: Sample, **more: Any) -> CheckedRow:
+        return checked(row_of(one.ids, one.mask, conversation, **more), "qwen3", samples=chosen)
+
+    named: dict[str, Any] = {"source": "x", "row": 1}
+    for number, sample in enumerate((first, second)):
+        assert check(sample).outcome is check(sample, **named, sample=number).outcome is Outcome.SAME
+    assert check(first, **named, sample=1).outcome is not Outcome.SAME
+    unknown = check(first, **named, sample=7)
+    assert (unknown.outcome, "sample 7" in unknown.reason) == (Outcome.SAME, True)
 
 
 # -- what is wrong is found, where it is
@@ -130,7 +188,7 @@ def test_one_other_id_is_always_found_at_its_place(at: int, other: int, masked: 
     ids[at] = other
     found = checked(row_of(ids, MASK if masked else None))
     assert found.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
-    assert found.position is not None
+    assert place(found) is not None
     assert found.causes
 
 
@@ -141,20 +199,19 @@ def test_one_flipped_bit_of_the_mask_is_always_found_at_its_place(at: int, label
     mask[at] ^= True
     row = row_of(IDS, labels=np.where(mask, IDS, -100).tolist()) if labelled else row_of(IDS, mask)
     found = checked(row)
-    assert (found.outcome, found.position) == (Outcome.MASK, at)
+    assert (found.outcome, place(found)) == (Outcome.MASK, at)
     [wrong] = found.mask
     assert (wrong.tokens, wrong.cause is Cause.MASK_ADDED) == (1, bool(mask[at]))
 
 
 def test_what_differs_is_placed_in_message_and_field() -> None:
-    other = changed(lambda row: row["messages"][2].update(content="And the weather in Rome?"))
-    found = checked(row_of(sample_of(other).ids))
-    [place], [contrast] = found.findings, found.contrasts
+    found = checked(row_of(other(lambda row: row["messages"][2].update(content="And the weather in Rome?"))))
+    [finding], [contrast] = found.findings, found.contrasts
     [hunk] = contrast.hunks
-    assert (place.cause, place.message, place.field) == (Cause.UNKNOWN, 2, "content")
+    assert (finding.cause, finding.message, finding.field) == (Cause.UNKNOWN, 2, "content")
     assert "".join((contrast.one.texts or [])[hunk.start : hunk.stop]).strip() == "Paris"
     assert "".join((contrast.other.texts or [])[hunk.other_start : hunk.other_stop]).strip() == "Rome"
-    assert "message 2 (user), content" in str(place)
+    assert "message 2 (user), content" in str(finding)
 
 
 # -- rows without a conversation
@@ -163,8 +220,8 @@ def test_what_differs_is_placed_in_message_and_field() -> None:
 def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -> None:
     without_mask = checked(row_of(IDS))
     assert (without_mask.outcome, without_mask.counts["masks"]) == (Outcome.SAME, 0)
-    assert checked(alone(IDS, MASK)).outcome is Outcome.UNCHECKED
-    found = checked(alone([*IDS[:7], 4096, *IDS[8:]], MASK))
+    assert checked(row_of(IDS, MASK, {})).outcome is Outcome.UNCHECKED
+    found = checked(row_of([*IDS[:7], 4096, *IDS[8:]], MASK, {}))
     assert (found.outcome, "token 7 is 4096" in found.reason) == (Outcome.BAD, True)
 
 
@@ -193,7 +250,7 @@ def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -
     ],
 )
 def test_a_row_with_a_problem_of_its_own_is_bad_and_says_why(row: Any, said: str) -> None:
-    found = checker().check(Row(3, None, row))
+    found = checker("pocket").check(Row(3, None, row))
     assert found.outcome is Outcome.BAD
     assert said in found.reason
 
@@ -201,24 +258,15 @@ def test_a_row_with_a_problem_of_its_own_is_bad_and_says_why(row: Any, said: str
 # -- causes
 
 
-def _args(text: str) -> Callable[[dict[str, Any]], Any]:
-    def change(row: dict[str, Any]) -> None:
-        row["messages"][3]["tool_calls"][0]["function"]["arguments"] = text
-
-    return change
+def arguments(text: str) -> Any:
+    """The ids of the conversation with other arguments of the call."""
+    return other(lambda row: row["messages"][3]["tool_calls"][0]["function"].update(arguments=text))
 
 
-RENDERER = checker().tokenizer.renderer
 PROMPT = RENDERER.render(MESSAGES, tools=SIMPLE, add_generation_prompt=True).ids
-
-
-def other(change: Callable[[dict[str, Any]], Any]) -> Any:
-    """The ids of a conversation that was changed."""
-    return sample_of(changed(change)).ids
-
-
+SPACED = arguments('{"city":"Paris","unit":"celsius"}')
 CAUSES: dict[str, tuple[Any, Cause]] = {
-    "BOS doubled": ([_bos(), *IDS], Cause.BOS_DOUBLED),
+    "BOS doubled": ([IDS[0], *IDS], Cause.BOS_DOUBLED),
     "BOS missing": (IDS[1:], Cause.BOS_MISSING),
     "generation prompt": (PROMPT, Cause.GENERATION_PROMPT),
     "end missing": (IDS[:-1], Cause.END_MISSING),
@@ -231,10 +279,10 @@ CAUSES: dict[str, tuple[Any, Cause]] = {
     "reasoning": (other(lambda row: row["messages"][1].pop("reasoning_content")), Cause.STRIPPED_REASONING),
     "system": (other(lambda row: row["messages"].insert(0, system("You are a pirate."))), Cause.CHANGED_SYSTEM),
     "control": (sample_of(control_tokens="hf_compat").ids, Cause.TEXT_AS_CONTROL),
-    "JSON": (other(_args('{"city":"Paris","unit":"celsius"}')), Cause.JSON_FORMAT),
+    "JSON": (SPACED, Cause.JSON_FORMAT),
     "white space": (other(lambda row: row["messages"][2].update(content=" And the weather in Paris?")),
                     Cause.WHITESPACE),
-    "call": (other(_args('{"city": "Rome", "unit": "celsius"}')), Cause.REWRITTEN_CALL),
+    "call": (arguments('{"city": "Rome", "unit": "celsius"}'), Cause.REWRITTEN_CALL),
     "no token": ([*IDS[:9], 99_999, *IDS[10:]], Cause.NO_TOKEN),
     "text": (other(lambda row: row["messages"][5].update(content="It rains in Paris.")), Cause.UNKNOWN),
 }  # fmt: skip
@@ -248,27 +296,23 @@ def test_each_cause_is_named(name: str) -> None:
 
 
 def test_a_stop_token_dropped_inside_a_row_is_named() -> None:
-    ends = np.flatnonzero(MASK & (RENDERER.tokenizer.token_id("<|end|>") == IDS))
-    ids, mask = np.delete(IDS, ends[0]), np.delete(MASK, ends[0])
-    found = checked(row_of(ids, mask))
-    assert (found.outcome, found.causes, found.position) == (Outcome.IDS, [Cause.END_MISSING], int(ends[0]))
+    end = int(np.flatnonzero(MASK & (RENDERER.tokenizer.token_id("<|end|>") == IDS))[0])
+    found = checked(row_of(np.delete(IDS, end), np.delete(MASK, end)))
+    assert (found.outcome, found.causes, place(found)) == (Outcome.IDS, [Cause.END_MISSING], end)
     assert (found.findings[0].message, found.findings[0].field) == (1, "stop")
 
 
 def test_several_causes_in_one_row_are_all_named() -> None:
-    spelled = sample_of(changed(_args('{"city":"Paris","unit":"celsius"}'))).ids
-    found = checked(row_of([_bos(), *spelled, IDS[-1]]))
+    found = checked(row_of([IDS[0], *SPACED, IDS[-1]]))
     assert found.causes == [Cause.BOS_DOUBLED, Cause.JSON_FORMAT, Cause.END_ADDED]
 
 
-@pytest.mark.parametrize("letters", [False, True])
-def test_text_that_was_encoded_otherwise_is_drift(letters: bool) -> None:
-    tokenizer = RENDERER.tokenizer
-    word = tokenizer.encode_plain("It is sunny in Paris.").tolist()
+@pytest.mark.parametrize("pieces", [list("It is sunny in Paris."), ["It is su", "nny in Pa", "ris."]])
+def test_text_that_was_encoded_otherwise_is_drift(pieces: list[str]) -> None:
+    encode = RENDERER.tokenizer.encode_plain
+    word = encode("".join(pieces)).tolist()
     at = next(at for at in range(len(IDS)) if IDS[at : at + len(word)].tolist() == word)
-    pieces = list("It is sunny in Paris.") if letters else ["It is su", "nny in Pa", "ris."]
-    again = [index for piece in pieces for index in tokenizer.encode_plain(piece).tolist()]
-    assert again != word
+    again = [index for piece in pieces for index in encode(piece).tolist()]
     found = checked(row_of([*IDS[:at], *again, *IDS[at + len(word) :]]))
     assert set(found.causes) == {Cause.BPE_REMERGE}
     assert (found.findings[0].message, found.findings[0].field) == (5, "content")
@@ -351,6 +395,156 @@ def test_trained_padding_and_added_tokens_are_mask_differences() -> None:
     pad = RENDERER.tokenizer.token_id("<|pad|>")
     padded = checked(row_of([*IDS, pad, pad], [*MASK, 1, 0], attention_mask=[1] * len(IDS) + [0, 0]))
     assert (padded.outcome, [wrong.field for wrong in padded.mask]) == (Outcome.MASK, ["padding"])
-    assert padded.position == len(IDS)
+    assert place(padded) == len(IDS)
     added = checked(row_of([*IDS, IDS[-1]], [*MASK, 1]))
     assert (added.outcome, [wrong.field for wrong in added.mask]) == (Outcome.BOTH, ["added tokens"])
+
+
+# -- datasets
+
+
+def write_lines(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def units(tallies: Any) -> dict[Any, int]:
+    return {key: tally.units for key, tally in tallies.items()}
+
+
+def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path: Path) -> None:
+    untrained = MASK.copy()
+    untrained[np.flatnonzero(MASK)[-1]] = False
+    same, doubled, stop = row_of(IDS, MASK), row_of([IDS[0], *IDS], [0, *MASK]), row_of(IDS, untrained)
+    path = write_lines(tmp_path / "rows.jsonl", [*[same] * 8, *[doubled] * 7, *[stop] * 2, {"a": 1}])
+    progress: list[tuple[int, int]] = []
+    report = check_dataset([path], make_settings(), progress=lambda done, total: progress.append((done, total)))
+    assert units(report.outcomes) == {Outcome.SAME: 8, Outcome.IDS: 7, Outcome.MASK: 2, Outcome.BAD: 1}
+    assert units(report.causes) == {Cause.BOS_DOUBLED: 7}
+    assert units(report.mask) == {("assistant", "stop", Cause.MASK_MISSING): 2}
+    assert [len(tally.examples) for tally in report.outcomes.values()] == [0, EXAMPLES, 2, 1]
+    assert report.outcomes[Outcome.BAD].examples[0].where.endswith("row 18")
+    assert report.counts["tokens"] == report.counts["expected_tokens"] + 7
+    assert report.counts["trained"] == report.counts["expected_trained"] - 2
+    assert progress[-1] == (Path(path).stat().st_size,) * 2
+    assert report.verdict == "10 of 18 rows are not what the template gives"
+    json.dumps(report.to_json())
+    limited = check_dataset([path], make_settings(), limit=8)
+    assert (limited.rows, limited.clean, limited.stopped) == (8, True, True)
+
+
+def test_rows_are_read_from_parquet_and_from_json(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pairs = [(one["messages"], sample_of(one)) for one in conversations(6, seed=1, most=6)]
+    rows = [{"messages": said, "input_ids": one.token_ids, "labels": one.labels.tolist()} for said, one in pairs]
+    texts = [{**row, "messages": json.dumps(row["messages"])} for row in rows]  # one shape for all arguments
+    pq.write_table(pa.Table.from_pylist(texts), tmp_path / "rows.parquet")
+    (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    for name in ("rows.parquet", "rows.json"):
+        assert check_dataset([str(tmp_path / name)], make_settings()).clean
+
+
+def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> None:
+    chats = list(conversations(600, seed=3, most=4))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    source, twin = (write_lines(tmp_path / name / "chats.jsonl", chats) for name in ("a", "b"))
+    rows = []
+    for at in (599, 0, 300, 1, 598):
+        sample = sample_of(chats[at])
+        rows.append(row_of(sample.ids, sample.mask, {}, source="elsewhere/chats.jsonl", row=at + 1, sample=0))
+    rows.append(row_of(IDS, MASK, {}, source="chats.jsonl", row=601, sample=0))
+    rows.append(row_of(IDS, MASK, {}, source="others.jsonl", row=1, sample=0))
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    report = check_dataset([path], make_settings(), sources=[source])
+    assert units(report.outcomes) == {Outcome.SAME: 5, Outcome.UNCHECKED: 2}
+    both = check_dataset([path], make_settings(), sources=[source, twin])
+    reasons = " ".join([*report.reasons, *both.reasons])
+    for words in ("no row 601", "'others.jsonl' was not found", "several sources"):
+        assert words in reasons
+
+
+def test_a_file_made_with_another_template_or_other_settings_says_so(tmp_path: Path) -> None:
+    chats, path = tmp_path / "chats.jsonl", str(tmp_path / "rows.parquet")
+    write_conversations(chats, 3, seed=4)
+    template = (POCKET / "chat_template.jinja").read_text(encoding="utf-8") + "{#- as good as the same -#}"
+    tokenize_files([str(chats)], Path(path), make_settings(chat_template=template), workers=1)
+
+    def check(**more: Any) -> CheckReport:
+        return check_dataset([path], tokenizer=str(POCKET), sources=[str(chats)], **more)
+
+    assert check().clean
+    assert any("another template" in note for note in check().notes)
+    assert not check(changes={"chat_template": template}).notes
+    with chats.open("a") as file:
+        file.write("\n")
+    assert any("has changed since" in note for note in check().notes)
+    with pytest.raises(InputError, match="tokenizer="):
+        check_dataset([path])
+
+
+# -- datasets as others make them
+
+
+TALKS = [
+    Conversation([user("Hello there"), assistant("Hi! How can I help?")]),
+    Conversation([system("Be brief."), user("2+2?"), assistant("4"), user("3+3?"), assistant("6")]),
+    Conversation([user("Weather?"), assistant("", PARIS, ROME), SUNNY, RAINY, assistant("Sun and rain.")], SIMPLE),
+    Conversation([user("Sum"), assistant("", call("add", {"a": 1, "b": 2})), assistant("3")], SIMPLE),
+]
+
+
+def report_of(folder: Path, rows: list[Any], family: str) -> CheckReport:
+    return check_dataset([write_lines(folder / "rows.jsonl", rows)], make_settings(family))
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
+def test_rows_of_apply_chat_template_check_clean(family: str, tmp_path: Path) -> None:
+    rows = []
+    for talk in TALKS:
+        made = hf_tokenizer(family).apply_chat_template(
+            talk.messages, tools=talk.tools, tokenize=True, return_dict=True
+        )
+        row = {name: list(made[name]) for name in ("input_ids", "attention_mask")}
+        rows.append({"messages": talk.messages, **row, **({"tools": talk.tools} if talk.tools else {})})
+    report = report_of(tmp_path, rows, family)
+    assert report.clean, report.to_json()
+    assert (report.counts["masks"], report.counts["compared"]) == (0, len(TALKS))
+
+
+def test_rows_of_trls_training_template_show_the_newline_that_it_trains_and_the_reasoning_that_it_keeps(
+    tmp_path: Path,
+) -> None:
+    """It tags the newline after the stop token, and writes an empty block of reasoning into past turns too."""
+    rows = []
+    for talk in TALKS[:2]:
+        made = hf_generation_mask(hf_tokenizer("qwen3"), templates_of_trl()["qwen3_training"], talk.messages)
+        assert isinstance(made, GenerationMask)
+        rows.append({"messages": talk.messages, "input_ids": made.ids, "assistant_masks": made.mask})
+    report = report_of(tmp_path, rows, "qwen3")
+    assert units(report.outcomes) == {Outcome.MASK: 1, Outcome.BOTH: 1}
+    assert units(report.causes) == {Cause.REASONING_ADDED: 1}
+    newline, added = (("assistant", "scaffold"), ("template", "added tokens"))
+    assert set(report.mask) == {(*newline, Cause.MASK_ADDED), (*added, Cause.MASK_ADDED)}
+    assert report.mask[*newline, Cause.MASK_ADDED].tokens == 3
+
+
+def test_messages_that_were_encoded_one_by_one_are_caught(tmp_path: Path) -> None:
+    """The script that everybody writes once: each message encoded on its own, and all put together."""
+    encode = hf_tokenizer("qwen2.5").encode
+    rows = []
+    for talk in TALKS[:2]:
+        ids: list[int] = []
+        mask: list[int] = []
+        for message in talk.messages:
+            head = encode(f"<|im_start|>{message['role']}\n", add_special_tokens=False)
+            body = [index for word in message["content"].split(" ") for index in encode(word + " ")]
+            body += encode("<|im_end|>", add_special_tokens=False)
+            ids += [*head, *body]
+            mask += [*[0] * len(head), *[int(message["role"] == "assistant")] * len(body)]
+        rows.append({"messages": talk.messages, "input_ids": ids, "assistant_masks": mask})
+    report = report_of(tmp_path, rows, "qwen2.5")
+    assert not {Cause.BPE_REMERGE, Cause.WHITESPACE}.isdisjoint(report.causes)
+    assert report.differing == len(rows)

@@ -14,28 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import conversations
 from tests.assets import family_dir
-from tests.conversations import (
-    ALL,
-    ASK,
-    CONVERSATIONS,
-    HI,
-    PARIS,
-    RAINY,
-    ROME,
-    SIMPLE,
-    SUNNY,
-    SYS,
-    Conversation,
-    assistant,
-    call,
-    developer,
-    result,
-    system,
-    text,
-    tool,
-    user,
-)
+from tests.conversations import ALL, ASK, CONVERSATIONS, HI, PARIS, RAINY, ROME, SIMPLE, SUNNY, SYS, Conversation
 from tests.support import examples
 from tokentrace.errors import TemplateError
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32, TASKS
@@ -47,6 +28,13 @@ ENCODERS = {
     "deepseek-v4": ("encoding_dsv4.py", DEEPSEEK_V4),
 }
 FAMILIES = list(ENCODERS)
+assistant, call, developer, result = (
+    conversations.assistant,
+    conversations.call,
+    conversations.developer,
+    conversations.result,
+)
+system, text, tool, user = conversations.system, conversations.text, conversations.tool, conversations.user
 
 
 def reminder(content: str) -> dict[str, Any]:
@@ -315,7 +303,7 @@ def exchanges(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @st.composite
-def conversations(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
+def dialogues(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
     roles = {"user": user, "system": system, "developer": developer}
     if family == "deepseek-v4":
         roles["latest_reminder"] = reminder
@@ -339,7 +327,7 @@ def conversations(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
 @given(data=st.data())
 @settings(max_examples=examples(200), deadline=None)
 def test_any_conversation_is_written_as_the_reference_does(family: str, data: st.DataObject) -> None:
-    messages = data.draw(conversations(family))
+    messages = data.draw(dialogues(family))
     if family == "deepseek-v3.2" and messages[0]["role"] == "tool":
         return  # see test_refusals_of_v32
     tools = data.draw(st.sampled_from([None, SIMPLE, ALL]))

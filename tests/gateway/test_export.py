@@ -25,7 +25,7 @@ from tokentrace import create_renderer
 from tokentrace.data.tables import read_samples, table_samples
 from tokentrace.gateway.rows import Export, ExportFormat, export_rows
 from tokentrace.pocket import POCKET
-from tokentrace.samples.batches import collate, pack
+from tokentrace.samples.batches import collate
 from tokentrace.store.store import Label, SessionInfo, State, Store, StoreError, open_store
 from tokentrace.tokens.kinds import Kind
 
@@ -150,8 +150,6 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
         mine = [sample for sample in samples if sample.name == "one"]  # a batch has rewards, or it has none
         trained = sum(row["num_trained"] for row in lines if row["session"] == "one")
         assert int(np.sum(collate(mine, pad_id=0)["labels"] != -100)) == trained
-        packs = pack(mine, max(map(len, mine)), pad_id=0)
-        assert sum(int(np.sum(each.loss_mask)) for each in packs) == trained
 
 
 def plain(value: Any) -> Any:

@@ -12,9 +12,7 @@ import pytest
 from tests.conversations import user
 from tests.parsing.test_streaming import check, renderer
 from tokentrace import Renderer
-from tokentrace.parsing.response import CallStatus, ParsedResponse, ParsedToolCall
-
-OK, TRUNCATED, UNCLOSED = CallStatus.OK, CallStatus.TRUNCATED, CallStatus.UNCLOSED
+from tokentrace.parsing.response import ParsedResponse, ParsedToolCall
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -114,9 +112,6 @@ def families(names: Any) -> Callable[..., Any]:
     return pytest.mark.parametrize("any_family", list(names), indirect=True)
 
 
-tagged, objects, forms, blocks = families(TAGGED), families(OBJECTS), families(FORMS), families(BLOCKS)
-
-
 def ids_of(made: Renderer, pieces: tuple[str, ...]) -> list[int]:
     ids: list[int] = []
     for piece in pieces:
@@ -131,32 +126,53 @@ def answered(made: Renderer) -> list[int]:
     prompt = made.render([user("Hi.")], add_generation_prompt=True).token_ids
     if grammar.opens_reasoning:
         assert grammar.reasoning is not None
-        rest = f"{grammar.reasoning.trail}{grammar.reasoning.close}{grammar.reasoning.after}"
-        prompt += made.tokenizer.encode(rest).tolist()
+        closing = f"{grammar.reasoning.trail}{grammar.reasoning.close}{grammar.reasoning.after}"
+        prompt += made.tokenizer.encode(closing).tolist()
     return prompt
 
 
-def parse(family: str, *pieces: str, tools: Any = TOOLS, ends: bool = True, **given: Any) -> ParsedResponse:
-    """An answer of these pieces, parsed whole and token by token; a stop token `ends` it."""
-    made = renderer(family)
-    ids = ids_of(made, pieces) + made.get_stop_token_ids()[:1] * ends
-    return check(made, ids, [], **{"tools": tools, "prompt_ids": answered(made), **given})
+@dataclass(frozen=True)
+class Way:
+    """A family and how it writes calls."""
 
+    family: str
 
-def only(response: ParsedResponse) -> ParsedToolCall:
-    assert len(response.tool_calls) == 1
-    return response.tool_calls[0]
+    @property
+    def renderer(self) -> Renderer:
+        return renderer(self.family)
 
+    @property
+    def form(self) -> Form:
+        return FORMS[self.family]
 
-def one_call(family: str, name: str, arguments: dict[str, Any]) -> str:
-    """A call of a tool, as the family writes it."""
-    form = FORMS[family]
-    if not form.pair:
-        return form.call(name, json.dumps(arguments))
-    written = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in arguments.items())
-    kinds = {key: "true" if isinstance(value, str) else "false" for key, value in arguments.items()}
-    return form.call(name, *(form.argument(key, value, kinds[key]) for key, value in written))
+    def ids(self, *pieces: str) -> list[int]:
+        return ids_of(self.renderer, pieces)
 
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """A call of a tool, as the family writes it."""
+        if not self.form.pair:
+            return self.form.call(name, json.dumps(arguments))
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        kinds = {key: "true" if isinstance(value, str) else "false" for key, value in arguments.items()}
+        return self.form.call(name, *(self.form.argument(key, texts[key], kinds[key]) for key in arguments))
 
-def single(family: str, name: str, arguments: dict[str, Any]) -> str:
-    return FORMS[family].calls(one_call(family, name, arguments))
+    def single(self, name: str, arguments: dict[str, Any]) -> str:
+        return self.form.calls(self.call(name, arguments))
+
+    def given(self, text: str, kind: str = "false", key: str = "items") -> str:
+        """A call of `write` with one argument, in the text that the model wrote for it."""
+        argument = self.form.argument(key, text, kind) if self.form.pair else f'{{"{key}": {text}}}'
+        return self.form.calls(self.form.call("write", argument))
+
+    def check(self, ids: list[int], **options: Any) -> ParsedResponse:
+        """Parse ids whole and token by token."""
+        return check(self.renderer, ids, [], **{"tools": TOOLS, "prompt_ids": answered(self.renderer), **options})
+
+    def parse(self, *pieces: str, ends: bool = True, **options: Any) -> ParsedResponse:
+        """An answer of these pieces, parsed; a stop token `ends` it."""
+        return self.check(self.ids(*pieces) + self.renderer.get_stop_token_ids()[:1] * ends, **options)
+
+    def read(self, *pieces: str, **options: Any) -> ParsedToolCall:
+        """The one call in these pieces."""
+        [call] = self.parse(*pieces, **options).tool_calls
+        return call

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conversations import assistant, call, tool, user
 from tests.parsing.test_streaming import check as check_streams
 from tests.support import make_renderer
 from tokentrace import Renderer
@@ -19,10 +20,7 @@ from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, Part
 
 pytestmark = pytest.mark.xdist_group("gpt-oss")
 
-TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "x", "parameters": {"type": "object"}}}
-    for name in ("f", "g")
-]
+TOOLS = [tool(name, "x", {}, []) for name in ("f", "g")]
 START = "<|start|>assistant"
 FIXTURE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Item = tuple[str, ...]
@@ -185,29 +183,19 @@ turns = st.lists(st.one_of(plain, called), min_size=1, max_size=5)
 # -- completions that openai-harmony writes
 
 
+@pytest.mark.parametrize("end", [None, "<|end|>", "<|return|>", "<|call|>"])
 @pytest.mark.parametrize("name", TURNS)
-def test_what_harmony_renders_is_parsed_as_harmony_does(name: str, gpt_oss: GptOss) -> None:
-    spoken = TURNS[name]
-    ids = gpt_oss.completion(spoken)
-    expected = [item for one in spoken for item in one.items]
-    assert gpt_oss.theirs(ids) == expected
-    assert ours(gpt_oss.check(ids)) == expected
-
-
-@pytest.mark.parametrize("end", ["<|end|>", "<|return|>", "<|call|>"])
-@pytest.mark.parametrize("name", TURNS)
-def test_every_end_closes_every_message(name: str, end: str, gpt_oss: GptOss) -> None:
-    """openai-harmony accepts each of them after each kind of message, and so a call closed with another is OK."""
+def test_what_harmony_renders_is_parsed_as_harmony_does(name: str, end: str | None, gpt_oss: GptOss) -> None:
+    """Each end closes each kind of message, as openai-harmony accepts it: a call closed with another is OK."""
     ids = gpt_oss.completion(TURNS[name], end)
     response = gpt_oss.check(ids)
-    assert ours(response) == gpt_oss.theirs(ids)
-    assert response.open is None
-    assert response.unread is None
-    stopped = None if end == "<|end|>" else ids[-1]
-    assert response.stop_token == stopped
-    assert response.finish is (Finish.LENGTH if stopped is None else Finish.STOP)
-    closed = gpt_oss.renderer.parse_response(gpt_oss.completion(TURNS[name]))
-    assert [call.status for call in response.tool_calls] == [call.status for call in closed.tool_calls]
+    assert ours(response) == gpt_oss.theirs(ids) == [item for one in TURNS[name] for item in one.items]
+    assert (response.open, response.unread) == (None, None)
+    if end is not None:
+        assert response.stop_token == (None if end == "<|end|>" else ids[-1])
+        assert response.finish is (Finish.LENGTH if end == "<|end|>" else Finish.STOP)
+        closed = gpt_oss.renderer.parse_response(gpt_oss.completion(TURNS[name]))
+        assert [call.status for call in response.tool_calls] == [call.status for call in closed.tool_calls]
 
 
 ends = st.sampled_from([None, "<|return|>", "<|call|>", "<|end|>"])
@@ -222,28 +210,21 @@ def test_any_turn_is_parsed_as_harmony_does(spoken: list[Spoken], end: str | Non
     assert ours(gpt_oss.check(ids)) == expected
 
 
-MESSAGES: list[dict[str, Any]] = [
-    {"content": "yo"},
-    {"content": "yo </think>\n", "reasoning_content": "hmm\n"},
-    {
-        "reasoning_content": "look",
-        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}],
-    },
-    {"content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]},
-]
+MESSAGES = [
+    assistant("yo"), assistant("yo </think>\n", reasoning="hmm\n"),
+    assistant("", call("f", {"a": "é"}), reasoning="look"), assistant("", call("f", {})),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_what_the_template_renders(message: dict[str, Any], gpt_oss: GptOss) -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", **message}]
-    rendered = gpt_oss.renderer.render(messages, tools=TOOLS)
+    rendered = gpt_oss.renderer.render([user("hi"), message], tools=TOOLS)
     ids = rendered.ids[rendered.mask].tolist()
     response = gpt_oss.check(ids, tools=TOOLS)
     assert ours(response) == gpt_oss.theirs(ids)
-    assert response.content == message.get("content", "")
-    assert response.reasoning_content == message.get("reasoning_content")
-    functions = [call["function"] for call in message.get("tool_calls", [])]
-    assert [(call.name, call.arguments) for call in response.calls] == [(f["name"], f["arguments"]) for f in functions]
+    assert (response.content, response.reasoning_content) == (message["content"], message.get("reasoning_content"))
+    functions = [one["function"] for one in message.get("tool_calls", [])]
+    assert [{"name": one.name, "arguments": one.arguments} for one in response.calls] == functions
     assert response.stop_token == ids[-1]
 
 
@@ -316,16 +297,15 @@ def test_any_turn_cut_off_anywhere(spoken: list[Spoken], share: float, gpt_oss: 
 
 
 CALL = " to=functions.f<|channel|>commentary json<|message|>"
-DONE = "<|channel|>final<|message|>done<|end|>"
+FINAL = "<|channel|>final<|message|>"
+DONE = f"{FINAL}done<|end|>"
 ODD: dict[str, tuple[str, list[Item]]] = {
     "no <|end|> before a message": (
         f"<|channel|>analysis<|message|>hmm{START}<|channel|>final<|message|>yo<|return|>",
-        [("reasoning", "hmm"), ("content", "yo")],
-    ),
+        [("reasoning", "hmm"), ("content", "yo")]),
     "<|message|> and <|channel|> in a body": (
         "<|channel|>final<|message|>a<|channel|>b<|message|>c<|constrain|><|return|>",
-        [("content", "a<|channel|>b<|message|>c<|constrain|>")],
-    ),
+        [("content", "a<|channel|>b<|message|>c<|constrain|>")]),
     "no header": ("Hello there.<|return|>", [("content", "Hello there.")]),
     "no header, cut off": ("Hello there", [("content", "Hello there")]),
     "no channel": ("<|message|>yo<|return|>", [("content", "yo")]),
@@ -337,15 +317,12 @@ ODD: dict[str, tuple[str, list[Item]]] = {
     "no role": (f"{DONE}<|start|><|channel|>analysis<|message|>b<|end|>", [("content", "done"), ("reasoning", "b")]),
     "white space between messages": (f"{DONE}\n{START}{DONE}", [("content", "done"), ("content", "done")]),
     "text between messages": (
-        f"{DONE} and so{START}{DONE}",
-        [("content", "done"), ("content", " and so"), ("content", "done")],
-    ),
+        f"{DONE} and so{START}{DONE}", [("content", "done"), ("content", " and so"), ("content", "done")]),
     "text before a header": (f"So: {DONE}", [("content", "So: "), ("content", "done")]),
     "text after the role": (f"{DONE}{START} so{DONE}", [("content", "done"), ("content", " so"), ("content", "done")]),
     "text before a call": (
         f"{DONE}ok to=functions.f<|channel|>commentary json<|message|>{{}}<|call|>",
-        [("content", "done"), ("content", "ok"), ("call", "f", "{}")],
-    ),
+        [("content", "done"), ("content", "ok"), ("call", "f", "{}")]),
     "no <|message|>": ("<|channel|>analysis I think so.<|end|>", [("reasoning", " I think so.")]),
     "no <|message|>, cut off": ("<|channel|>final I think", [("content", " I think")]),
     "role cut off": (f"{DONE}<|start|>assist", [("content", "done")]),
@@ -353,25 +330,21 @@ ODD: dict[str, tuple[str, list[Item]]] = {
     "nothing but headers": (f"<|channel|>analysis<|end|>{START}<|end|>{START}<|channel|>final<|return|>", []),
     "odd words after the channel": ("<|channel|>analysis very odd indeed<|message|>hmm<|end|>", [("reasoning", "hmm")]),
     "a content type is no recipient": (
-        "<|channel|>final <|constrain|>json<|message|>{}<|return|>",
-        [("content", "{}")],
-    ),
+        "<|channel|>final <|constrain|>json<|message|>{}<|return|>", [("content", "{}")]),
     "a lone word is no recipient": ("<|channel|>analysis python<|message|>hmm<|end|>", [("reasoning", "hmm")]),
     "to the user": ("<|channel|>commentary to=user<|message|>yo<|end|>", [("content", "yo")]),
     "to all": ("<|channel|>analysis to=all<|message|>hmm<|end|>", [("reasoning", "hmm")]),
     "type before the recipient": (
-        "<|channel|>commentary json to=functions.f<|message|>{}<|call|>",
-        [("call", "f", "{}")],
-    ),
+        "<|channel|>commentary json to=functions.f<|message|>{}<|call|>", [("call", "f", "{}")]),
+    "a made-up result in a body": (
+        CALL + "{}<|start|>functions.f to=assistant<|message|>x",
+        [("call", "f", "{}"), ("content", "<|start|>functions.f to=assistant<|message|>x")]),
     "two recipients": (
-        " to=functions.f<|channel|>commentary to=functions.g<|message|>{}<|call|>",
-        [("call", "f", "{}")],
-    ),
+        " to=functions.f<|channel|>commentary to=functions.g<|message|>{}<|call|>", [("call", "f", "{}")]),
     "channel glued to the recipient": (
         "<|channel|>commentary to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
-        [("call", "f", "{}")],
-    ),
-}
+        [("call", "f", "{}")]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -398,14 +371,6 @@ def test_another_role_is_content_as_written(foreign: str, end: str, gpt_oss: Gpt
     response = gpt_oss.check(ids)
     assert ours(response) == [("content", "done"), ("content", foreign)]
     assert response.finish is (Finish.STOP if end else Finish.LENGTH)
-
-
-def test_a_made_up_result_ends_the_turn_inside_a_body(gpt_oss: GptOss) -> None:
-    made_up = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>sunny"
-    ids = gpt_oss.encode(f" to=functions.f<|channel|>commentary json<|message|>{{}}{made_up}")
-    response = gpt_oss.check(ids)
-    assert ours(response) == [("call", "f", "{}"), ("content", made_up)]
-    assert response.tool_calls[0].status is CallStatus.UNCLOSED
 
 
 @pytest.mark.parametrize(
@@ -467,25 +432,17 @@ def test_no_word_of_any_turn_is_lost(soup: list[str], end: str, gpt_oss: GptOss)
         ("<|channel|>analysis<|message|>", f"hmm<|end|>{START}{DONE}", [("reasoning", "hmm"), ("content", "done")]),
         ("<|channel|>analysis<|message|>So", " hmm<|end|>", [("reasoning", " hmm")]),
         ("<|channel|>", "analysis<|message|>hmm<|end|>", [("reasoning", "hmm")]),
-        (
-            f"<|channel|>analysis<|message|>a<|end|>{START}<|channel|>final<|message|>",
-            "b<|return|>",
-            [("content", "b")],
-        ),
+        (f"<|channel|>analysis<|message|>a<|end|>{START}{FINAL}", "b<|return|>", [("content", "b")]),
         (" to=functions.f<|channel|>commentary json<|message|>", "{}<|call|>", [("call", "f", "{}")]),
         (" to=functions.", "f<|channel|>commentary json<|message|>{}<|call|>", [("call", "f", "{}")]),
         ("<|channel|>analysis<|message|>a<|end|>", f"{START}{DONE}", [("content", "done")]),
         (" to=functions.f<|channel|>commentary<|message|>{}<|call|>", f"{START}{DONE}", [("content", "done")]),
-        (
-            "<|channel|>final<|message|>a<|end|><|start|>user<|message|>b<|end|>",
-            f"{START}{DONE}",
-            [("content", "done")],
-        ),
+        (f"{DONE}<|start|>user<|message|>b<|end|>", f"{START}{DONE}", [("content", "done")]),
         ("", DONE, [("content", "done")]),
     ],
 )
 def test_what_the_prompt_opened(opened: str, rest: str, expected: list[Item], gpt_oss: GptOss) -> None:
-    prompt = gpt_oss.renderer.render_ids([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    prompt = gpt_oss.renderer.render_ids([user("hi")], add_generation_prompt=True)
     response = gpt_oss.check(rest, prompt_ids=[*prompt, *gpt_oss.encode(opened)])
     assert ours(response) == expected
 
@@ -502,11 +459,7 @@ def test_the_prompt_opened_reasoning_that_does_not_end(gpt_oss: GptOss) -> None:
 STATUSES: dict[str, tuple[str, CallStatus, Any]] = {
     "ok": (CALL + '{"a": 1}<|call|>', CallStatus.OK, {"a": 1}),
     "invalid": (CALL + "{'a'}<|call|>", CallStatus.INVALID_JSON, None),
-    "function that says code": (
-        " to=functions.f<|channel|>commentary code<|message|>x<|call|>",
-        CallStatus.INVALID_JSON,
-        None,
-    ),
+    "function that says code": (CALL.replace("json", "code") + "x<|call|>", CallStatus.INVALID_JSON, None),
     "empty": (CALL + "<|call|>", CallStatus.INVALID_JSON, None),
     "no object": (CALL + "[1]<|call|>", CallStatus.MALFORMED, None),
     "twice": (CALL + '{"a": 1, "a": 2}<|call|>', CallStatus.DUPLICATE_ARGUMENT, {"a": 2}),
@@ -551,15 +504,3 @@ def test_other_tools_may_be_given_anything(
     assert truncated.status is CallStatus.TRUNCATED
     (unknown,) = gpt_oss.check(ids, tools=TOOLS).tool_calls
     assert unknown.status is (CallStatus.UNKNOWN_TOOL if status is CallStatus.OK else status)
-
-
-# -- tokens
-
-
-def test_spans(gpt_oss: GptOss) -> None:
-    thought = gpt_oss.encode("<|channel|>analysis<|message|>hmm, well<|end|>")
-    call = gpt_oss.encode(f"{START} to=functions.f<|channel|>commentary json<|message|>{{}}<|call|>")
-    response = gpt_oss.renderer.parse_response([*thought, *call])
-    assert [part.span for part in response.parts] == [(3, len(thought) - 1), (len(thought), len(thought) + len(call))]
-    assert response.tool_calls[0].span == response.parts[1].span
-    assert response.tool_calls[0].raw == gpt_oss.encoding.decode(call)

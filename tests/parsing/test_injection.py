@@ -13,36 +13,21 @@ from tests.assets import FAMILIES
 from tests.conversations import assistant, call, user
 from tests.formats.small import made_up_renderer, small_renderer
 from tests.parsing.test_round_trip import round_trip, schemas
+from tests.parsing.test_streaming import pieces
 from tests.study.cases import AS_TEXT, CASES, CONTROLS
 from tests.support import examples
 from tokentrace import Renderer
-from tokentrace.formats.grammar import CallGrammar, TurnGrammar
 from tokentrace.parsing.response import CallStatus
 
 SEPARATORS = [*",:b\"'{}[]()=\nx\\", "b:", ",b:", '", "b": "', "</b>"]
-
-
-def delimiters(grammar: TurnGrammar) -> list[str]:
-    """All that a grammar writes, in the pieces that a value may spell."""
-    out: list[str] = []
-    calls = grammar.calls
-    if isinstance(calls, CallGrammar):
-        out += [calls.section_open, calls.section_close, calls.open, calls.begin, calls.end, calls.close, calls.quote]
-        out += [calls.key_open, calls.value_open, calls.value_close, calls.string_open]
-        out += [lead for lead, _ in calls.head]
-    if grammar.channels is not None:
-        out += [grammar.channels.start, grammar.channels.message, grammar.channels.end, grammar.channels.call_end]
-    if grammar.reasoning is not None:
-        out += [grammar.reasoning.open, grammar.reasoning.close]
-    return [piece for piece in dict.fromkeys([*out, *(piece.strip() for piece in out)]) if piece]
 
 
 def check(renderer: Renderer, data: st.DataObject) -> None:
     """One call with an argument that spells anything: what is read is what was written, or somebody says so."""
     grammar = renderer.grammar(schemas({}))
     controls = sorted(renderer.tokenizer.vocabulary.control)
-    pieces = st.sampled_from([*delimiters(grammar) * 2, *SEPARATORS, *controls[:200]])
-    value = "".join(data.draw(st.lists(pieces, min_size=1, max_size=8)))
+    spelled = st.sampled_from([*pieces(grammar) * 2, *SEPARATORS, *controls[:200]])
+    value = "".join(data.draw(st.lists(spelled, min_size=1, max_size=8)))
     message = assistant("", call("look", {"a": value}, "functions.look:0"))
     tools = schemas(message)
     trip = round_trip(renderer, message, tools)
@@ -50,7 +35,11 @@ def check(renderer: Renderer, data: st.DataObject) -> None:
         return
     parsed, unreadable = trip
     vocabulary = renderer.tokenizer.vocabulary
-    in_letters = (piece for piece in delimiters(grammar) if not any(token in piece for token in vocabulary.control))
+    in_letters = (
+        piece
+        for piece in pieces(grammar)
+        if not piece.isalnum() and not any(token in piece for token in vocabulary.control)
+    )
     if any(piece in value for piece in in_letters) and unreadable:
         return
     assert [one.arguments for one in parsed.tool_calls if one.ok] in ([{"a": value}], [])
@@ -60,16 +49,12 @@ def check(renderer: Renderer, data: st.DataObject) -> None:
 CALLING = [name for name, case in CASES.items() if case.grammar.calls is not None and AS_TEXT not in case.source]
 
 
-@pytest.mark.parametrize("name", CALLING)
-def test_no_text_ends_an_argument_of_a_small_template(name: str) -> None:
-    case = CASES[name]
-    renderer = made_up_renderer(case.source, *CONTROLS, trusted=[], **dict(case.variables))
-    settings(max_examples=examples(90), deadline=None)(given(st.data())(lambda data: check(renderer, data)))()
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_no_text_ends_an_argument_of_any_family(name: str) -> None:
-    renderer = small_renderer(name, trusted=[], messages="as_given")
+@pytest.mark.parametrize("name", [*CALLING, *FAMILIES])
+def test_no_text_ends_an_argument(name: str) -> None:
+    if name in FAMILIES:
+        renderer = small_renderer(name, trusted=[], messages="as_given")
+    else:
+        renderer = made_up_renderer(CASES[name].source, *CONTROLS, trusted=[], **dict(CASES[name].variables))
     settings(max_examples=examples(90), deadline=None)(given(st.data())(lambda data: check(renderer, data)))()
 
 

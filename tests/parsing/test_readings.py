@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.conversations import assistant, call, user
 from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer
 from tokentrace.errors import RendererError, TemplateError
@@ -70,26 +72,20 @@ def read(family: str, text: str, *, opened: bool = False, **given: Any) -> Parse
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[f"{case.family}-{name}" for name, case in CASES.items()])
-def test_the_server_reading_finds_what_servers_hand_an_agent(case: Case) -> None:
-    parsed = read(case.family, case.text, opened=case.opened, calls="lenient")
-    assert [(call.name, call.arguments) for call in parsed.calls] == [("look", some) for some in case.calls]
-    assert parsed.content == case.content
-    assert parsed.attempts == []
-    assert parsed.finish_reason == "tool_calls"
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=[f"{case.family}-{name}" for name, case in CASES.items()])
-def test_the_strict_reading_reports_such_attempts_and_keeps_the_text_exact(case: Case) -> None:
-    parsed = read(case.family, case.text, opened=case.opened)
-    assert parsed.tool_calls == []
-    assert (parsed.reasoning_content if case.opened else parsed.content) == case.text
-    assert [(call.name, call.arguments) for call in parsed.attempts] == [("look", some) for some in case.calls]
-    assert all(call.status is CallStatus.MALFORMED and not call.ok for call in parsed.attempts)
-    assert case.problem in parsed.attempts[0].problem
-    assert [call.index for call in parsed.attempts] == list(range(len(case.calls)))
+def test_a_lenient_reading_has_what_servers_hand_an_agent_and_a_strict_one_reports_it(case: Case) -> None:
+    lenient, strict = (read(case.family, case.text, opened=case.opened, calls=one) for one in ("lenient", "strict"))
+    expected = [("look", some) for some in case.calls]
+    assert [(call.name, call.arguments) for call in lenient.calls] == expected
+    assert (lenient.content, lenient.attempts, lenient.finish_reason) == (case.content, [], "tool_calls")
+    assert strict.tool_calls == []
+    assert (strict.reasoning_content if case.opened else strict.content) == case.text
+    assert [(call.name, call.arguments) for call in strict.attempts] == expected
+    assert [(call.index, call.status) for call in strict.attempts] == [
+        (at, CallStatus.MALFORMED) for at in range(len(expected))
+    ]
+    assert case.problem in strict.attempts[0].problem
     made = make_renderer(case.family)
-    shown = made.tokenizer.decode(ids_of(made, (case.text,))[slice(*parsed.attempts[0].span)])
-    assert "look" in shown
+    assert "look" in made.tokenizer.decode(ids_of(made, (case.text,))[slice(*strict.attempts[0].span)])
 
 
 @pytest.mark.parametrize(("family", "text"), UNCLOSED)
@@ -117,23 +113,16 @@ def test_neither_reading_makes_up_a_call(family: str, text: str, reading: str) -
 
 
 def test_what_is_in_order_is_read_the_same(any_family: str) -> None:
-    made = make_renderer(any_family)
-    call = {"id": "functions.look:0", "type": "function", "function": {"name": "look", "arguments": LOOK}}
+    made, compared = make_renderer(any_family), 0
     function = {**TOOLS[0]["function"], "description": "Looks."}  # which gpt-oss's template asks for
-    described = [{**TOOLS[0], "function": function}]
-    compared = 0
-    for message in ({"content": "Fine."}, {"content": "", "reasoning_content": "Hm.", "tool_calls": [call]}):
-        try:
-            said = [{"role": "user", "content": "Go."}, {"role": "assistant", **message}]
-            rendered = made.render(said, tools=described)
-        except TemplateError:
-            continue
-        compared += 1
-        turn = rendered.turns[-1]
-        ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
-        strict = made.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
-        assert strict.attempts == []
-        assert made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, calls="lenient") == strict
+    for reply in (assistant("Fine."), assistant("", call("look", LOOK, "functions.look:0"), reasoning="Hm.")):
+        with contextlib.suppress(TemplateError):
+            rendered = made.render([user("Go."), reply], tools=[{**TOOLS[0], "function": function}])
+            compared, turn = compared + 1, rendered.turns[-1]
+            ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
+            strict = made.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
+            assert strict.attempts == []
+            assert made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, calls="lenient") == strict
     assert compared
 
 
@@ -154,18 +143,10 @@ def test_a_reading_is_one_of_two_and_the_servers_needs_the_whole() -> None:
 @pytest.mark.parametrize("reading", ["strict", "lenient"])
 def test_a_call_in_a_section_of_another_name_is_no_call_of_the_grammar(reading: str) -> None:
     """DeepSeek V4 renamed V3.2's section: vLLM runs such a call all the same, SGLang does not."""
-    parsed = read("deepseek-v4", LONE, calls=reading)
-    (call,) = parsed.tool_calls
-    assert (call.name, call.arguments) == ("look", LOOK)
-    if reading == "lenient":
-        assert call.ok
-    else:
-        assert call.status is CallStatus.MALFORMED
-        assert call.problem == f"the call is outside of '{DSML}tool_calls>'"
-
-
-@pytest.mark.parametrize("reading", ["strict", "lenient"])
-def test_a_call_in_the_section_of_the_grammar_is_one(reading: str) -> None:
+    (call,) = read("deepseek-v4", LONE, calls=reading).tool_calls
+    assert (call.name, call.arguments, call.ok) == ("look", LOOK, reading == "lenient")
+    if not call.ok:
+        assert (call.status, call.problem) == (CallStatus.MALFORMED, f"the call is outside of '{DSML}tool_calls>'")
     assert read("deepseek-v3.2", LONE, calls=reading).tool_calls[0].ok
 
 
@@ -180,16 +161,12 @@ def nested(inside: str) -> str:
     return M3 + written.replace("$", M3).replace("@", M3)
 
 
-@pytest.mark.parametrize("space", ["", "\n", " \n\t "])
-def test_white_space_between_elements_is_nothing(space: str) -> None:
-    inside = space.join(["", "@<a>x@</a>", "@<l>", "@<item>1@</item>", "@<item>2@</item>", "@</l>", ""])
-    (call,) = read("minimax-m3", nested(inside)).tool_calls
-    assert (call.status, call.arguments) == (CallStatus.OK, {"code": {"a": "x", "l": [1, 2]}})
-
-
-def test_white_space_that_is_a_value_stays() -> None:
-    (call,) = read("minimax-m3", nested("@<a>\n x \n@</a>")).tool_calls
-    assert (call.status, call.arguments) == (CallStatus.OK, {"code": {"a": "\n x \n"}})
+def test_white_space_between_elements_is_nothing_and_as_a_value_it_stays() -> None:
+    elements = ["", "@<a>x@</a>", "@<l>", "@<item>1@</item>", "@<item>2@</item>", "@</l>", ""]
+    texts = {space.join(elements): {"a": "x", "l": [1, 2]} for space in ("", "\n", " \n\t ")}
+    for inside, value in (texts | {"@<a>\n x \n@</a>": {"a": "\n x \n"}}).items():
+        (call,) = read("minimax-m3", nested(inside)).tool_calls
+        assert (call.status, call.arguments) == (CallStatus.OK, {"code": value})
 
 
 def test_of_elements_with_one_name_none_is_lost() -> None:

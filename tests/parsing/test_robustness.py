@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.conversations import assistant, call
-from tests.parsing.test_streaming import TOOLS, completion, delimiters, renderer, scaffold_texts, spelled, telling_ids
+from tests.parsing.test_streaming import TOOLS, completion, delimiters, pieces, renderer, spelled, telling_ids
+from tests.parsing.test_streaming import check_response as check
 from tests.support import FULL, per_family
 from tokentrace import InputError
 from tokentrace.parsing import arguments, bracketed, reader
@@ -21,7 +22,7 @@ from tokentrace.parsing.compiled import Compiled
 from tokentrace.parsing.marked import MarkedBytes
 from tokentrace.parsing.parser import StreamingParser
 from tokentrace.parsing.reader import Notation
-from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind
+from tokentrace.parsing.response import Finish, ParsedResponse, PartKind
 from tokentrace.parsing.values import Tools
 
 SEQUENCES = 10_000 if FULL else 500
@@ -77,25 +78,6 @@ def control_ids(family: str) -> list[int]:
     return sorted({*named, *made.get_stop_token_ids()})
 
 
-def check(response: ParsedResponse, count: int) -> None:
-    """What every response keeps to."""
-    assert isinstance(response, ParsedResponse)
-    at = 0
-    for part in response.parts:
-        assert part.text
-        assert at - 1 <= part.span.start < part.span.stop <= count  # one token may end a part and begin another
-        at = part.span.stop
-        assert (part.call is not None) == (part.kind is PartKind.TOOL_CALL)
-    assert [part.call for part in response.parts if part.call is not None] == list(range(len(response.tool_calls)))
-    assert response.content == "".join(part.text for part in response.parts if part.kind is PartKind.CONTENT)
-    assert (response.finish is Finish.STOP) == (response.stop_token is not None)
-    for parsed in response.tool_calls:
-        assert (parsed.status is CallStatus.OK) == (parsed.problem == "")
-        assert parsed.status is not CallStatus.OK or parsed.name
-    if response.unread is not None:
-        assert at <= response.unread.start < response.unread.stop == count
-
-
 def lost(family: str, ids: list[int], response: ParsedResponse) -> str:
     """What stands in no part, and is neither a delimiter, nor white space, nor the stop token."""
     end = len(ids) if response.unread is None else response.unread.start
@@ -119,16 +101,11 @@ def lost(family: str, ids: list[int], response: ParsedResponse) -> str:
 @per_family
 def letters(family: str) -> list[str]:
     """Delimiters, without their control tokens and without words that are names."""
-    table = renderer(family).tokenizer.vocabulary.control
+    table, texts = renderer(family).tokenizer.vocabulary.control, pieces(renderer(family).grammar())
     names = sorted((text for text in table if table[text].id in control_ids(family)), key=len, reverse=True)
-    words = {
-        word
-        for text in scaffold_texts(family)
-        for word in re.sub("|".join(map(re.escape, names)), " ", text).split()
-        if not word.isalnum()
-    }
-    joined = {re.sub("|".join(map(re.escape, names)), "", text) for text in scaffold_texts(family)}
-    return sorted(words | {text for text in joined if text and not text.isalnum()}, key=len, reverse=True)
+    control = re.compile("|".join(map(re.escape, names)))
+    words = [word for text in texts for word in (*control.sub(" ", text).split(), control.sub("", text))]
+    return sorted({word for word in words if word and not word.isalnum()}, key=len, reverse=True)
 
 
 def test_random_completions_all_come_back(any_family: str) -> None:
@@ -142,7 +119,8 @@ def test_random_completions_all_come_back(any_family: str) -> None:
         if index % 3 == 0:
             given["prompt_ids"] = prompt
         response = made.parse_response(ids, **given)
-        check(response, len(ids))
+        check(made, ids, response)
+        assert (response.finish is Finish.STOP) == (response.stop_token is not None)
         if not channelled:  # headers of Harmony are words, and not all of its tools take JSON
             assert all(isinstance(parsed.arguments, dict) for parsed in response.calls)
             assert lost(any_family, ids, response) == "", ids

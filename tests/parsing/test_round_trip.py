@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import support
+from tests.conversations import assistant, call, tool
+from tests.study.cases import as_text
 from tests.support import examples
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.readback import Unreadable, UnreadableKind
@@ -53,35 +55,17 @@ def assistants(draw: st.DrawFn) -> Message:
         message["reasoning_content"] = draw(text)
     calls = draw(st.lists(arguments, max_size=3))
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": f"functions.tool_{at}:{at}",
-                "type": "function",
-                "function": {"name": f"tool_{at}", "arguments": some},
-            }
-            for at, some in enumerate(calls)
-        ]
+        message["tool_calls"] = [call(f"tool_{at}", some, f"functions.tool_{at}:{at}") for at, some in enumerate(calls)]
     return message
 
 
 def schemas(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Tools whose parameters have the types of the arguments they are given."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": call["function"]["name"],
-                "description": "a tool",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        key: {"type": _TYPES[type(some)]} for key, some in call["function"]["arguments"].items()
-                    },
-                },
-            },
-        }
-        for call in message.get("tool_calls", [])
-    ] or [{"type": "function", "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object"}}}]
+    functions = [one["function"] for one in message.get("tool_calls", [])]
+    types = {
+        one["name"]: {key: {"type": _TYPES[type(some)]} for key, some in one["arguments"].items()} for one in functions
+    }
+    return [tool(name, "a tool", some, []) for name, some in (types or {"tool": {}}).items()]
 
 
 def normalised(some: Any, renderer: Renderer) -> Any:
@@ -91,22 +75,11 @@ def normalised(some: Any, renderer: Renderer) -> Any:
     return json.loads(unicodedata.normalize("NFC", json.dumps(some, ensure_ascii=False)))
 
 
-def forms(message: Message) -> Iterator[Message]:
-    """The message with arguments as a mapping, or as JSON where the template wants that."""
-    yield message
-    if "tool_calls" in message:
-        calls = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-        yield {**message, "tool_calls": calls}
-
-
 def round_trip(
     renderer: Renderer, message: Message, tools: list[dict[str, Any]] | None
 ) -> tuple[ParsedResponse, list[Unreadable]] | None:
     """Render, cut the assistant's tokens out, parse. None where the template refuses the message."""
-    for form in forms(message):
+    for form in (message, as_text(message)):  # where the template wants JSON
         try:
             rendered = renderer.render([USER, form], tools=tools)
         except TokentraceError:
@@ -178,9 +151,7 @@ LOSSY: dict[str, set[tuple[str, str]]] = {
 """What templates lose or make ambiguous: the only exceptions."""
 
 
-def example(**changes: Any) -> Message:
-    call = {"id": "functions.tool_0:0", "type": "function", "function": {"name": "tool_0", "arguments": {"path": "x"}}}
-    return {"role": "assistant", "content": "answer", "reasoning_content": "thought", "tool_calls": [call], **changes}
+EXAMPLE = assistant("answer", call("tool_0", {"path": "x"}, "functions.tool_0:0"), reasoning="thought")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +164,7 @@ def example(**changes: Any) -> Message:
     ],
 )
 def test_what_a_template_drops_is_reported(name: str, expected: list[tuple[str, UnreadableKind]]) -> None:
-    unreadable = make_renderer(name).find_unreadable([USER, example()])
+    unreadable = make_renderer(name).find_unreadable([USER, EXAMPLE])
     assert [(entry.field, entry.kind) for entry in unreadable if entry.field != "tool_calls.0.id"] == expected
     assert all(entry.message == 1 and entry.why for entry in unreadable)
 
@@ -270,6 +241,5 @@ def test_white_space_of_the_template_that_lands_in_content_is_reported() -> None
 
 def test_what_is_read_back_is_not_reported() -> None:
     values = {"a": [1, 1.0, True, None, {"deep": "x\n'\"\\"}], "b": "1", "c": 2.5}
-    kept = make_renderer("qwen3").find_unreadable([USER, calling(arguments=json.dumps(values))])
-    assert kept == []
-    assert make_renderer("qwen3").find_unreadable([USER, calling(arguments=values)]) == []
+    for given_values in (values, json.dumps(values)):
+        assert make_renderer("qwen3").find_unreadable([USER, calling(arguments=given_values)]) == []

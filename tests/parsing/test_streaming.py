@@ -21,11 +21,12 @@ from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
 from tests.support import make_renderer, per_family
 from tokentrace import Renderer, TokentraceError
+from tokentrace.formats.grammar import TurnGrammar
 from tokentrace.parsing.events import ArgumentsDelta, CallNamed, ContentDelta, Done, Event, ReasoningDelta, events_of
 from tokentrace.parsing.response import ParsedResponse, PartKind
 
 SHORT = 16
-LONG = -(-100_000 // len(FAMILIES))
+LONG = int(os.environ.get("TOKENTRACE_EXAMPLES", -(-100_000 // len(FAMILIES))))
 QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 PARAMETERS = {
@@ -67,9 +68,6 @@ def check_events(events: list[Event], whole: ParsedResponse) -> None:
         if isinstance(event, CallNamed) and event.id is None and at < len(expected):
             expected[at] = replace(expected[at], id=None) if isinstance(expected[at], CallNamed) else expected[at]
     assert actual == expected
-    for text, kind in ((whole.content, PartKind.CONTENT), (whole.reasoning_content or "", PartKind.REASONING)):
-        assert text == "".join(part.text for part in whole.parts if part.kind is kind)
-    assert [part.call for part in whole.parts if part.call is not None] == list(range(len(whole.tool_calls)))
 
 
 def stream(made: Renderer, ids: list[int], sizes: list[int], **options: Any) -> list[Event]:
@@ -85,9 +83,9 @@ def stream(made: Renderer, ids: list[int], sizes: list[int], **options: Any) -> 
     return events
 
 
-def check_spans(made: Renderer, ids: list[int], whole: ParsedResponse) -> None:
-    """Every part says which tokens it stands in; two parts share a token only where it spells the end of the one and
-    the beginning of the other."""
+def check_response(made: Renderer, ids: list[int], whole: ParsedResponse) -> None:
+    """What every response keeps to: every part says which tokens it stands in; two parts share a token only where it
+    spells the end of the one and the beginning of the other."""
     for one, other in itertools.pairwise(part.span for part in whole.parts):
         assert one.stop <= other.start + 1
         assert one.start <= other.start
@@ -95,12 +93,19 @@ def check_spans(made: Renderer, ids: list[int], whole: ParsedResponse) -> None:
         assert 0 <= part.span.start <= part.span.stop <= len(ids)
         begun = part.call == 0 and part.span == (0, 0)  # in the prompt, and it did not get any further
         assert begun or (part.text and part.span.start < part.span.stop)
+        assert (part.call is not None) == (part.kind is PartKind.TOOL_CALL)
         if part.call is not None:
             parsed = whole.tool_calls[part.call]
             assert (parsed.span, parsed.raw) == (part.span, part.text)
         assert part.text in spelled(made, ids[part.span.start : part.span.stop])
+    for text, kind in ((whole.content, PartKind.CONTENT), (whole.reasoning_content or "", PartKind.REASONING)):
+        assert text == "".join(part.text for part in whole.parts if part.kind is kind)
+    assert [part.call for part in whole.parts if part.call is not None] == list(range(len(whole.tool_calls)))
+    for parsed in whole.tool_calls:
+        assert parsed.ok == (parsed.problem == "")
+        assert parsed.name or not parsed.ok
     if whole.unread is not None:
-        assert whole.unread.stop == len(ids)
+        assert whole.unread.start < whole.unread.stop == len(ids)
         assert whole.stop_token == ids[whole.unread.start - 1]
         assert all(part.span.stop < whole.unread.start or part.call is not None for part in whole.parts)
     elif whole.stop_token is not None:
@@ -118,17 +123,15 @@ def check(made: Renderer, ids: list[int], chunkings: list[list[int]], **given: A
     whole = made.parse_response(ids, **given)
     for sizes in [[], [1] * len(ids), *chunkings]:
         check_events(stream(made, ids, sizes, **given), whole)
-    check_spans(made, ids, whole)
+    check_response(made, ids, whole)
     return whole
 
 
 # -- completions
 
 
-@cache
-def scaffold_texts(family: str) -> list[str]:
-    """What the family's grammar is made of."""
-    grammar = renderer(family).grammar()
+def pieces(grammar: TurnGrammar) -> list[str]:
+    """What a grammar is made of."""
     sources: list[Any] = [grammar.reasoning, grammar.content, grammar.calls, grammar.channels]
     texts: list[str] = [grammar.head, grammar.prompt]
     for source in sources:
@@ -141,11 +144,9 @@ def scaffold_texts(family: str) -> list[str]:
 
 @cache
 def delimiters(family: str) -> list[str]:
-    """The same, halves of it, and tags that are somebody else's."""
-    texts = [
-        *scaffold_texts(family),
-        *(f"{tag}>" for tag in ("</parameter", "</function", "</invoke", "</think", "<think")),
-    ]
+    """What the family's grammar is made of, halves of it, and tags that are somebody else's."""
+    texts = [*pieces(renderer(family).grammar())]
+    texts += [f"{tag}>" for tag in ("</parameter", "</function", "</invoke", "</think", "<think")]
     return sorted({*texts, *(text[: len(text) // 2] for text in texts if len(text) > 1)})
 
 
@@ -167,21 +168,17 @@ def encodable(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-@cache
-def values(family: str) -> st.SearchStrategy[Any]:
-    text = texts(family)
-    flat = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
-    return st.recursive(
-        flat, lambda some: st.lists(some, max_size=2) | st.dictionaries(text, some, max_size=2), max_leaves=4
-    )
-
-
 KEYS = ["place", "note", "days", "exact", "where", "either", "other", "a b", "</x"]
 
 
 @cache
 def dictionaries(family: str) -> st.SearchStrategy[dict[str, Any]]:
-    return st.dictionaries(st.sampled_from(KEYS), texts(family) | values(family), max_size=3)
+    text = texts(family)
+    flat = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
+    values = st.recursive(
+        flat, lambda some: st.lists(some, max_size=2) | st.dictionaries(text, some, max_size=2), max_leaves=4
+    )
+    return st.dictionaries(st.sampled_from(KEYS), text | values, max_size=3)
 
 
 @cache
@@ -280,14 +277,9 @@ def law(family: str) -> Any:
     return hold
 
 
-def test_events_come_to_the_whole_however_it_is_cut(any_family: str) -> None:
-    settings(max_examples=SHORT, **QUIET)(law(any_family))()
-
-
-@pytest.mark.long
-def test_events_come_to_the_whole_however_it_is_cut_at_length(any_family: str) -> None:
-    examples = int(os.environ.get("TOKENTRACE_EXAMPLES", LONG))
-    settings(max_examples=examples, **QUIET)(law(any_family))()
+@pytest.mark.parametrize("count", [SHORT, pytest.param(LONG, marks=pytest.mark.long)])
+def test_events_come_to_the_whole_however_it_is_cut(any_family: str, count: int) -> None:
+    settings(max_examples=count, **QUIET)(law(any_family))()
 
 
 # -- characters that several tokens spell
@@ -298,15 +290,7 @@ RARE = ["𒀀", "𐎀", "🫨", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U0
 def splits_a_character(made: Renderer, ids: list[int]) -> bool:
     """Whether a token ends inside a character."""
     ends = itertools.accumulate(made.tokenizer.vocabulary.token_bytes(index) for index in ids)
-    return any(not is_utf8(text) for text in ends)
-
-
-def is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+    return any("\ufffd" in text.decode("utf-8", "replace") for text in ends)
 
 
 def test_a_character_of_several_tokens_is_told_once_and_whole(any_family: str) -> None:

@@ -48,77 +48,55 @@ def test_where_only_strings_are_admitted_every_text_is_itself(schema: Any, text:
     assert read_value(text, read) == (text, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "types", "value"),
-    [
-        ("42", "integer", 42), ("5.0", "integer", 5), ("5.0", "number", 5.0), ("5", "number", 5),
-        ("5.0", ["integer", "string"], 5), ("5.5", ["integer", "string"], "5.5"),
-        ("1e20", ["integer", "string"], "1e20"),  # whole, but no float tells which integer was meant
-        ("true", "boolean", True), ("True", "boolean", True), ("null", "null", None), ("None", "null", None),
-        ("None", ["string", "null"], None), ("Nonesuch", ["string", "null"], "Nonesuch"),
-        ("True", ["string", "integer"], "True"), ("42", ["string", "integer"], 42),
-        ("042", ["string", "integer"], "042"), ('"42"', ["string", "integer"], '"42"'),
-        (" x ", ["string", "integer"], " x "), ("", ["string", "null"], ""), ("", "null", None),
-        ("\n", ["integer", "null"], None), ('{"a": [1, null]}', "object", {"a": [1, None]}),
-        ("[1, 2.0, true]", "array", [1, 2.0, True]), ("[one]", ["string", "array"], "[one]"),
-        ("{'a': True, 'b': None}", "object", {"a": True, "b": None}), ("['x',]", "array", ["x"]),
-        (r"['\d+', 'C:\new\\', '\1', 'é\x41']", "array", [r"\d+", "C:\new\\", r"\1", "éA"]),
-        ("NaN", ["number", "string"], "NaN"),
-        ("1e999", ["number", "string"], "1e999"),
-    ],
-)  # fmt: skip
-def test_text_is_read_by_the_types_that_are_admitted(text: str, types: Any, value: Any) -> None:
-    check(text, {"type": types}, value)
-    branches = [types] if isinstance(types, str) else types
-    check(text, {"anyOf": [{"type": one} for one in branches]}, value)
-    check(text, {"oneOf": [{"$ref": f"#/$defs/{one}"} for one in branches], "$defs": by_name(branches)}, value)
+READ = [
+    ("42", "integer", 42), ("5.0", "integer", 5), ("5.0", "number", 5.0), ("5", "number", 5),
+    ("5.0", ["integer", "string"], 5), ("5.5", ["integer", "string"], "5.5"),
+    ("1e20", ["integer", "string"], "1e20"),  # whole, but no float tells which integer was meant
+    ("true", "boolean", True), ("True", "boolean", True), ("null", "null", None), ("None", "null", None),
+    ("None", ["string", "null"], None), ("Nonesuch", ["string", "null"], "Nonesuch"),
+    ("True", ["string", "integer"], "True"), ("42", ["string", "integer"], 42),
+    ("042", ["string", "integer"], "042"), ('"42"', ["string", "integer"], '"42"'),
+    (" x ", ["string", "integer"], " x "), ("", ["string", "null"], ""), ("", "null", None),
+    ("\n", ["integer", "null"], None), ('{"a": [1, null]}', "object", {"a": [1, None]}),
+    ("[1, 2.0, true]", "array", [1, 2.0, True]), ("[one]", ["string", "array"], "[one]"),
+    ("{'a': True, 'b': None}", "object", {"a": True, "b": None}), ("['x',]", "array", ["x"]),
+    (r"['\d+', 'C:\new\\', '\1', 'é\x41']", "array", [r"\d+", "C:\new\\", r"\1", "éA"]),
+    ("NaN", ["number", "string"], "NaN"), ("1e999", ["number", "string"], "1e999"),
+    # another type than admitted is passed on
+    ('"five"', "integer", "five"), ("5.5", "integer", 5.5), ("true", "integer", True), ("None", "integer", None),
+]  # fmt: skip
+UNCERTAIN = [("five", "integer"), ("", "integer"), ("{'a': 1}", "integer"), ("9" * 5000, "integer")]
+NO_LITERALS = [
+    "{1: 2}", "{'a', 'b'}", "{'a': 1e999}", "[b'x']", "['a'] + ['b']", "[__import__('os')]", "['line\nbreak']",
+    "[" + "9" * 5000 + ", 'a']", "['a'" + " " * 100_000 + "]", "[" * DEEP + "'a'" + "]" * DEEP,
+]  # fmt: skip
+"""Python that is no plain object or array."""
+UNTYPED = [
+    ("hello", "hello"), ("", ""), ("42", 42), ("true", True), ("None", None), ('{"a": 1}', {"a": 1}),
+    ('"x"', '"x"'), ("{'a': 1}", "{'a': 1}"), ("2024-01-01", "2024-01-01"), ("NaN", "NaN"), ("[" * DEEP, "[" * DEEP),
+]  # fmt: skip
 
 
-def by_name(types: list[str]) -> dict[str, Any]:
-    return {one: {"type": one} for one in types}
+def test_text_is_read_by_the_types_that_are_admitted() -> None:
+    for text, types, value in READ:
+        check(text, {"type": types}, value)
+        branches = [types] if isinstance(types, str) else types
+        named = {one: {"type": one} for one in branches}
+        check(text, {"anyOf": list(named.values())}, value)
+        check(text, {"oneOf": [{"$ref": f"#/$defs/{one}"} for one in branches], "$defs": named}, value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{1: 2}", "{'a', 'b'}", "{'a': 1e999}", "[b'x']", "['a'] + ['b']", "[__import__('os')]",
-        "['line\nbreak']", "[" + "9" * 5000 + ", 'a']", "['a'" + " " * 100_000 + "]",
-        "[" * DEEP + "'a'" + "]" * DEEP,
-    ],
-    ids=lambda text: text[:20],
-)  # fmt: skip
-def test_python_that_is_no_plain_object_or_array_stays_text(text: str) -> None:
-    check(text, {"type": ["object", "array"]}, text, certain=False)
-    check(text, {"type": ["object", "array", "string"]}, text)
+def test_text_that_spells_nothing_admitted_is_itself_and_certain_only_where_text_is_admitted() -> None:
+    for text, types in (*UNCERTAIN, *((text, ["object", "array"]) for text in NO_LITERALS)):
+        check(text, {"type": types}, text, certain=False)
+    for text in NO_LITERALS:
+        check(text, {"type": ["object", "array", "string"]}, text)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("hello", "hello"), ("", ""), ("42", 42), ("true", True), ("None", None), ('{"a": 1}', {"a": 1}),
-        ('"x"', '"x"'), ("{'a': 1}", "{'a': 1}"), ("2024-01-01", "2024-01-01"), ("NaN", "NaN"),
-        ("[" * DEEP, "[" * DEEP),
-    ],
-    ids=lambda value: repr(value)[:20],
-)  # fmt: skip
 @pytest.mark.parametrize("schema", [None, {}, {"type": 5}])
-def test_where_nothing_is_said_json_is_a_value_and_the_rest_is_text(text: str, value: Any, schema: Any) -> None:
-    check(text, schema, value)
-
-
-@pytest.mark.parametrize(
-    ("text", "types", "value", "certain"),
-    [
-        ('"five"', "integer", "five", True), ("5.5", "integer", 5.5, True), ("true", "integer", True, True),
-        ("None", "integer", None, True), ("five", "integer", "five", False), ("", "integer", "", False),
-        ("{'a': 1}", "integer", "{'a': 1}", False), ("9" * 5000, "integer", "9" * 5000, False),
-    ],
-    ids=lambda value: repr(value)[:20],
-)  # fmt: skip
-def test_another_type_than_admitted_is_passed_on_and_plain_text_is_not_certain(
-    text: str, types: Any, value: Any, certain: bool
-) -> None:
-    check(text, {"type": types}, value, certain)
+def test_where_nothing_is_said_json_is_a_value_and_the_rest_is_text(schema: Any) -> None:
+    for text, value in UNTYPED:
+        check(text, schema, value)
 
 
 # -- what schemas allow
@@ -188,17 +166,10 @@ PARAMETERS["$defs"] = {"days": {"type": "integer"}}
 )
 def test_tools_of_every_shape_declare_the_same(tool: Any) -> None:
     tools = Tools([tool])
-    assert tools.declared_any
-    assert tools.knows("weather")
-    assert not tools.knows("whether")
+    assert (tools.declared_any, tools.knows("weather"), tools.knows("whether")) == (True, True, False)
     assert tools.declared("weather") == {"city", "days"}
-    city, days = tools.parameter("weather", "city"), tools.parameter("weather", "days")
-    assert city is not None
-    assert city.only_text
-    assert days is not None
-    assert days.types == {"integer"}
-    assert read_value("3", city) == ("3", True)
-    assert read_value("3", days) == (3, True)
+    values = [read_value("3", tools.parameter("weather", key)) for key in ("city", "days")]
+    assert values == [("3", True), (3, True)]
 
 
 def test_of_undeclared_parameters_and_unknown_tools_nothing_is_said() -> None:
@@ -206,25 +177,16 @@ def test_of_undeclared_parameters_and_unknown_tools_nothing_is_said() -> None:
     for name, key in (("weather", "zip"), ("whether", "city"), (None, "city")):
         assert tools.parameter(name, key) is None
     assert tools.declared("whether") == tools.declared(None) == frozenset()
-    assert read_value("07 ", tools.parameter("weather", "zip")) == ("07 ", True)
-    assert read_value("7", tools.parameter("weather", "zip")) == (7, True)
-
-
-@pytest.mark.parametrize("nothing", [None, [], ()])
-def test_without_tools_every_name_may_be_one(nothing: Any) -> None:
-    tools = Tools(nothing)
-    assert not tools.declared_any
-    assert tools.knows("anything")
-    assert tools.parameter("anything", "a") is None
-    assert tools.declared("anything") == frozenset()
+    for nothing in (None, [], ()):
+        tools = Tools(nothing)
+        assert (tools.declared_any, tools.knows("any")) == (False, True)
+        assert (tools.parameter("any", "a"), tools.declared("any")) == (None, frozenset())
 
 
 def test_what_is_no_tool_is_left_out() -> None:
     rows: list[Any] = [5, None, {}, {"name": 5}, {"function": 5}, {"function": {}}, {"name": "f", "parameters": 5}]
     tools = Tools(rows)
-    assert tools.declared_any
-    assert tools.knows("f")
-    assert not tools.knows("5")
+    assert (tools.declared_any, tools.knows("f"), tools.knows("5")) == (True, True, False)
     assert tools.declared("f") == frozenset()
 
 

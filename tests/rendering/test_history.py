@@ -54,7 +54,6 @@ def of_history(rendered: RenderedTokens) -> list[Change]:
 
 
 def few(key: str) -> list[tuple[str, Conversation]]:
-    """One with reasoning in its past, and of all others a part: each family has another."""
     name = "reasoning_in_history"
     return [(name, CONVERSATIONS[name]), *rotating(CONVERSATIONS.items(), key, 8)]
 

@@ -62,7 +62,6 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def texts_given(message: dict[str, Any]) -> Iterator[str]:
-    """What a message says to the model."""
     for key, value in message.items():
         if key == "content" and isinstance(value, list):
             yield from (part["text"] for part in value)
@@ -79,7 +78,6 @@ def letters(text: str) -> Counter[str]:
 
 
 def unaccounted(tokens: RenderedTokens, conversation: Conversation) -> list[str]:
-    """Texts that are neither in the rendering nor in what was said to be missing."""
     reported = "\0".join(one.text for one in (*tokens.lost, *tokens.dropped))
     forms = [form for text in (tokens.text, reported) for form in (text, json.dumps(text, ensure_ascii=False))]
 
@@ -110,8 +108,6 @@ WORDS = st.lists(st.sampled_from(["alpha", "βeta", "gam\nma", "  d ", "7", '"e"
 
 @st.composite
 def conversations(draw: st.DrawFn) -> Conversation:
-    """Small conversations in every form that a message comes in."""
-
     def content() -> Any:
         said = draw(WORDS)
         return draw(st.sampled_from([said, text(said), text(said, draw(WORDS))]))
@@ -211,7 +207,6 @@ WORD = st.text(alphabet='abAB 1é\n"', min_size=1, max_size=12)
 def test_a_text_of_which_slices_are_written_is_lost_unless_they_hold_all_of_it(
     said: str, slices: list[tuple[int, int]], between: str
 ) -> None:
-    """However often and in which order they are written: as many characters may come out as went in, and other ones."""
     written = between.join(f"{{{{ m.content[{start}:{stop}] }}}}" for start, stop in slices)
     source = "{% for m in messages %}" + written + "{% endfor %}"
     tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user(said)])

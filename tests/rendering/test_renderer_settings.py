@@ -128,53 +128,43 @@ def _fresh(family: str) -> Renderer:
     return create_renderer(small_tokenizer(family), "default", chat_template=PYTHON_FORMATS.get(family), lost="ignore")
 
 
-def _steps(renderer: Renderer) -> dict[str, Any]:
-    asked, answered = CHAT[:1], CHAT
-
-    def rendering(tools: Any) -> Any:
-        found = renderer.render(answered, tools=tools)
-        return found.token_ids, found.sampled
-
-    def bridging(tools: Any) -> Any:
-        prompt = renderer.render_ids(asked, tools=tools, add_generation_prompt=True)
-        found = renderer.bridge_to_next_turn(prompt, [52], asked, tools=tools)
-        return None if found is None else found.ids.tolist()
-
-    def parsing(tools: Any) -> Any:
-        found = renderer.parse_response([52, *renderer.get_stop_token_ids()[:1]], tools=tools)
-        return found.content, str(found.finish)
-
-    return {
-        "stops": lambda: (renderer.get_stop_token_ids(), sorted(renderer.turn_stop_ids())),
-        "render": lambda: rendering(None),
-        "render with tools": lambda: rendering([TOOL]),
-        "render with odd tools": lambda: rendering([ODD_TOOL]),
-        "bridge": lambda: bridging(None),
-        "bridge with tools": lambda: bridging([TOOL]),
-        "parse": lambda: (parsing(None), renderer.grammar()),
-        "parse with tools": lambda: (parsing([TOOL]), renderer.grammar([TOOL])),
-    }
+def _rendering(renderer: Renderer, tools: Any) -> Any:
+    rendered = renderer.render(CHAT, tools=tools)
+    return rendered.token_ids, rendered.sampled
 
 
-def _answers(family: str, order: tuple[str, ...]) -> dict[str, Any]:
-    renderer = _fresh(family)
-    out = {}
-    for name in order:
+def _bridging(renderer: Renderer, tools: Any) -> Any:
+    prompt = renderer.render_ids(CHAT[:1], tools=tools, add_generation_prompt=True)
+    bridged = renderer.bridge_to_next_turn(prompt, [52], CHAT[:1], tools=tools)
+    return None if bridged is None else bridged.token_ids
+
+
+def _parsing(renderer: Renderer, tools: Any) -> Any:
+    parsed = renderer.parse_response([52, *renderer.get_stop_token_ids()[:1]], tools=tools)
+    return parsed.content, str(parsed.finish), renderer.grammar(tools), sorted(renderer.turn_stop_ids())
+
+
+STEPS = [*itertools.product((_rendering, _bridging, _parsing), (None, [TOOL])), (_rendering, [ODD_TOOL])]
+
+
+def _results(family: str, *order: int) -> dict[int, Any]:
+    renderer, out = _fresh(family), dict[int, Any]()
+    for at in order:
+        step, tools = STEPS[at]
         try:
-            out[name] = _steps(renderer)[name]()
+            out[at] = step(renderer, tools)
         except TokentraceError as error:
-            out[name] = str(error)
+            out[at] = str(error)
     return out
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "split"])
 def test_the_order_of_calls_does_not_matter(family: str) -> None:
-    names = list(_steps(_fresh(family)))
-    alone = {name: _answers(family, (name,))[name] for name in names}
-    for first, second in rotating(itertools.permutations(names, 2), family, 3):
-        assert _answers(family, (first, second))[second] == alone[second], (first, second)
-    assert _answers(family, tuple(names)) == alone
-    assert _answers(family, tuple(reversed(names))) == alone
+    every = range(len(STEPS))
+    alone = {at: _results(family, at)[at] for at in every}
+    for first, second in rotating(itertools.permutations(every, 2), family, 3):
+        assert _results(family, first, second)[second] == alone[second], (first, second)
+    assert _results(family, *every) == _results(family, *reversed(every)) == alone
 
 
 def test_what_ends_turns_beside_tools_stops_generation() -> None:
@@ -185,9 +175,8 @@ def test_what_ends_turns_beside_tools_stops_generation() -> None:
 
 
 def settings_of(renderer: Renderer) -> dict[str, Any]:
-    state = renderer.__getstate__()
-    digests = renderer.template_digests()
-    return {**state, "tokenizer": renderer.tokenizer.digest, "templates": digests, "eos": renderer.tokenizer.eos_ids}
+    own = {"tokenizer": renderer.tokenizer.digest, "templates": renderer.template_digests()}
+    return {**renderer.__getstate__(), **own, "eos": renderer.tokenizer.eos_ids}
 
 
 def _render_elsewhere(renderer: Renderer) -> list[int]:
@@ -216,7 +205,7 @@ def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict
     assert other.render_ids(CHAT) == renderer.render_ids(CHAT)
     assert other.get_stop_token_ids() == renderer.get_stop_token_ids()
     assert (other.once("x", lambda: None) is None) is (way is not copy.copy)
-    assert other.tokenizer._core is renderer.tokenizer._core  # loaded once
+    assert other.tokenizer.core is renderer.tokenizer.core  # loaded once
 
 
 def test_a_renderer_works_in_another_process() -> None:
@@ -233,7 +222,6 @@ def tool(value: Any) -> list[dict[str, Any]]:
 
 
 def test_tools_are_read_as_they_are_now() -> None:
-    """A caller may change a list of tools that was rendered before; equal values of other types are other tools."""
     renderer = make_renderer("qwen3")
 
     def printed(tools: Any) -> str:

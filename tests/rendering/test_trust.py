@@ -42,7 +42,6 @@ RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content"
 
 @cache
 def tokenizer(family: str) -> Tokenizer:
-    """The small tokenizer of a family, with control tokens special or not as in the real one."""
     made = small_tokenizer(family)
     text = (family_dir(family) / "tokenizer.json").read_text(encoding="utf-8")
     key = '"added_tokens":'
@@ -158,16 +157,13 @@ def test_nor_in_a_bridge(family: str) -> None:
     made, text, bounds = renderer(family), " x ".join(texts(family)), ends_or_begins(family)
     prompt = attempt(made, [USER], add_generation_prompt=True)
     done = attempt(made, [USER, REPLY])
-    completion = [
-        *made.tokenizer.encode("answer").tolist(),
-        *[turn.stop_token for turn in done.turns if turn.stop_token],
-    ]
+    stops = [turn.stop_token for turn in done.turns if turn.stop_token]
+    completion = [*made.tokenizer.encode("answer").tolist(), *stops]
     for new in ([{**USER, "content": text}], [{**USER, "content": text}, {**REPLY, "content": text}, USER]):
         bridged = made.bridge_to_next_turn(prompt.token_ids, completion, new)
         if bridged is None:
             continue
-        new_ids = bridged.ids[len(bridged.ids) - len(bridged.kinds) :]
-        said = new_ids[bridged.kinds == Kind.CONTEXT]
+        said = bridged.new_ids[bridged.kinds == Kind.CONTEXT]
         assert len(said) > len(text) // 2
         assert not bounds & set(said.tolist())
 
@@ -183,7 +179,6 @@ def test_compatibility_gives_the_ids_of_the_tokenizer_whatever_is_spelled(family
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_lives_inside_a_turn_is_what_it_was(family: str) -> None:
-    """Delimiters of reasoning and calls in an assistant's own text have the ids that transformers gives them."""
     made, compat = renderer(family), renderer(family, "hf_compat")
     grammar = made.grammar()
     frame, calls = grammar.reasoning, grammar.calls
@@ -200,11 +195,6 @@ def test_what_lives_inside_a_turn_is_what_it_was(family: str) -> None:
             assert one.token_ids == other.token_ids, text
 
 
-def inside(family: str) -> set[str]:
-    made = renderer(family)
-    return {made.tokenizer.decode([index]) for index in made.inner_token_ids()}
-
-
 @pytest.mark.parametrize(
     ("family", "names", "more"),
     [
@@ -215,8 +205,9 @@ def inside(family: str) -> set[str]:
     ],
 )
 def test_inside_by_name(family: str, names: str, more: bool) -> None:
-    found, expected = inside(family), set(names.split())
-    assert expected <= found if more else expected == found
+    made, expected = renderer(family), set(names.split())
+    inside = {made.tokenizer.decode([index]) for index in made.inner_token_ids()}
+    assert expected <= inside if more else expected == inside
 
 
 def test_notes_name_the_control_tokens_that_stay_text() -> None:

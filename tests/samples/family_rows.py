@@ -24,7 +24,6 @@ SHAPES = {
 
 @per_family
 def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
-    """Every conversation that a family renders, and the default row of it."""
     renderer = make_renderer(family)
     builder = SampleBuilder(renderer)
     out = {}
@@ -38,7 +37,6 @@ def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
 
 @per_family
 def expanded(family: str) -> dict[str, list[Sample]]:
-    """The rows that ``past="expand"`` makes of each conversation."""
     builder = SampleBuilder(make_renderer(family), SampleSettings(past="expand"))
     out = {}
     for name, (conversation, _, _) in rows(family).items():
@@ -62,5 +60,4 @@ def assistants(conversation: Conversation) -> list[int]:
 
 
 def told_of(sample: Sample, kind: type[Warning]) -> list[str]:
-    """The warnings of one kind about a row."""
     return [str(warning) for warning in sample.warnings if isinstance(warning, kind)]

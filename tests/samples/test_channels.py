@@ -23,7 +23,6 @@ RENDERER = create_renderer(POCKET)
 
 
 def told(ids: list[int]) -> dict[str, Any]:
-    """What an engine might tell of ids: experts of three layers, the likeliest, and the ids that top-p left."""
     return {
         "routed_experts": [[[one % 60, one % 7], [1, 2], [300, 0]] for one in ids],
         "top_logprobs": [((one, -0.5), (one + 1, -1.25)) for one in ids],
@@ -46,7 +45,6 @@ def recorded() -> Trajectory:
 
 
 def check(sample: Sample, ids: list[int], sampled: list[bool]) -> None:
-    """Each sampled token has exactly what was told of it, the others have nothing."""
     for name, channel in sample.channels.items():
         wanted = [plain(name, told([one])[name][0]) if was else None for one, was in zip(ids, sampled, strict=True)]
         assert channel.entries() == wanted

@@ -45,7 +45,6 @@ TAGGED: dict[str, tuple[str, set[str]]] = {
 
 @per_family
 def training_renderer(family: str, name: str) -> Renderer:
-    """The family's tokenizer with a training template; control tokens as transformers makes them."""
     return create_renderer(
         load_family(family),
         "default",
@@ -78,7 +77,6 @@ def test_row_is_trained_where_generation_is_tagged(family: str, name: str) -> No
 
 
 def extra(renderer: Renderer, conversation: Conversation, tokens: RenderedTokens, start: int, stop: int) -> str:
-    """What tokens are that are tagged and not sampled; else their text."""
     text = tokens.decode(slice(start, stop))
     begun = {turn.start: turn.message for turn in tokens.turns}
     if not tokens.mask[start]:
@@ -145,35 +143,6 @@ def test_row_is_what_trl_trains_on_but_for_a_line_break(trl_rows: Any) -> None:
         expected = sample.labels.copy()
         expected[breaks] = sample.ids[breaks]
         assert expected.tolist() == labels, name
-
-
-AS_SHIPPED = {"user_assistant", "consecutive_users", "reasoning_last", "think_inline_last", "agentic_long_chain"}
-"""Conversations that TRL's training template writes as the shipped one does: no question follows a turn of theirs."""
-
-
-def test_trl_trains_on_another_history_than_the_shipped_template_shows(trl_rows: Any) -> None:
-    """Its training template writes a thinking block in every turn; the shipped one drops those before a question."""
-    shipped = make_renderer("qwen3")
-    alike = set()
-    for name, (ids, _) in zip(TRAINED_BY_TRL, trl_rows[1], strict=True):
-        conversation = CONVERSATIONS[name]
-        sample = sample_of(shipped, conversation)
-        if sample.token_ids == ids:
-            alike.add(name)
-            continue
-        theirs, ours = shipped.tokenizer.decode(ids), shipped.tokenizer.decode(sample.ids)
-        turns = sum(message["role"] == "assistant" for message in conversation.messages)
-        assert theirs.count("<think>") == turns > ours.count("<think>"), name
-        assert without_thinking(theirs) == without_thinking(ours), name
-    assert alike == AS_SHIPPED
-
-
-def without_thinking(text: str) -> str:
-    """A conversation with every thinking block cut out."""
-    while "<think>\n" in text:
-        before, _, rest = text.partition("<think>\n")
-        text = before + rest.partition("</think>\n\n")[2]
-    return text
 
 
 # -- the peer
@@ -246,7 +215,6 @@ def test_rows_are_those_of_renderers_but_for_its_mistakes(family: str) -> None:
 def peer_differences(
     family: str, renderer: Renderer, conversation: Conversation, tokens: RenderedTokens, theirs: Any
 ) -> Iterator[str]:
-    """Why the peer's row differs, one cause for each stretch of tokens; else the tokens."""
     sample = sample_of(renderer, conversation)
     if sample.token_ids != theirs.token_ids:
         lenient = make_renderer(family, control_tokens="hf_compat", messages="as_given")
@@ -260,7 +228,6 @@ def peer_differences(
 
 
 def mask_cause(renderer: Renderer, conversation: Conversation, tokens: RenderedTokens, start: int, stop: int) -> str:
-    """Why the peer's mask differs for some tokens of the same ids."""
     text = tokens.decode(slice(start, stop))
     if not tokens.mask[start]:
         begun = {turn.start: turn.message for turn in tokens.turns}

@@ -12,9 +12,8 @@ import pytest
 from tests.assets import FAMILIES
 from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, result, user
 from tests.oracle import hf_tokenizer
-from tests.samples.family_rows import expanded, make_renderer, sample_of, told_of
-from tests.support import rendered
-from tokentrace import RenderedTokens, TokentraceError, build_supervised_sample, build_supervised_samples
+from tests.samples.family_rows import make_renderer, sample_of, told_of
+from tokentrace import TokentraceError, build_supervised_sample, build_supervised_samples
 from tokentrace.errors import SampleError
 from tokentrace.samples import TurnStartWarning, build_prompt_response_sample
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
@@ -41,27 +40,6 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "thought": [HI, {**assistant("Hello."), "reasoning_content": "Greet."}],
     "call": [ASK, assistant("", PARIS)],
 }
-
-
-def test_turn_that_inference_never_starts_is_told_and_no_other(any_family: str) -> None:
-    """The oracle is the prompt itself: the row's ids before the turn's first sampled one are the prompt's, or not."""
-    renderer = make_renderer(any_family)
-    checked = 0
-    for name, made in expanded(any_family).items():
-        conversation = CONVERSATIONS[name]
-        for row in made:
-            told = {
-                int(at) for line in told_of(row, TurnStartWarning) for at in re.findall(r"\d+", line.partition(":")[0])
-            }
-            assert all(line in row.notes for line in told_of(row, TurnStartWarning))
-            for at in row.trained_messages:
-                positions = np.flatnonzero(row.mask & (row.messages == at))
-                prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
-                if len(positions) and isinstance(prompt, RenderedTokens):
-                    asked = np.array_equal(row.ids[: positions[0]], prompt.ids)
-                    assert asked == (at not in told), (name, at, told_of(row, TurnStartWarning))
-                    checked += 1
-    assert checked > 20
 
 
 def test_families_that_write_turns_otherwise_than_they_ask_for_them(any_family: str) -> None:

@@ -24,6 +24,7 @@ from tests.support import rendered, rotating, some
 from tokentrace import (
     RenderedTokens,
     Renderer,
+    Sample,
     TokentraceError,
     build_supervised_sample,
     build_supervised_samples,
@@ -48,14 +49,15 @@ PROMPTED_OTHERWISE: dict[str, set[str]] = {
 """Where an expanded row does not begin with the very ids of the prompt. Families not named here always do."""
 
 
-def test_expanded_turn_comes_after_the_prompt_that_asks_for_it(any_family: str) -> None:
+def test_expanded_turn_comes_after_the_prompt_that_asks_for_it_or_a_warning_says_so(any_family: str) -> None:
     """Its history, above all, is the prompt's to the letter: templates that rewrite it give more rows."""
     renderer = make_renderer(any_family)
-    found: dict[str, str] = {}
+    causes: dict[str, str] = {}
     checked = 0
     for name, made in expanded(any_family).items():
         conversation = CONVERSATIONS[name]
         for row in made:
+            assert all(line in row.notes for line in told_of(row, TurnStartWarning))
             for at in row.trained_messages:
                 positions = np.flatnonzero(row.mask & (row.messages == at))
                 prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
@@ -63,21 +65,24 @@ def test_expanded_turn_comes_after_the_prompt_that_asks_for_it(any_family: str) 
                     continue
                 history = prompt.text[: prompt.rendering.tail]
                 assert row.rendered.text.startswith(history), (name, at)
-                if np.array_equal(row.ids[: positions[0]], prompt.ids):
-                    checked += 1
-                elif row.rendered.text.startswith(prompt.text):
-                    found.setdefault(OVER, f"{name}, message {at}")
-                else:
-                    found.setdefault(OTHER_PROMPT, f"{name}, message {at}")
-    assert set(found) == PROMPTED_OTHERWISE.get(any_family, set()), found
+                follows = np.array_equal(row.ids[: positions[0]], prompt.ids)
+                assert follows == (at not in warned_of(row, TurnStartWarning)), (name, at)
+                checked += follows
+                if not follows:
+                    cause = OVER if row.rendered.text.startswith(prompt.text) else OTHER_PROMPT
+                    causes.setdefault(cause, f"{name}, message {at}")
+    assert set(causes) == PROMPTED_OTHERWISE.get(any_family, set()), causes
     assert checked > 2
+
+
+def warned_of(row: Sample, kind: type[Warning]) -> set[int]:
+    return {int(at) for line in told_of(row, kind) for at in re.findall(r"\d+", line.partition(":")[0])}
 
 
 NOTHING_WRITTEN = {("deepseek-v3", "content_none_alone"): "the template writes nothing for a message without content"}
 
 
 def test_expanded_rows_train_every_turn_once_and_go_on_as_long_as_they_can(any_family: str) -> None:
-    """A row ends where the next one does not begin with it."""
     for name, made in expanded(any_family).items():
         replies = assistants(CONVERSATIONS[name])
         nothing = (any_family, name) in NOTHING_WRITTEN
@@ -117,7 +122,6 @@ def test_history_that_is_never_rewritten_gives_the_default_row(any_family: str) 
 
 
 def is_default(family: str, name: str) -> bool:
-    """Whether the expanded row is the default one, up to the last token that carries loss."""
     (made,), sample = expanded(family)[name], rows(family)[name][2]
     stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(made)
     same = np.array_equal(made.ids[:stop], sample.ids[:stop])
@@ -125,7 +129,6 @@ def is_default(family: str, name: str) -> bool:
 
 
 def test_history_is_the_prompts_where_a_turn_hides_reasoning() -> None:
-    """Harmony shows what was thought beside calls until the answer."""
     (row, _) = expanded("gpt-oss")["agentic"]
     assert "I need the weather." in row.rendered.text
     assert "I need the weather." not in rows("gpt-oss")["agentic"][1].text
@@ -168,7 +171,7 @@ def test_warned_of_every_turn_that_is_trained_otherwise_than_it_was_sampled(any_
     for name in rotating((name for name in rows(any_family) if name in SHAPES), any_family, 6):
         conversation, _, _ = rows(any_family)[name]
         (made,) = builder.build(conversation.messages, conversation.tools)
-        told = {int(at) for line in told_of(made, HistoryWarning) for at in re.findall(r"\d+", line.partition(":")[0])}
+        told = warned_of(made, HistoryWarning)
         changed = changed_turns(renderer, conversation)
         if changed - told:
             missed.append(f"{name}: {sorted(changed - told)}, told {told_of(made, HistoryWarning)}")
@@ -179,7 +182,6 @@ def test_warned_of_every_turn_that_is_trained_otherwise_than_it_was_sampled(any_
 
 
 def changed_turns(renderer: Renderer, conversation: Conversation) -> set[int]:
-    """The past turns that the row of the whole conversation writes otherwise than it does where they are the last."""
     past = [at for at in assistants(conversation) if 0 < at < len(conversation.messages) - 1]
     whole = own_differences(renderer, conversation) if past else {}
     out = set()

@@ -192,7 +192,7 @@ def test_a_difference_shows_both_sides_and_opens_what_is_equal(opened: Callable[
     page.until("document.querySelector('.tokens s.out, .tokens s.new')")
     page.evaluate("[...document.querySelectorAll('td .link')].at(-1).click()")
     page.until("document.querySelector('.stream h2').textContent.startsWith('step 5')")
-    removed = sum(len(one.left.ids) for one in report.steps[-1].compare("rollout", "training"))
+    removed = sum(one.stop - one.start for one in report.steps[-1].compare("rollout", "training"))
     page.until(f"document.querySelectorAll('.tokens s.out > *').length === {removed}")
     page.evaluate("document.querySelector('.gap')?.click()")
     page.until(DRAWN)

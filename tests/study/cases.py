@@ -122,9 +122,14 @@ class Case:
 
     source: str
     grammar: TurnGrammar
-    says: tuple[Message, ...] = (HELLO,)
+    said: tuple[Message, ...] | None = None
+    """By default an answer, and every kind of call if the template shows calls."""
     variables: tuple[tuple[str, Any], ...] = ()
     """Template variables with which the messages are rendered."""
+
+    @property
+    def says(self) -> tuple[Message, ...]:
+        return (CALLS if self.grammar.calls is not None else (HELLO,)) if self.said is None else self.said
 
 
 CASES: Final = {
@@ -143,7 +148,7 @@ CASES: Final = {
     ),
     "no calls": Case(template("{{ m.content }}"), turn()),
     "a template that needs tools": Case(
-        template(called(TAG)) + "{{ raise_exception('no tools') if not tools }}", turn(TAGGED), CALLS
+        template(called(TAG)) + "{{ raise_exception('no tools') if not tools }}", turn(TAGGED)
     ),
     # reasoning
     "reasoning that only the prompt opens": Case(
@@ -228,61 +233,57 @@ CASES: Final = {
         (*CALLS, THOUGHT, BOTH)
     ),
     # calls: JSON
-    "an object": Case(template(called(TAG)), turn(TAGGED), CALLS),
+    "an object": Case(template(called(TAG)), turn(TAGGED)),
     "an object in an object": Case(
         template(called('<call>{"type": "function", "function": ' + OBJECT + "}</call>")),
-        turn(replace(TAGGED, keys=(("name", ("function", "name")), ("arguments", ("function", "arguments"))))), CALLS
+        turn(replace(TAGGED, keys=(("name", ("function", "name")), ("arguments", ("function", "arguments")))))
     ),
     "the call as it was given": Case(
         template(called("<call>{{ c | tojson }}</call>")),
         turn(replace(
             TAGGED, keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments")))
-        )),
-        CALLS
+        ))
     ),
     "arguments before the name": Case(
         template(called('<call>{"parameters": ' + ARGUMENTS + ', "tool": {{ f.name | tojson }}}</call>')),
-        turn(replace(TAGGED, keys=(("arguments", ("parameters",)), ("name", ("tool",))))), CALLS
+        turn(replace(TAGGED, keys=(("arguments", ("parameters",)), ("name", ("tool",)))))
     ),
     "the name as the only key": Case(
         template(called('<call>{"{{ f.name }}": ' + ARGUMENTS + "}</call>")),
-        turn(json_call(open="<call>", close="</call>", keys=(), named_key=True)), CALLS
+        turn(json_call(open="<call>", close="</call>", keys=(), named_key=True))
     ),
     "arguments as JSON in a string": Case(
-        template(called(TAG.replace("f.arguments | tojson", "f.arguments | tojson | tojson"))), turn(TAGGED), CALLS
+        template(called(TAG.replace("f.arguments | tojson", "f.arguments | tojson | tojson"))), turn(TAGGED)
     ),
     "arguments given as JSON text only": Case(
-        template(called(AS_TEXT + "<|call|>{{ f.name }}<|args|>{{ f.arguments }}<|done|>")),
-        turn(json_arguments()), CALLS
+        template(called(AS_TEXT + "<|call|>{{ f.name }}<|args|>{{ f.arguments }}<|done|>")), turn(json_arguments())
     ),
     "escaped JSON": Case(
-        template(called(TAG.replace("tojson }}}", "tojson(ensure_ascii=True) }}}"))),
-        turn(replace(TAGGED, ascii=True)), CALLS
+        template(called(TAG.replace("tojson }}}", "tojson(ensure_ascii=True) }}}"))), turn(replace(TAGGED, ascii=True))
     ),
     # calls: fields before arguments
     "an id before the name": Case(
         template(called("<|call|>{{ c.id }}<|sep|>{{ f.name }}<|args|>" + ARGUMENTS + "<|done|>")),
-        turn(json_arguments(head=(("", "id"), ("<|sep|>", "name")))), CALLS
+        turn(json_arguments(head=(("", "id"), ("<|sep|>", "name"))))
     ),
     "an id after the name": Case(
         template(called('<call name="{{ f.name }}" id="{{ c.id }}">' + ARGUMENTS + "</call>")),
         turn(json_arguments(
             open='<call name="', head=(("", "name"), ('" id="', "id")), begin='">', close="</call>"
-        )),
-        CALLS
+        ))
     ),
     "an id made of name and number": Case(
         template(called("<|call|>functions.{{ f.name }}:{{ loop.index0 }}<|args|>" + ARGUMENTS + "<|done|>")),
-        turn(json_arguments(head=(("", "id"),), id_is_name=True)), CALLS
+        turn(json_arguments(head=(("", "id"),), id_is_name=True))
     ),
     # calls: arguments one by one
     "compact tags": Case(
         template(called("<call>{{ f.name }}" + pairs("<k>{{ k }}</k><v>" + VALUE + "</v>") + "</call>")),
-        turn(tagged_pairs(open="<call>", begin="", key_open="<k>", value_open="</k><v>", value_close="</v>")), CALLS
+        turn(tagged_pairs(open="<call>", begin="", key_open="<k>", value_open="</k><v>", value_close="</v>"))
     ),
     "tags that say the type": Case(
         template(in_tag("<p name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">" + VALUE + "</p>")),
-        turn(tagged_pairs(value_open='" string="false">', string_open='" string="true">')), CALLS
+        turn(tagged_pairs(value_open='" string="false">', string_open='" string="true">'))
     ),
     "tags that name one of six types": Case(
         TYPE + template(called(
@@ -292,8 +293,7 @@ CASES: Final = {
         turn(tagged_pairs(
             head=(("", "name"), ('" at="', "index")), value_open='" type="number">', string_open='" type="string">',
             typed_opens=tuple((name, f'" type="{name}">') for name in ("boolean", "null", "array", "object"))
-        )),
-        CALLS
+        ))
     ),
     "tags made of control tokens": Case(
         template(
@@ -326,22 +326,21 @@ CASES: Final = {
             "<p name=\"{{ k }}\">{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}" + VALUE
             + "{% endif %}</p>"
         )),
-        turn(tagged_pairs(strings=Value.CDATA)), CALLS
+        turn(tagged_pairs(strings=Value.CDATA))
     ),
     "strings as JSON": Case(
         template(in_tag('<p name="{{ k }}">{{ v | tojson }}</p>')), turn(tagged_pairs(strings=Value.JSON)), (HELLO,)
     ),
     "True and False": Case(
         template(in_tag('<p name="{{ k }}">{{ v if v is string or v is boolean else v | tojson }}</p>')),
-        turn(tagged_pairs(others=Value.PYTHON)), CALLS
+        turn(tagged_pairs(others=Value.PYTHON))
     ),
     "tags named after the keys": Case(
         TREE + template(called('<|x|><call name="{{ f.name }}">{{ tree(f.arguments) }}<|x|></call>')),
         turn(CallGrammar(
             Style.TREE, open='<|x|><call name="', head=(("", "name"),), begin='">', close="<|x|></call>",
             key_open="<|x|><", value_open=">", value_close="<|x|></", item="item"
-        )),
-        CALLS
+        ))
     ),
     "tags after brackets in letters": Case(
         TREE.replace("<|x|>", "]<]x[>[")
@@ -349,12 +348,11 @@ CASES: Final = {
         turn(CallGrammar(
             Style.TREE, before="\n", separator="\n", open=']<]x[>[<call name="', head=(("", "name"),), begin='">',
             end="]<]x[>[", close="</call>", key_open="]<]x[>[<", value_open=">", value_close="]<]x[>[</", item="item"
-        )),
-        CALLS
+        ))
     ),
     "Python calls": Case(
         template(called(PYTHON, "<|calls|>[", "]<|done|>")),
-        turn(CallGrammar(Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", ")), CALLS
+        turn(CallGrammar(Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", "))
     ),
     "Python calls with nothing around them": Case(
         template(called(PYTHON, "[", "]")),
@@ -365,27 +363,26 @@ CASES: Final = {
         BRACES + template(called("<|call|>call:{{ f.name }}{{ braces(f.arguments) }}<|done|>")),
         turn(CallGrammar(
             Style.BRACES, open="<|call|>call:", head=(("", "name"),), begin="{", close="<|done|>", quote="<|q|>"
-        )),
-        CALLS
+        ))
     ),
     # around calls
     "a section": Case(
         template(called(TAG, "{{ '\\n' }}<calls>{{ '\\n' }}", "{{ '\\n' }}</calls>")),
-        turn(replace(TAGGED, before="\n", section_open="<calls>\n", section_close="\n</calls>")), CALLS
+        turn(replace(TAGGED, before="\n", section_open="<calls>\n", section_close="\n</calls>"))
     ),
     "a section that is a list": Case(
         template(called(OBJECT + COMMA, "<|calls|>[", "]")),
-        turn(json_call(section_open="<|calls|>[", section_close="]", separator=", ")), CALLS
+        turn(json_call(section_open="<|calls|>[", section_close="]", separator=", "))
     ),
     "a separator of letters": Case(
-        template(called(TAG + "{{ '' if loop.last else '; ' }}")), turn(replace(TAGGED, separator="; ")), CALLS
+        template(called(TAG + "{{ '' if loop.last else '; ' }}")), turn(replace(TAGGED, separator="; "))
     ),
     "white space everywhere": Case(
         template(called(
             "{{ '\\n' }}<call>{{ '\\n' }}" + OBJECT + "{{ '\\n' }}</call>{{ '' if loop.last else '\\n' }}",
             after="{{ '\\n' }}"
         )),
-        turn(json_call(before="\n", open="<call>\n", close="\n</call>", separator="\n\n", after="\n")), CALLS
+        turn(json_call(before="\n", open="<call>\n", close="\n</call>", separator="\n\n", after="\n"))
     ),
     "a prompt that opens whatever comes first": Case(
         template(
@@ -396,16 +393,15 @@ CASES: Final = {
         turn(
             json_arguments(open="## ", begin="\n", close=""),
             prompt="<|a|>## ", content=Frame("## all", "\n"), notes=()
-        ),
-        CALLS
+        )
     ),
     "no prompt, and a word before an answer": Case(
         "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}" + called(TAG)
         + "{% else %}Bot: {{ m.content }}{% endif %}{% else %}<|u|>{{ m.content }}{% endif %}<|end|>{% endfor %}",
-        TurnGrammar(content=Frame("Bot:", " "), calls=TAGGED), CALLS
+        TurnGrammar(content=Frame("Bot:", " "), calls=TAGGED)
     ),
     "no closing delimiter": Case(
-        template(called("<|call|>{{ f.name }}<|args|>" + ARGUMENTS)), turn(json_arguments(close="")), CALLS
+        template(called("<|call|>{{ f.name }}<|args|>" + ARGUMENTS)), turn(json_arguments(close=""))
     ),
     "no delimiter at all": Case(
         template("{% if m.tool_calls %}" + EACH + OBJECT + "{% endfor %}{% else %}{{ m.content }}{% endif %}"),
@@ -424,14 +420,14 @@ CASES: Final = {
     ),
     "content after calls": Case(
         template("{% if m.tool_calls %}" + EACH + TAG + "{% endfor %}{% endif %}{{ m.content }}"),
-        turn(TAGGED, NOT_BESIDE), CALLS
+        turn(TAGGED, NOT_BESIDE)
     ),
     "content that is opened beside calls only": Case(
         template(
             "{% if m.tool_calls %}<|sep|>{{ m.content }}<|calls|>" + EACH + OBJECT + "{% endfor %}"
             "{% else %}{{ m.content }}{% endif %}"
         ),
-        turn(json_call(section_open="<|calls|>"), content=Frame("<|sep|>")), CALLS
+        turn(json_call(section_open="<|calls|>"), content=Frame("<|sep|>"))
     ),
     "calls after content in a turn of their own": Case(
         "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.content %}<|a|>{{ m.content }}<|end|>{% endif %}"
@@ -444,8 +440,7 @@ CASES: Final = {
         turn(
             replace(TAGGED, section_open="<calls>", section_close="</calls>"),
             "the template disagrees with itself: one call ends with '</call>', the last of two with '</call></calls>'"
-        ),
-        CALLS
+        )
     ),
     "calls that cannot be taken apart": Case(
         template(called("<call>{{ f.name }}</call>")),

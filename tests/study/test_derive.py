@@ -16,20 +16,7 @@ import pytest
 from tests.conversations import Message, tool, user
 from tests.formats.small import made_up_renderer
 from tests.study import cases
-from tests.study.cases import (
-    BESIDE,
-    BOTH,
-    CALLED,
-    CASES,
-    CONTROLS,
-    HELLO,
-    THOUGHT,
-    TWICE,
-    as_text,
-    completion,
-    expected_summary,
-    summary,
-)
+from tests.study.cases import BESIDE, BOTH, CALLED, CASES, CONTROLS, HELLO, THOUGHT, TWICE, as_text, completion
 from tests.support import SPECIAL, rotating, templates_of_trl, tokenizer_json_for
 from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.formats.grammar import NO_CALLS, Value
@@ -100,16 +87,16 @@ def test_where_all_values_are_quoted_the_schema_says_what_they_are(name: str, va
     assert [one.field for one in renderer.find_unreadable(messages, tools=[TOOL])] == ["tool_calls.0.id"]
 
 
-def test_what_a_grammar_does_not_read_back_is_unreadable() -> None:
-    bare = case_renderer(BARE)
-    assert {one.field for one in bare.find_unreadable([user("Hi."), BESIDE])} == {"content", "tool_calls"}
-    assert {one.field for one in bare.find_unreadable([user("Hi."), CALLED])} == {"tool_calls.0.id"}
-    hidden = bare.parse_response(completion(bare, BESIDE)[1])
-    assert (hidden.tool_calls, hidden.content[:15]) == ([], "Hello.[look_up(")
-    prompted = case_renderer("a prompt in the turn before it")
-    assert prompted.find_unreadable([user("Hi."), HELLO]) == []
-    fields = {one.field for one in prompted.find_unreadable([user("Hi."), THOUGHT])}
-    assert fields == {"content", "reasoning_content"}
+@pytest.mark.parametrize(
+    ("name", "message", "fields"),
+    [
+        (BARE, BESIDE, {"content", "tool_calls"}), (BARE, CALLED, {"tool_calls.0.id"}),
+        ("a prompt in the turn before it", HELLO, set()),
+        ("a prompt in the turn before it", THOUGHT, {"content", "reasoning_content"}),
+    ],
+)  # fmt: skip
+def test_what_a_grammar_does_not_read_back_is_unreadable(name: str, message: Message, fields: set[str]) -> None:
+    assert {one.field for one in case_renderer(name).find_unreadable([user("Hi."), message])} == fields
 
 
 # -- what a template writes is read back, whole and cut anywhere
@@ -121,7 +108,7 @@ def test_what_a_template_writes_is_read_back_and_every_cut_streams_to_the_same(n
     for message in case.says:
         prompt, ids = completion(renderer, as_text(message) if cases.AS_TEXT in case.source else message)
         response = renderer.parse_response(ids, prompt_ids=prompt)
-        assert summary(response) == expected_summary(message)
+        assert cases.summary(response) == cases.expected_summary(message)
         assert (response.finish, response.open) == (Finish.STOP, None)
         for stop in range(0, len(ids) + 1, 7):
             whole = renderer.parse_response(ids[:stop], prompt_ids=prompt)
@@ -207,10 +194,8 @@ def losses(renderer: Renderer) -> Iterator[str]:
     """Where a rendered message is not what is read back."""
     for message in (HELLO, THOUGHT, CALLED, BESIDE, TWICE, BOTH):
         form, calls = message, message.get("tool_calls", [])
-        seen = visible(renderer, form)
-        if seen is None:
-            form = as_text(message)
-            seen = visible(renderer, form)
+        if (seen := visible(renderer, form)) is None:
+            seen = visible(renderer, form := as_text(message))
         if seen is None or seen["content"] != message["content"]:
             yield "refused"
             continue
@@ -218,9 +203,9 @@ def losses(renderer: Renderer) -> Iterator[str]:
             yield "calls are lost"
         prompt, ids = completion(renderer, form)
         response = renderer.parse_response(ids, prompt_ids=prompt)
-        expected = expected_summary(seen | {"tool_calls": calls if seen["tool_calls"] else []})
-        if summary(response) != expected:
-            yield f"{summary(response)} != {expected}"
+        expected = cases.expected_summary(seen | {"tool_calls": calls if seen["tool_calls"] else []})
+        if cases.summary(response) != expected:
+            yield f"{cases.summary(response)} != {expected}"
 
 
 def test_every_template_of_trl_is_read_back_or_listed() -> None:

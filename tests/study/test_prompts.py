@@ -111,44 +111,42 @@ def test_a_prompt_is_proven_constant_only_if_it_reads_no_conversation(condition:
     assert ChatTemplate(through).asks_alike == reads_variables_only
 
 
-TURN = "<s>{{ m.role }}:{{ m.content }}<e>"
-LOOP = "{% for m in messages %}" + TURN + "{% endfor %}"
+LOOP = "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}<e>{% endfor %}"
 ASK = "{% if add_generation_prompt %}<s>assistant:"
 LOUD = "'!' in messages[-1].content"
 HIDDEN = {
     "an earlier elif": f"{LOOP}{ASK}{{% if x %}}{{% elif {LOUD} %}}{{% else %}}<think>{{% endif %}}{{% endif %}}",
     "an elif before a break": f"{LOOP}{ASK}{{% for i in [1] %}}{{% if x %}}{{% elif {LOUD} %}}{{% else %}}{{% break %}}"
     "{% endif %}<think>{% endfor %}{% endif %}",
-    "a loop over letters": LOOP
-    + "{% set last = messages[-1].content %}"
-    + ASK
+    "a loop over letters": LOOP + "{% set last = messages[-1].content %}" + ASK
     + "{% for c in last %}<think>{% endfor %}{% endif %}",
     "a parameter of a macro": "{% set ns = namespace(x='') %}{% macro note(v) %}{% set ns.x = v %}{% endmacro %}"
-    "{% for m in messages %}{{ note('<think>' if '!' in m.content else '') }}"
-    + TURN
-    + "{% endfor %}"
-    + ASK
-    + "{{ ns.x }}{% endif %}",
+    + LOOP.replace("<s>", "{{ note('<think>' if '!' in m.content else '') }}<s>") + ASK + "{{ ns.x }}{% endif %}",
     "a count in a macro": "{% set ns = namespace(n=0) %}{% macro b() %}{% set ns.n = ns.n + 1 %}{% endmacro %}"
-    "{% for m in messages %}{{ b() }}" + TURN + "{% endfor %}" + ASK + "{{ '<think>' if ns.n > 3 else '' }}{% endif %}",
-    "a namespace made anew": "{% set ns = namespace(x='', y='<think>') %}"
-    + LOOP
-    + f"{{% if not {LOUD} %}}{{% set ns = namespace(x='') %}}{{% endif %}}"
-    + ASK
-    + "{{ ns.y }}{% endif %}",
-    "a generator that is used up": "{% set g = ['<think>']|map('string') %}{% for m in messages %}"
-    "{% if '!' not in m.content and loop.last %}{% set _ = g|list %}{% endif %}"
-    + TURN
-    + "{% endfor %}"
-    + ASK
-    + "{{ g|join }}{% endif %}",
-    "a prompt in the loop": "{% for m in messages %}"
-    + TURN
-    + "{% if loop.last and add_generation_prompt %}<s>assistant:{% if '!' in m.content %}<think>{% endif %}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{% endif %}",
-}
+    + LOOP.replace("<s>", "{{ b() }}<s>") + ASK + "{{ '<think>' if ns.n > 3 else '' }}{% endif %}",
+    "a namespace made anew": "{% set ns = namespace(x='', y='<think>') %}" + LOOP
+    + f"{{% if not {LOUD} %}}{{% set ns = namespace(x='') %}}{{% endif %}}" + ASK + "{{ ns.y }}{% endif %}",
+    "a generator that is used up": "{% set g = ['<think>']|map('string') %}"
+    + LOOP.replace("<s>", "{% if '!' not in m.content and loop.last %}{% set _ = g|list %}{% endif %}<s>")
+    + ASK + "{{ g|join }}{% endif %}",
+    "a prompt in the loop": LOOP.replace(
+        "<e>", "<e>{% if loop.last and add_generation_prompt %}<s>assistant:{% if '!' in m.content %}<think>{% endif %}"
+        "{% endif %}"
+    ) + "{% if add_generation_prompt %}{% endif %}",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("source", HIDDEN.values(), ids=HIDDEN.keys())
 def test_a_conversation_that_the_prompt_reads_in_a_roundabout_way_proves_nothing(source: str) -> None:
     assert not ChatTemplate(source).asks_alike
+
+
+def test_white_space_is_no_part_of_another_turns_prompt() -> None:
+    """After a result the prompt is empty, and the turn begins with blanks, as the prompt after a question does."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}    {{ m.content }}<e>{% else %}<s>{{ m.content }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt and messages[-1].role == 'user' %}  <think>{% endif %}"
+    )
+    renderer, messages = made(source), [user("Hi."), assistant("", CALL), result("4"), assistant("Four.")]
+    prompt = renderer.render_ids(messages[:3], add_generation_prompt=True)
+    assert renderer.render(messages).turns[-1].start == len(prompt)

@@ -63,7 +63,6 @@ class Model:
     def context(
         self, index: int, ids: list[int], kinds: list[Kind], spans: list[tuple[int, int, int]], messages: int
     ) -> None:
-        """Relative spans, `messages` new messages."""
         branch = self.branches[index]
         before = branch.messages if branch.pieces else 0
         owners = [-1] * len(ids)
@@ -136,7 +135,6 @@ class Model:
 
 
 def assert_same(model: Model, trajectory: Trajectory) -> None:
-    """The trajectory tells of itself what the model does."""
     assert trajectory.current == model.current
     assert trajectory.num_branches == len(model.branches)
     trained = 0
@@ -228,7 +226,6 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
 
 def replayed(trajectory: Trajectory) -> Trajectory:
-    """A new trajectory from the writes and rewards of another."""
     copy = Trajectory(
         name=trajectory.name,
         vocab_size=trajectory.vocab_size,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import examples
-from tests.trajectory.model import assert_same, check_trajectory
+from tests.trajectory.model import check_trajectory
 from tests.trajectory.walk import Walk
 from tokentrace.errors import TrajectoryError
 from tokentrace.tokens.kinds import Kind
@@ -28,14 +28,7 @@ from tokentrace.trajectory import (
     storage,
     to_bytes,
 )
-from tokentrace.trajectory.storage import MAGIC, VERSION, preamble, replay_records, write_records
-
-
-def walked(seed: int, steps: int, *, rewards: bool = True) -> Walk:
-    walk = Walk(seed, rewards=rewards)
-    for _ in range(steps):
-        walk.step()
-    return walk
+from tokentrace.trajectory.storage import MAGIC, VERSION, replay_records, write_records
 
 
 def small() -> Trajectory:
@@ -59,19 +52,6 @@ def payload(value: Any, rest: bytes = b"") -> bytes:
 
 
 # -- exact
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 80))
-def test_what_is_saved_is_loaded_exactly(seed: int, steps: int) -> None:
-    walk = walked(seed, steps)
-    loaded = from_bytes(to_bytes(walk.trajectory))
-    assert (loaded.problem, loaded.trajectory.num_writes) == (None, walk.trajectory.num_writes)
-    assert_same(walk.model, loaded.trajectory)
-    assert loaded.trajectory.metadata == walk.trajectory.metadata
-    assert (loaded.trajectory.name, loaded.trajectory.vocab_size) == (walk.trajectory.name, walk.trajectory.vocab_size)
-    assert to_bytes(loaded.trajectory) == to_bytes(walk.trajectory)
-    check_trajectory(loaded.trajectory)
 
 
 def test_an_empty_trajectory_and_every_float_come_back() -> None:
@@ -122,7 +102,7 @@ def test_the_form_is_the_documented_one() -> None:
 def test_every_cut_off_gives_everything_up_to_the_last_whole_record() -> None:
     trajectory = small()
     data = to_bytes(trajectory)
-    ends = [len(preamble(trajectory))]
+    ends = [len(to_bytes(Trajectory(name="small", metadata={"task": 3})))]
     for one in write_records(trajectory):
         ends.append(ends[-1] + len(one))
     assert ends[-1] == len(data)
@@ -140,7 +120,10 @@ def test_every_cut_off_gives_everything_up_to_the_last_whole_record() -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32), st.data())
 def test_a_flipped_bit_is_never_loaded(seed: int, data: st.DataObject) -> None:
-    original = to_bytes(walked(seed, 12).trajectory)
+    walk = Walk(seed)
+    for _ in range(12):
+        walk.step()
+    original = to_bytes(walk.trajectory)
     position = data.draw(st.integers(len(MAGIC) + 4, len(original) - 1))
     spoilt = bytearray(original)
     spoilt[position] ^= 1 << data.draw(st.integers(0, 7))
@@ -150,33 +133,7 @@ def test_a_flipped_bit_is_never_loaded(seed: int, data: st.DataObject) -> None:
     assert loaded.good_bytes <= position
 
 
-def test_zeros_that_were_never_written_over_are_a_cut() -> None:
-    data = to_bytes(small())
-    loaded = from_bytes(data + bytes(4096))
-    assert loaded.truncated
-    assert loaded.good_bytes == len(data)
-
-
 # -- records on their own, as a store keeps them
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_trajectory_is_what_its_records_say_in_whatever_batches_they_come(seed: int) -> None:
-    walk = walked(seed, 40, rewards=False)
-    rest = list(write_records(walk.trajectory))
-    assert len(rest) > 5
-    again = Trajectory(
-        name=walk.trajectory.name,
-        vocab_size=walk.trajectory.vocab_size,
-        logprobs=walk.trajectory.has_logprobs,
-        metadata=walk.trajectory.metadata,
-    )
-    while rest:
-        count = walk.random.randint(1, 3)
-        assert replay_records(again, rest[:count]) == len(rest[:count])
-        rest = rest[count:]
-    assert to_bytes(again) == to_bytes(walk.trajectory)
-    assert_same(walk.model, again)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +241,6 @@ def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
 
 
 def hostile() -> Iterator[bytes]:
-    """Files of whole records that no trajectory could have written."""
     start = MAGIC + struct.pack("<I", VERSION)
     ids = struct.pack("<ii", 1, 2)
     turn_arrays = struct.pack("<if", 3, -1.0)
@@ -376,8 +332,8 @@ def test_any_bytes_give_a_trajectory_or_an_error(data: bytes, fitting: bool, kin
         check_trajectory(loaded.trajectory)
 
 
-@pytest.mark.parametrize("length", [2**63, 2**64 - 1, 2**40])
-def test_a_huge_length_is_a_cut_and_costs_nothing(length: int) -> None:
-    head = struct.pack("<QB", length, 3)
-    loaded = from_bytes(BEGUN + head + struct.pack("<I", zlib.crc32(head)) + b"abc")
-    assert (loaded.truncated, loaded.trajectory.num_writes) == (True, 1)
+def test_a_huge_length_and_zeros_are_a_cut_and_cost_nothing() -> None:
+    heads = [struct.pack("<QB", length, 3) for length in (2**63, 2**64 - 1, 2**40)]
+    for tail in (*(head + struct.pack("<I", zlib.crc32(head)) + b"abc" for head in heads), bytes(4096)):
+        loaded = from_bytes(BEGUN + tail)
+        assert (loaded.truncated, loaded.trajectory.num_writes, loaded.good_bytes) == (True, 1, len(BEGUN))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,8 +28,6 @@ def bridged(stream: list[int], completion: list[int], ids: Any, kinds: Any, owne
 
 
 class Walk:
-    """One trajectory and its model, moved on by one operation at a time."""
-
     def __init__(self, seed: int, *, rewards: bool = True) -> None:
         self.random = random.Random(seed)
         self.model = Model()
@@ -71,7 +69,6 @@ class Walk:
         return [self.random.randrange(VOCABULARY) for _ in range(self.random.randint(low, high))]
 
     def shaped(self, ids: list[int]) -> Any:
-        """The same ids in one of the shapes that are accepted."""
         shape = self.random.choice([list, tuple, np.int32, np.int64, np.uint8])
         return shape(ids) if shape in (list, tuple) else np.array(ids, shape)
 
@@ -87,7 +84,6 @@ class Walk:
         ]
 
     def target(self) -> tuple[int, int | None]:
-        """A branch, and how to name it."""
         if self.random.random() < 0.7:
             return self.model.current, None
         index = self.random.randrange(len(self.model.branches))
@@ -118,7 +114,6 @@ class Walk:
         }
 
     def channels(self, count: int) -> dict[str, list[Any]]:
-        """Numbers of one shape, lists of several lengths, and pairs; what they are as JSON has them."""
         whole = self.random.choice([200, 60_000, 2**40])
         told = {
             "experts": [[[self.random.randrange(whole) for _ in range(2)] for _ in range(3)] for _ in range(count)],
@@ -129,7 +124,6 @@ class Walk:
         return {name: told[name] for name in self.random.sample(sorted(told), self.random.choice([0, 0, 0, 1, 4]))}
 
     def as_accepted(self, name: str, entries: list[Any]) -> Any:
-        """The same entries in one of the shapes that are accepted."""
         if name == "experts" and entries and self.random.random() < 0.5:
             return np.array(entries, np.int64)
         return self.random.choice([tuple, list])(entries)
@@ -247,7 +241,6 @@ class Walk:
         self.model.context(index, fresh, [Kind.CONTEXT] * len(fresh), [], 0)
 
     def read(self) -> None:
-        """Reading fills the caches; it changes nothing else."""
         index, branch = self.target()
         ids = self.model.branches[index].ids
         if self.random.random() < 0.5:
@@ -275,7 +268,6 @@ class Walk:
 
 
 def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type[TrajectoryError]]]:
-    """Writes that no trajectory takes, whatever its state."""
     trajectory, random_ = walk.trajectory, walk.random
     ids = walk.ids(2, 4)
     count = len(ids)
@@ -287,12 +279,6 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
     other[where] = (other[where] + 1) % VOCABULARY
     spoilt = random_.randrange(count)
 
-    def with_id(bad: Any) -> list[Any]:
-        return [*ids[:spoilt], bad, *ids[spoilt + 1 :]]
-
-    def with_logprob(bad: Any) -> list[Any]:
-        return [-0.5] * spoilt + [bad] + [-0.5] * (count - spoilt - 1)
-
     def context(new_ids: Any = ids, kinds: Any = Kind.CONTEXT, **more: Any) -> Callable[[], object]:
         return lambda: trajectory.append_context(new_ids, kinds, **({"branch": index} | more))
 
@@ -300,78 +286,86 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
         settings = {"finish_reason": "stop", "branch": index} | more
         return lambda: trajectory.append_completion(new_ids, logprobs, **settings)
 
+    def extend(prompt: Any, **more: Any) -> Callable[[], object]:
+        return lambda: trajectory.extend_to(prompt, branch=index, **more)
+
     def bridge(before: list[int], last: int, kinds: Any = (2, 2), messages: int = 1) -> Callable[[], object]:
         one = bridged([*before, last], [last], [1, 2], kinds, [0, 0], messages)
         return lambda: trajectory.append_bridge(one, branch=index)
 
+    def spoil(values: list[Any], *bad: Any) -> list[Any]:
+        return [[*values[:spoilt], one, *values[spoilt + 1 :]] for one in bad]
+
     bad_ids: list[Any] = [
-        *(with_id(bad) for bad in (-1, VOCABULARY, 2**31, 2**70, True, 1.0, None, "1", [1])),
+        *spoil(ids, -1, VOCABULARY, 2**31, 2**70, True, 1.0, None, "1", [1]),
         *(np.array(ids, np.float64), np.array([True, False]), np.array([ids]), np.array(ids) - 10, "12", {1, 2}, 7),
     ]
-    operations: list[tuple[str, Callable[[], object]]] = []
-    for bad in bad_ids:
-        operations += [
-            (f"context {bad!r}", context(bad)),
-            (f"completion {bad!r}", complete(bad)),
-            (f"extend_to {bad!r}", lambda bad=bad: trajectory.extend_to(bad)),
-            (f"branch {bad!r}", lambda bad=bad: trajectory.branch(bad)),
-        ]
     bad_logprobs: list[Any] = [[-0.5] * count]
     if fine is not None:
-        wrong = (math.nan, math.inf, -math.inf, 0.01, None, "0", True, -1e300, -(10**400))
-        bad_logprobs = [None, *map(with_logprob, wrong), fine[:-1], [*fine, -1.0], np.zeros((1, count)), -1.0]
-        bad_logprobs.append(np.zeros(count, bool))
-    operations += [(f"logprobs {bad!r}", complete(ids, bad)) for bad in bad_logprobs]
-    bad_kinds: list[Any] = [
-        *(Kind.SAMPLED, Kind.PROMPT, 5, -1, True, 10**30, None, [Kind.CONTEXT] * (count + 1)),
-        *([Kind.CONTEXT] * (count - 1) + [Kind.SAMPLED], np.full(count, 255, np.uint8), np.zeros(count)),
-    ]
-    operations += [(f"kinds {bad!r}", context(kinds=bad)) for bad in bad_kinds]
-    bad_spans: list[Any] = [
-        *([(0, 0, 0)], [(0, count + 1, 0)], [(-1, 1, 0)], [(0, 1, 1)], [(1, 2, 0), (0, 1, 0)]),
-        *([(0, 2, 0), (1, 2, 0)], [(0, 1)], [(0, 1.0, 0)], [None], 5, np.zeros((1, 2), np.int32)),
-    ]
-    operations += [(f"spans {bad!r}", context(message_spans=bad, messages=1)) for bad in bad_spans]
-    bad_versions: list[Any] = [1.5, True, 2**64, [("a", 0, count - 1)], [("a", 0, 1), ("b", 0, count)], {"a": 1}]
-    bad_versions += [[("a", 0, count), ("b", count, count)], [("a", 0)], []]
-    operations += [(f"version {bad!r}", complete(version=bad)) for bad in bad_versions]
-    per_token: list[Any] = [[1] * (count + 1), np.zeros((count - 1, 2)), np.zeros((), np.int32), 3, "x" * count]
+        bad_logprobs = spoil(fine, math.nan, math.inf, -math.inf, 0.01, None, "0", True, -1e300, -(10**400))
+        bad_logprobs += [None, fine[:-1], [*fine, -1.0], np.zeros((1, count)), -1.0, np.zeros(count, bool)]
+    per_token = [[1] * (count + 1), np.zeros((count - 1, 2)), np.zeros((), np.int32), 3, "x" * count]
     per_token += [np.array(["x"] * count), [object()] * count, [math.nan] * count]
-    bad_channels: list[Any] = [[1], {"": [1] * count}, {1: [1] * count}, *({"a": bad} for bad in per_token)]
-    operations += [(f"channels {bad!r}", complete(channels=bad)) for bad in bad_channels]
-    bad_rewards: list[Any] = [math.nan, math.inf, "1", True, 10**400]
-    operations += [(f"reward {bad!r}", lambda bad=bad: trajectory.set_reward(bad)) for bad in bad_rewards]
-    bad_sampling: list[Any] = [{"x": math.nan}, {"stop": ("a",)}, {1: 2}, [1]]
-    operations += [(f"sampling {bad!r}", complete(sampling=bad)) for bad in bad_sampling]
+    tables: dict[str, tuple[Sequence[Any], Callable[[Any], Callable[[], object]]]] = {
+        "context": ([*bad_ids, []], context),
+        "completion": (bad_ids, complete),
+        "extend_to": (bad_ids, extend),
+        "branch": (bad_ids, lambda bad: lambda: trajectory.branch(bad)),
+        "logprobs": (bad_logprobs, lambda bad: complete(ids, bad)),
+        "kinds": (
+            [
+                *(Kind.SAMPLED, Kind.PROMPT, 5, -1, True, 10**30, None, [Kind.CONTEXT] * (count + 1)),
+                *([Kind.CONTEXT] * (count - 1) + [Kind.SAMPLED], np.full(count, 255, np.uint8), np.zeros(count)),
+            ],
+            lambda bad: context(kinds=bad),
+        ),
+        "spans": (
+            [
+                *([(0, 0, 0)], [(0, count + 1, 0)], [(-1, 1, 0)], [(0, 1, 1)], [(1, 2, 0), (0, 1, 0)]),
+                *([(0, 2, 0), (1, 2, 0)], [(0, 1)], [(0, 1.0, 0)], [None], 5, np.zeros((1, 2), np.int32)),
+            ],
+            lambda bad: context(message_spans=bad, messages=1),
+        ),
+        "version": (
+            [
+                *(1.5, True, 2**64, [("a", 0, count - 1)], [("a", 0, 1), ("b", 0, count)], {"a": 1}),
+                *([("a", 0, count), ("b", count, count)], [("a", 0)], []),
+            ],
+            lambda bad: complete(version=bad),
+        ),
+        "channels": (
+            [[1], {"": [1] * count}, {1: [1] * count}, *({"a": bad} for bad in per_token)],
+            lambda bad: complete(channels=bad),
+        ),
+        "reward": ([math.nan, math.inf, "1", True, 10**400], lambda bad: lambda: trajectory.set_reward(bad)),
+        "sampling": ([{"x": math.nan}, {"stop": ("a",)}, {1: 2}, [1]], lambda bad: complete(sampling=bad)),
+        "messages": ([-1, True, 2**31], lambda bad: context(messages=bad)),
+        "finish reason": (["", None], lambda bad: complete(finish_reason=bad)),
+        "kind of logprobs": (["cooked", None, 1, ["raw"], ""], lambda bad: complete(logprobs_kind=bad)),
+        "cached tokens": ([-1, 1.0, True, "3", 2**31], lambda bad: complete(cached_tokens=bad)),
+        "messages of a prompt": ([-1, 10**6], lambda bad: extend(stream, messages=bad)),
+    }
+    operations = [(f"{name} {bad!r}", act(bad)) for name, (values, act) in tables.items() for bad in values]
     operations += [
         ("begin again", lambda: trajectory.begin(ids)),
-        ("empty context", context([])),
-        *((f"messages {bad!r}", context(messages=bad)) for bad in (-1, True, 2**31)),
         ("unknown branch", context(branch=len(walk.model.branches))),
         ("negative branch", complete(branch=-1)),
-        *((f"finish reason {bad!r}", complete(finish_reason=bad)) for bad in ("", None)),
         ("continues that is no bool", complete(continues=1)),
-        *((f"a kind of logprobs {bad!r}", complete(logprobs_kind=bad)) for bad in ("cooked", None, 1, ["raw"], "")),
-        *((f"cached tokens {bad!r}", complete(cached_tokens=bad)) for bad in (-1, 1.0, True, "3", 2**31)),
-        ("fewer messages than recorded", lambda: trajectory.extend_to(stream, messages=-1, branch=index)),
-        ("messages without tokens", lambda: trajectory.extend_to(stream, messages=10**6, branch=index)),
-        ("sampled in the next prompt", lambda: trajectory.extend_to([*stream, 1], Kind.SAMPLED, branch=index)),
+        ("sampled in the next prompt", extend([*stream, 1], kinds=Kind.SAMPLED)),
         ("a cause that is no text", lambda: trajectory.branch([VOCABULARY - 1] * 99, cause=None)),  # type: ignore[arg-type]
         ("a bridge for a longer stream", bridge(stream, 1)),
         ("a bridge for another completion", bridge(stream[:-1], (stream[-1] + 1) % VOCABULARY)),
         ("a bridge with a message too many", bridge(stream[:-1], stream[-1], messages=0)),
         ("a bridge that samples", bridge(stream[:-1], stream[-1], kinds=(1, 1))),
     ]
-    typed: list[tuple[str, Callable[[], object], type[TrajectoryError]]] = [
-        (name, act, TrajectoryError) for name, act in operations
+    breaks = {"another id": extend([*other, 1]), "a shorter prompt": extend(stream[:where])}
+    return [
+        *((name, act, TrajectoryError) for name, act in operations),
+        *((name, act, ExtensionError) for name, act in breaks.items()),
     ]
-    typed.append(("another id", lambda: trajectory.extend_to([*other, 1], branch=index), ExtensionError))
-    typed.append(("a shorter prompt", lambda: trajectory.extend_to(stream[:where], branch=index), ExtensionError))
-    return typed
 
 
 def walk(seed: int, operations: int) -> None:
-    """So many operations, over as many trajectories as that makes."""
     choose = random.Random(seed)
     done = 0
     while done < operations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,59 +11,49 @@ from click.core import ParameterSource
 
 from ..errors import InputError
 from . import command, options
-from .output import ProgressBars, note, print_report, working, write_page
+from .output import ProgressBars, print_report, working, write_page
 
 if TYPE_CHECKING:
-    from ..diagnose.audit_report import AuditReport
-    from ..rendering.renderer import Renderer
+    from ..diagnose.certify import AuditReport
 
 _ON = ("index", "step", "past")
 _PARSERS = ("tool_parser", "reasoning_parser")
-
-_on_options = options.together(
-    click.option(
-        "--on",
-        type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-        metavar="FILE",
-        help="Compare what production, rollout and training show of this conversation instead.",
-    ),
-    options.index_option,
-    options.tools_option,
-    click.option("--step", type=click.IntRange(min=0), metavar="N", help="With --on: what differs at step N only."),
-    click.option(
-        "--past",
-        type=click.Choice(["template", "inference", "tool_calls", "preserve", "patched"]),
-        help="With --on: how training shows the past; inference: the rollout breaks where production rewrites.",
-    ),
-)
-_grammar_options = options.together(
-    click.option("--grammar", is_flag=True, help="Show the grammar of the model's turn instead."),
-    click.option(
-        "--tool-parser",
-        metavar="NAME",
-        shell_complete=options.complete_dialects,
-        help="With --grammar: the dialect of tool calls, instead of the template's.",
-    ),
-    click.option("--reasoning-parser", metavar="NAME", help="With --grammar: the tags of reasoning."),
-)
 
 
 @command
 @click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=options.complete_folders)
 @click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name one.")
 @options.audit_options
-@_on_options
-@_grammar_options
+@click.option(
+    "--on",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="Compare what production, rollout and training show of this conversation instead.",
+)
+@options.index_option
+@options.tools_option
+@options.number("--step", least=0, text="With --on: what differs at step N only.")
+@options.one_of(
+    "--past",
+    ["template", "inference", "tool_calls", "preserve", "patched"],
+    "With --on: how training shows the past; inference: the rollout breaks where production rewrites.",
+)
+@options.flag("--grammar", text="Show the grammar of the model's turn instead.")
+@options.named(
+    "--tool-parser",
+    "With --grammar: the dialect of tool calls, instead of the template's.",
+    shell_complete=options.complete_dialects,
+)
+@options.named("--reasoning-parser", "With --grammar: the tags of reasoning.")
 @click.option(
     "--require",
     metavar="USES",
     help="Exit with 1 unless these hold: sft-one-row, sft-per-turn, rl-append-only, rl-user-turns, production-parity.",
 )
-@click.option("--allow-partly", is_flag=True, help="Uses that hold for some turns meet --require.")
-@click.option("--against", metavar="OTHER", help="Show what differs from another tokenizer or template.")
+@options.flag("--allow-partly", text="Uses that hold for some turns meet --require.")
 @options.json_option("Print the reports as JSON.")
 @options.page_option("Write a page as well.")
-@click.option("-q", "--quiet", is_flag=True, help="Print only what is not met.")
+@options.flag("-q", "--quiet", text="Print only what is not met.")
 @click.pass_context
 def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
@@ -75,14 +66,14 @@ def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str
     rollout, and one training row. With --grammar, the grammar of the model's turn is shown instead.
 
     The exit code is 0, 1 if problems were found (a use that does not hold, or that --require names and is not met; a
-    difference that --against or --on shows), 2 on errors.
+    difference that --on shows), 2 on errors.
 
     \b
     Examples:
       tokentrace audit ./Qwen3-8B
       tokentrace audit ./Qwen3-8B --kwargs enable_thinking=false
       tokentrace audit ./Qwen3-8B --require rl-append-only,sft-per-turn
-      tokentrace audit ./Qwen3-8B --against ./my-finetune
+      tokentrace audit ./Qwen3-8B ./my-finetune
       tokentrace audit models/* --html report.html
       tokentrace audit ./Qwen3-8B --on chat.json --step 2
       tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
@@ -104,59 +95,66 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
         if not goes and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             needs = "--grammar" if name in _PARSERS else "--on"
             raise click.UsageError(f"--{name.replace('_', '-')} goes with {needs}")
-    required, against = options["require"] is not None, options["against"] is not None
     if grammar and on:
         raise click.UsageError("--on and --grammar show two things: give one of them")
-    if (on or grammar) and (len(tokenizers) > 1 or required or against):
+    if (on or grammar) and (len(tokenizers) > 1 or options["require"] is not None):
         raise click.UsageError(f"{'--grammar' if grammar else '--on'} is about one tokenizer, and says no verdict")
-    if not tokenizers and (required or options["quiet"]):
+    if not tokenizers and (options["require"] is not None or options["quiet"]):
         raise click.UsageError("--require and --quiet do not audit the embedded model by default: name the tokenizer")
-    if against and len(tokenizers) > 1:
-        raise click.UsageError("--against compares one tokenizer with another")
 
 
 def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
-    """Audit templates and print what they are safe for; 1 if something does not hold, or differs."""
-    from ..diagnose.audit_report import audits_document, differences_document
+    """Audit templates and print what they are safe for; 1 if something does not hold."""
+    from ..diagnose.certify import audits_document
     from ..diagnose.verdicts import Use
     from ..settings import choose
     from .inputs import chosen_tokenizer, split_list
 
-    require, against, quiet = (options[name] for name in ("require", "against", "quiet"))
+    require, quiet = options["require"], options["quiet"]
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
     if require is not None and not uses:
         raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}, or leave it out")
     names = tokenizers or (chosen_tokenizer(None),)
     with ProgressBars(transient=True, quiet=quiet) as bars:
-        second = None if against is None else _load_other(against, names[0], options)
-        reports = [_run(*_load(name, options), bars, f"{at}/{len(names)}") for at, name in enumerate(names, 1)]
-        other = None if second is None else _run(*second, bars, "against")
-    changed = [] if other is None else list(other.differences(reports[0]))
-    document, data = audits_document(reports), [report.to_json() for report in reports]
+        reports = [_run(name, options, bars, f"{at}/{len(names)}") for at, name in enumerate(names, 1)]
+    document = audits_document(reports)
     if options["html"] is not None:
         write_page(options["html"], document)
-    if other is not None:
-        rows = [{"what": what, "before": before, "now": now} for what, before, now in changed]
-        both = {"audit": data[0], "against": other.to_json(), "differences": rows}
-        print_report(differences_document(other, reports[0]), both, options["as_json"])
-    elif options["as_json"] or not quiet:
-        print_report(document, data, options["as_json"])
+    if options["as_json"] or not quiet:
+        print_report(document, [report.to_json() for report in reports], options["as_json"])
     unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=options["allow_partly"])]
     for report, one in unmet if uses or quiet else ():
         click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
-        for words in one.against:
-            click.echo(f"  {words}", err=True)
-    return 1 if changed or (unmet and (uses or other is None)) else 0
+        click.echo("\n".join(f"  {words}" for words in one.against), err=True)
+    return 1 if unmet else 0
+
+
+def _run(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> AuditReport:
+    from ..diagnose.certify import audit_template
+    from ..rendering.factory import create_renderer
+    from .inputs import parse_kwargs
+
+    folder, template = _split_name(name, options["chat_template"])
+    model = Path(folder).absolute().name
+    title = model if template is None else f"{Path(template).name} of {model}"
+    kwargs = parse_kwargs(options["kwargs"])
+    renderer = create_renderer(folder, options["renderer"], chat_template=template, **kwargs)
+
+    def progress(what: str, done: int, total: int) -> None:
+        bars.show(label, done, total, f"{title}: {what}", f"{label} {title}: {what}, {done} of {total}")
+
+    return audit_template(renderer, name=title, progress=progress)
 
 
 def _show_grammar(options: dict[str, Any]) -> int:
-    from ..diagnose.grammar import GrammarReport
+    from ..diagnose.grammar import describe_grammar, grammar_document
     from .inputs import make_renderer, read_tools
 
     renderer = make_renderer(options, **{name: options[name] for name in _PARSERS})
     with working("reading the template"):
-        report = GrammarReport.of(renderer, read_tools(options["tools"]))
-    print_report(report.document(), report.to_json(), options["as_json"])
+        show = describe_grammar if options["as_json"] else grammar_document
+        report = show(renderer, read_tools(options["tools"]))
+    print_report(report, report, options["as_json"])
     return 0
 
 
@@ -169,11 +167,13 @@ def _show_conversation(options: dict[str, Any]) -> int:
     renderer = make_renderer(options, past=options["past"])
     with working("comparing"):
         report = compare_histories(renderer, messages, tools=read_tools(options["tools"], tools))
-    step = options["step"]
-    if step is not None and step >= len(report.steps):
-        raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
-    document = report.document(step=step)
-    print_report(document, report.to_json(), options["as_json"])
+    step, chosen = options["step"], report
+    if step is not None:
+        if step >= len(report.steps):
+            raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
+        chosen = replace(report, steps=report.steps[step : step + 1])
+    document = chosen.document()
+    print_report(document, chosen.to_json(), options["as_json"])
     if options["html"] is not None:
         write_page(options["html"], document, title=conversation_title(options["on"]))
     return 0 if report.equal else 1
@@ -189,39 +189,5 @@ def _split_name(name: str, template: str | None) -> tuple[str, str | None]:
     if not path.is_file():
         raise InputError(f"there is no file {name}")
     if not path.with_name("tokenizer.json").is_file():
-        raise InputError(
-            f"{name} has no tokenizer.json beside it: name the model whose template it is to be, as in "
-            f"tokentrace audit MODEL --chat-template {name}"
-        )
+        raise InputError(f"{name} has no tokenizer.json beside it: tokentrace audit MODEL --chat-template {name}")
     return str(path.parent), name
-
-
-def _load(name: str, options: dict[str, Any]) -> tuple[Renderer, str]:
-    """Return the renderer to audit, and its name."""
-    from ..rendering.factory import create_renderer
-    from .inputs import parse_kwargs
-
-    folder, template = _split_name(name, options["chat_template"])
-    model = Path(folder).absolute().name
-    label = model if template is None else f"{Path(template).name} of {model}"
-    kwargs = parse_kwargs(options["kwargs"])
-    return create_renderer(folder, options["renderer"], chat_template=template, **kwargs), label
-
-
-def _load_other(name: str, first: str, options: dict[str, Any]) -> tuple[Renderer, str]:
-    """Load what ``--against`` names: another tokenizer, or another template for the same one."""
-    path = Path(name)
-    if path.suffix == ".jinja" and path.is_file() and not path.with_name("tokenizer.json").is_file():
-        note(f"{name} has no tokenizer beside it: it is audited with that of {first}")
-        folder = str(Path(first).parent) if first.endswith(".jinja") else first
-        return _load(folder, {**options, "chat_template": name})[0], path.name
-    return _load(name, options)
-
-
-def _run(renderer: Renderer, name: str, bars: ProgressBars, label: str) -> AuditReport:
-    from ..diagnose.certify import audit_template
-
-    def progress(what: str, done: int, total: int) -> None:
-        bars.show(label, done, total, f"{name}: {what}", f"{label} {name}: {what}, {done} of {total}")
-
-    return audit_template(renderer, name=name, progress=progress)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import click
 
-from ..errors import InputError
 from . import command, one_blas_thread, options
 from .output import ProgressBars, note, print_result, working, write_page
 
@@ -97,7 +96,6 @@ def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
 
 def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[str]) -> bool:
     from ..diagnose.row_files import check_dataset
-    from ..diagnose.rows import RowColumns
     from .inputs import chosen_tokenizer, row_settings
 
     settings = chosen - (_COMMON - _TEMPLATE) - _CHECK_ONLY
@@ -106,7 +104,7 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
             inputs,
             tokenizer=chosen_tokenizer(options["tokenizer"]),
             changes=row_settings({name: options[name] for name in options if name in settings}),
-            columns=RowColumns(options["ids_column"], options["mask_column"]),
+            columns=(options["ids_column"], options["mask_column"]),
             **{name: options[name] for name in ("sources", "pad_token", "split", "limit")},
             progress=lambda done, total: bars.show("checking", done, total),
             assumed=options["tokenizer"] is None and options["chat_template"] is None,
@@ -195,9 +193,6 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
 
 def _read_ids(path: Path) -> Any:
     from ..tokens.ids import check_ids
+    from .inputs import parse_json
 
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path.name} is neither a trajectory file nor JSON: {error}") from None
-    return check_ids(value, path.name)
+    return check_ids(parse_json(path.read_text(encoding="utf-8", errors="replace"), path.name), path.name)

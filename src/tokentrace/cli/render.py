@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ..tokens.tokenizer import Tokenizer
 
 _COLUMNS: Final = {"name": "family", "models": "models"}
-_DETAILS: Final = _COLUMNS | {"turn": "an assistant's turn", "tool": "a tool result", "tool_parser": "dialect of calls"}
+_TURNS: Final = {"answer": "an answer", "call": "an answer with a call", "result": "a tool result"}
+_DETAILS: Final = _COLUMNS | _TURNS | {"tool_parser": "dialect of calls"}
 
 
 @command

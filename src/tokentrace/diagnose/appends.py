@@ -8,30 +8,39 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from ..conversation.forms import MessageForm
 from ..conversation.messages import Messages
-from ..errors import TemplateError, TokentraceError
+from ..errors import TokentraceError
+from ..rendering.lost import Lost
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
+from ..study.probes import SYSTEM, USER, Message, call, calling, result
 from ..study.turns import common_prefix
-from ..template.trace import Rendering
-from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
-from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Request, Style, TurnForm, call_ids, cases, reasoning_tags
+from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, WordedEnum, call_ids, reasoning_tags
 from .facts import contains_text, text_from
 
+NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
+_ALTERED: Final = " is not written as it was given"
+"""Follows the name of a field whose text the template changes."""
 _EXCERPT: Final = 48
 """Characters quoted of a text."""
-ALTERED: Final = " is not written as it was given"
-"""Follows the name of a field whose text the template changes."""
+_LONG: Final = 6
+"""Rounds of tools, and earlier answers, in the longest histories."""
+_SPACED: Final = f"\n {ANSWER} \n"
+_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "object": {"key": "value"},
+    "empty": {},
+    "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
+}
 
 
 class AppendOutcome(StrEnum):
@@ -43,41 +52,54 @@ class AppendOutcome(StrEnum):
     HOLDS = "holds"
 
 
-class Where(StrEnum):
+class Where(WordedEnum):
     """What differs: earlier text, the turn after its prompt, or a token at the seam of both."""
 
-    PAST = "past"
-    PROMPT = "prompt"
-    SEAM = "seam"
+    words: str
+
+    PAST = "past", "earlier turns are rewritten"
+    PROMPT = "prompt", "the turn is not written after the prompt that asks for it"
+    SEAM = "seam", "a token reaches over the end of the prompt"
 
 
 @dataclass(frozen=True, slots=True)
 class AppendBreak:
-    """The next prompt has the text `after` where the stream has `before`.
+    """The next prompt has the text `after` where the stream has `before`, and fields of past messages are `gone`.
 
-    `fields` of past messages are gone or changed. `at_turn`: before anything is appended.
+    `at_turn`: before anything is appended.
     """
 
     where: Where
     before: str
     after: str
-    fields: tuple[str, ...]
+    gone: tuple[str, ...]
     blame: Blame | None = None
     at_turn: bool = False
+
+    def __str__(self) -> str:
+        words = self.where.words + (f", without {', '.join(self.gone)}" if self.gone else "")
+        if self.blame is None:
+            return words
+        condition = f": `{self.blame.condition}`" if self.blame.condition else ""
+        return f"{words} (line {self.blame.line}{condition})"
 
 
 @dataclass(frozen=True, slots=True)
 class AppendCell:
-    """The outcome of one kind of turn, shown by the smallest conversation that has it.
+    """A conversation for one kind of turn, and its outcome.
 
-    `messages` are in the form that the template reads. Fields of the turn (`lost`) and of the appended messages
-    (`lost_after`) reach no token. `reason`: why the template refuses. `ends`: the turn alone ends with a stop token.
-    `also` has the smallest conversation for each further flaw; `elsewhere`: after another history the append holds.
+    The turn is message `index`, after a `history` in words (empty for a single question). Once tried, `messages` are in
+    the form that the template reads. Fields of the turn (`lost`) and of the appended messages (`lost_after`) reach no
+    token. `reason`: why the template refuses. `ends`: the turn alone ends with a stop token. `also` has the smallest
+    conversation for each further flaw; `elsewhere`: after another history the append holds.
     """
 
-    case: AppendCase
-    outcome: AppendOutcome
+    turn: TurnForm
     messages: Messages
+    index: int
+    tools: bool
+    history: str = ""
+    outcome: AppendOutcome = AppendOutcome.HOLDS
     breaks: tuple[AppendBreak, ...] = ()
     lost: tuple[str, ...] = ()
     lost_after: tuple[str, ...] = ()
@@ -85,10 +107,6 @@ class AppendCell:
     ends: bool = True
     also: tuple[AppendCell, ...] = ()
     elsewhere: bool = False
-
-    @property
-    def turn(self) -> TurnForm:
-        return self.case.turn
 
     @property
     def append(self) -> Append:
@@ -112,45 +130,99 @@ class AppendCell:
         """What goes wrong after any history."""
         return self.flaws.union(*(one.flaws for one in self.also))
 
+    @property
+    def requests(self) -> tuple[Request, Request, Request]:
+        """The requests for the turn's prompt, for the turn, and for the next prompt."""
+        until, prompts = self.messages[: self.index + 1], self.append is not Append.ASSISTANT
+        whole = Request(self.messages, self.tools, prompts)
+        return Request(until[:-1], self.tools, True), Request(until, self.tools), whole
+
+    def cause(self, in_turn: bool = False) -> str:
+        """Say what goes wrong; with `in_turn`, in the turn itself."""
+        after = f", {self.history}" if self.history else ""
+        if self.outcome is AppendOutcome.REFUSED:
+            return f"refused: {self.reason}{after}"
+        words = [str(one) for one in self.breaks if one.at_turn or not in_turn]
+        words[-1:] = [f"{one}{after}" for one in words[-1:]]
+        lost = [*self.lost, *(() if in_turn else self.lost_after)]
+        if "tool_calls.0" in lost:
+            lost = ["tool_calls" if field.startswith("tool_calls.") else field for field in lost]
+        lost = ["the second call" if field == "tool_calls.1" else field for field in dict.fromkeys(lost)]
+        words += [field for field in lost if field.endswith(_ALTERED)]
+        gone = ", ".join(field for field in lost if not field.endswith(_ALTERED))
+        words += [f"{gone} reaches no token"] * bool(gone) + [NO_END] * (in_turn and not self.ends)
+        return "; ".join(dict.fromkeys(words))
+
+
+def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Iterator[AppendCell]:
+    """Yield conversations for a kind of turn, the smallest first; the longest for plain ones only."""
+
+    def reply(turn: TurnForm) -> Message:
+        contents = {Style.SPACED: _SPACED, Style.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"}
+        fields = {"role": "assistant", "content": contents.get(turn.style, ANSWER) if turn.content else ""}
+        if turn.reasoning:
+            fields["reasoning_content"] = THOUGHT
+        arguments = _ARGUMENTS.get(turn.arguments)
+        calls = [{**call(at + 1, arguments), "id": ids[at]} for at in range(turn.append.calls)]
+        return calling(*calls, **fields) if calls else fields
+
+    results = [result(at + 1, tool_call_id=ids[at]) for at in range(turn.append.calls)]
+    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or "object")
+    tools = (reply(called), result(1, tool_call_id=ids[0]))
+    answer = (USER, reply(TurnForm(Append.USER, turn.reasoning)))
+    calls = bool(results)
+    histories: list[tuple[str, tuple[Message, ...], bool]] = [
+        ("", (USER,), calls),
+        *([] if calls else [("where tools are declared", (USER,), True)]),
+        ("where there is a system message", (SYSTEM, USER), calls),
+        ("after a round of tools", (USER, *tools), True),
+        ("after an earlier answer", (*answer, USER), calls),
+        ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
+    ]
+    if turn.style is Style.PLAIN and turn.arguments in ("", "object"):
+        histories.append((f"after {_LONG} rounds of tools", (USER, *tools * _LONG), True))
+        histories.append((f"after {_LONG} earlier answers", (*answer * _LONG, USER), calls))
+    for words, past, declared in histories:
+        messages = (*past, reply(turn), *results, *turn.append.messages)
+        yield AppendCell(turn, messages, len(past), declared, words)
+
 
 class AppendMatrix:
-    """Runs the cases of one template with one set of variables. Naming lines is slow."""
+    """Runs the cases of one template with one set of variables."""
 
-    def __init__(self, renderer: Renderer, *, names_lines: bool) -> None:
+    def __init__(self, renderer: Renderer) -> None:
         policy, form = ControlPolicy.HF_COMPAT, MessageForm.ADAPT
         self._renderer = replace(renderer.silent(), past=Past.TEMPLATE, control_tokens=policy, messages=form)
-        self._names_lines = names_lines
-        study = renderer.study(TOOLS)
-        self._ids, self._tags = call_ids(study), reasoning_tags(study)
         self._cache: dict[str, RenderedTokens] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
-        """Run all cases of a kind of turn and return the worst.
+        """Try all cases of a kind of turn and return the worst.
 
         Skips a history that is refused on its own: another cell, or the roles, report that.
         """
-        every = [self._run(case) for case in cases(turn, self._ids, self._tags)]
+        study = self._renderer.study(TOOLS)
+        every = [self._try(case) for case in cases(turn, call_ids(study), reasoning_tags(study))]
         cells = [one for one in every if one.outcome is not AppendOutcome.REFUSED or self._accepts(one)] or every[:1]
         worst = min(cells, key=lambda cell: list(AppendOutcome).index(cell.outcome))
         flaws, also = worst.flaws, []
         for cell in cells:
             if cell.flaws - flaws:
-                also.append(self._blamed(cell))
+                also.append(cell)
                 flaws |= cell.flaws
         holds = any(cell.outcome is AppendOutcome.HOLDS for cell in cells if cell is not worst)
-        return replace(self._blamed(worst), also=tuple(also), elsewhere=holds)
+        return replace(worst, also=tuple(also), elsewhere=holds)
 
-    def _blamed(self, cell: AppendCell) -> AppendCell:
-        """Name the lines of a cell's breaks. Too slow for cells that nobody is shown."""
-        return self._run(cell.case, names_lines=True) if cell.breaks and self._names_lines else cell
+    def blamed(self, cell: AppendCell) -> AppendCell:
+        """Name the lines of a cell's breaks, which is slow."""
+        breaks = tuple(self._breaks(cell, names_lines=True)) if cell.breaks else ()
+        return replace(cell, breaks=breaks, also=tuple(map(self.blamed, cell.also)))
 
-    def _accepts(self, cell: AppendCell) -> bool:
-        """True unless the template refuses the history of a case."""
+    def _accepts(self, case: AppendCell) -> bool:
+        """True unless the template refuses the history."""
         try:
-            self._render(Request(cell.case.past, cell.case.tools, True))
+            return bool(self._render(case.requests[0]).text)
         except TokentraceError:
             return False
-        return True
 
     def _render(self, request: Request) -> RenderedTokens:
         """Render a conversation, once."""
@@ -160,31 +232,33 @@ class AppendMatrix:
             self._cache[key] = rendered
         return self._cache[key]
 
-    def _run(self, case: AppendCase, *, names_lines: bool = False) -> AppendCell:
-        at, tools = len(case.past), case.tools
+    def _try(self, case: AppendCell) -> AppendCell:
         try:
-            messages = tuple(self._renderer.adapt_messages(case.messages, tools=TOOLS if tools else None).messages)
-            whole = Request(messages, tools, case.turn.append is not Append.ASSISTANT)
-            requests = Request(messages[:at], tools, True), Request(messages[: at + 1], tools), whole
-            prompt, turn, after = map(self._render, requests)
+            adapted = self._renderer.adapt_messages(case.messages, tools=TOOLS if case.tools else None)
+            cell = replace(case, messages=tuple(adapted.messages))
+            _, turn, after = map(self._render, cell.requests)
         except TokentraceError as error:
-            return AppendCell(case, AppendOutcome.REFUSED, case.messages, reason=_refusal(error))
-        missing = tuple(_missing(turn.rendering, case, [one.field for one in turn.lost if one.message == at]))
-        gone = [(one.field, one.message) for one in after.lost if one.message is not None and one.message > at]
-        lost_after = tuple(f"{field} of the {messages[index]['role']} message that follows" for field, index in gone)
-        stream, end = turn.encoded, next((one for one in reversed(turn.turns) if one.message == at), None)
-        if end is not None and end.stop < len(stream.ids):
-            stream = self._renderer.study().encode(stream.rendering.until(stream.position(end.stop)))
-        breaks = tuple(self._breaks(requests, (prompt.encoded, stream, after.encoded), names_lines))
-        outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
+            line = getattr(error, "line", None)
+            problem = getattr(error, "problem", str(error)).removeprefix("the template refused the conversation: ")
+            reason = problem if line is None else f"{problem} (line {line})"
+            return replace(case, outcome=AppendOutcome.REFUSED, reason=reason)
+        lost = tuple(_missing(turn, cell))
+        gone = [(one.field, one.message) for one in after.lost if one.message is not None and one.message > cell.index]
+        follows = tuple(f"{field} of the {cell.messages[at]['role']} message that follows" for field, at in gone)
+        breaks = tuple(self._breaks(cell))
+        outcome = AppendOutcome.LOSES if lost or follows else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
-        ends = end is None or end.stop_token is not None
-        return AppendCell(case, outcome, messages, breaks, missing, lost_after, ends=ends)
+        ends = all(one.stop_token is not None for one in turn.turns[-1:] if one.message == cell.index)
+        return replace(cell, outcome=outcome, breaks=breaks, lost=lost, lost_after=follows, ends=ends)
 
-    def _breaks(
-        self, requests: Sequence[Request], encoded: Sequence[Encoded], names_lines: bool
-    ) -> Iterator[AppendBreak]:
+    def _breaks(self, cell: AppendCell, names_lines: bool = False) -> Iterator[AppendBreak]:
         """Compare prompt with stream, and stream with next prompt."""
+        rendered = [self._render(request) for request in cell.requests]
+        encoded = [one.encoded for one in rendered]
+        for end in rendered[1].turns[-1:]:
+            if end.message == cell.index and end.stop < len(encoded[1].ids):
+                until = encoded[1].rendering.until(encoded[1].position(end.stop))
+                encoded[1] = self._renderer.study().encode(until)
         for at, (one, other) in enumerate(itertools.pairwise(encoded)):
             token = common_ids(one.ids, other.ids)
             if token == len(one.ids):
@@ -193,10 +267,11 @@ class AppendMatrix:
             same = common_prefix(text, other.rendering.text)
             if at == 0 and same >= one.rendering.tail:
                 where = Where.SEAM if same == len(text) else Where.PROMPT
-            blame = self._blame(where, requests[at], requests[at + 1], same) if names_lines else None
+            blame = self._blame(where, cell.requests[at], cell.requests[at + 1], same) if names_lines else None
             before, after = (side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other))
-            fields = _changed_fields(one.rendering, other.rendering) if where is Where.PAST else ()
-            yield AppendBreak(where, before, after, tuple(fields), blame, at_turn=at == 0)
+            old, new = ([*one.lost, *one.dropped] for one in rendered[at : at + 2])
+            gone = {_field(one, cell) for one in new if one not in old and (one.message or 0) < cell.index + at}
+            yield AppendBreak(where, before, after, tuple(sorted(gone)), blame, at_turn=at == 0)
 
     def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
         """Find the line, without the second prompt if the texts differ at the same place."""
@@ -210,39 +285,23 @@ class AppendMatrix:
         return None
 
 
-def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> Iterator[str]:
-    """Yield words for what is not written of a turn: lost fields, changed texts."""
-    style, texts = case.turn.style, {name: case.reply.get(name) for name in ("content", "reasoning_content")}
-    spans = {name: text_from(rendering, len(case.past), name) for name in texts}
-    for field in lost:
-        inline = style is Style.INLINE and field in texts and contains_text(ANSWER, spans[field])
-        yield str(style) if inline else field
-    for name, text in texts.items():
-        if not text or name in lost:
+def _field(lost: Lost, cell: AppendCell) -> str:
+    """Name a lost field; reasoning inside content may be lost on its own."""
+    is_content = lost.message == cell.index and lost.field == "content" and ANSWER not in lost.text
+    return str(Style.INLINE) if is_content and cell.turn.style is Style.INLINE else lost.field
+
+
+def _missing(turn: RenderedTokens, cell: AppendCell) -> Iterator[str]:
+    """Yield what is not written of a turn: lost fields, changed texts."""
+    lost = [one for one in turn.lost if one.message == cell.index]
+    yield from (_field(one, cell) for one in lost)
+    style = cell.turn.style
+    contents = (THOUGHT, ANSWER) if style is Style.INLINE else (ANSWER,) * cell.turn.content
+    for name, texts in (("content", contents), ("reasoning_content", (THOUGHT,) * cell.turn.reasoning)):
+        output = text_from(turn.rendering, cell.index, name)
+        if any(one.field == name for one in lost):
             continue
-        parts = (THOUGHT, ANSWER) if style is Style.INLINE else (text.strip(),)
-        if not all(contains_text(part, spans[name]) for part in parts):
-            yield f"{name}{ALTERED}"
-        elif style is Style.SPACED and not contains_text(text, spans[name]):
+        if not all(contains_text(text, output) for text in texts):
+            yield f"{name}{_ALTERED}"
+        elif style is Style.SPACED and name == "content" and not contains_text(_SPACED, output):
             yield f"white space around {name}"
-
-
-def _changed_fields(one: Rendering, other: Rendering) -> Iterator[str]:
-    """Yield the fields whose text differs."""
-    texts: tuple[dict[Any, str], dict[Any, str]] = ({}, {})
-    for rendering, fields in zip((one, other), texts, strict=True):
-        for text, _, origin in rendering.spans():
-            if origin is not None and origin.message is not None and not origin.is_role:
-                fields[origin] = fields.get(origin, "") + text
-    for origin, text in texts[0].items():
-        new = texts[1].get(origin, "")
-        if new != text:
-            yield f"{'.'.join(map(str, origin.path))} of message {origin.message} is {'changed' if new else 'gone'}"
-
-
-def _refusal(error: TokentraceError) -> str:
-    """Say why a template refuses, in its own words where it has some."""
-    if not isinstance(error, TemplateError):
-        return str(error)
-    line = f" (line {error.line})" if error.line is not None else ""
-    return f"{error.problem.removeprefix('the template refused the conversation: ')}{line}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -89,8 +89,15 @@ def find_blame(
         if run is None:
             break
         if common_prefix(one.text, run.text) > at:
-            because = _because(event.part.text, one.events[:here], again.events[:there])
-            return _blamed(event, event.value, proven=True, because=tuple(because))
+            sides = (one.events[:here], again.events[:there])
+            old, new = ({each.part.target: each for each in events if each.part.target} for events in sides)
+            names = dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", event.part.text))
+            because = tuple(
+                (new[name].part.line, name, old[name].value, new[name].value)
+                for name in names
+                if name in old and name in new and old[name].value != new[name].value
+            )
+            return _blamed(event, event.value, proven=True, because=because)
         again = run
     if flipped := _flipped(study, second, one, other, at):
         return _blamed(flipped, not flipped.value, proven=True)
@@ -153,14 +160,6 @@ def _writer(run: TracedRun, at: int) -> Event | None:
     return next((event for event in writes if text in event.value), writes[-1] if writes else None)
 
 
-def _because(condition: str, one: Sequence[Event], other: Sequence[Event]) -> Iterator[tuple[int, str, Any, Any]]:
-    """Yield the line, name and values of each variable of a condition that differs."""
-    here, there = ({event.part.target: event for event in events if event.part.target} for events in (one, other))
-    for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", condition)):
-        if name in here and name in there and here[name].value != there[name].value:
-            yield there[name].part.line, name, here[name].value, there[name].value
-
-
 # -- the copy that reports what it does
 
 
@@ -183,32 +182,12 @@ class Event(NamedTuple):
     offset: int
 
 
-class TracedRun:
-    """One run of a template's copy: its events, its text, and whether it drew a random number."""
+class TracedRun(NamedTuple):
+    """One run of a template's copy. `random`: it drew a random number."""
 
-    def __init__(self, parts: Sequence[TemplatePart], trace: Trace, forced: Mapping[int, bool]) -> None:
-        self.text = ""
-        self.events: list[Event] = []
-        self.random = False
-        self._parts, self._trace, self._forced = parts, trace, forced
-        self._size = self._read = 0
-
-    def report(self, number: int, value: Any) -> Any:
-        """Record an event, and return the value that the template goes on with."""
-        part, record, out = self._parts[number], plain(value), self._trace.out
-        if part.kind == TEST:
-            record = bool(value)
-            if len(self.events) in self._forced:
-                value = record = self._forced[len(self.events)]
-        elif part.kind == WRITE:
-            record = plain_text(text_of(value))
-        elif not isinstance(record, (str, int, float, bool, type(None))):
-            record = type(value).__name__.removeprefix("Traced").lower()
-        new = zip(out[self._read :: 2], out[self._read + 1 :: 2], strict=True)
-        self._size += sum(len(str(one)) for one, origin in new if origin is not TURN and origin is not GENERATION)
-        self._read = len(out)
-        self.events.append(Event(part, record, self._size))
-        return value
+    text: str
+    events: Sequence[Event]
+    random: bool
 
 
 def run_traced(
@@ -224,25 +203,44 @@ def run_traced(
     rows = templates.name_reasoning(request.messages)
     trace = Trace(rows)
     trace.budget = RenderBudget(steps=_STEPS)
-    run, state = TracedRun(parts, trace, forced or {}), random.getstate()
+    events: list[Event] = []
+    size = read = 0
+
+    def report(number: int, value: Any) -> Any:
+        """Record an event, and return the value that the template goes on with."""
+        nonlocal size, read
+        part, record, out = parts[number], plain(value), trace.out
+        if part.kind == TEST:
+            record = (forced or {}).get(len(events), bool(value))
+            value = record if len(events) in (forced or {}) else value
+        elif part.kind == WRITE:
+            record = plain_text(text_of(value))
+        elif not isinstance(record, (str, int, float, bool, type(None))):
+            record = type(value).__name__.removeprefix("Traced").lower()
+        new = zip(out[read::2], out[read + 1 :: 2], strict=True)
+        size += sum(len(str(one)) for one, origin in new if origin is not TURN and origin is not GENERATION)
+        read = len(out)
+        events.append(Event(part, record, size))
+        return value
+
     names = {
         "messages": rows,
         "tools": templates.wrap_tools(TOOLS) if request.tools else None,
         "add_generation_prompt": request.prompt,
         "strftime_now": functools.partial(strftime_now, now=now),
         **study.variables,
-        _HOOK: Proven(run.report),
+        _HOOK: Proven(report),
     }
+    state = random.getstate()
     random.seed(0)
     seeded = random.getstate()
     try:
-        run.text = templates.run_template(copy, names, trace).text
+        text = templates.run_template(copy, names, trace).text
+        return TracedRun(text, events, random.getstate() != seeded)
     except TokentraceError:
         return None
     finally:
-        run.random = random.getstate() != seeded
         random.setstate(state)
-    return run
 
 
 @functools.lru_cache(maxsize=8)
@@ -260,8 +258,7 @@ class _Instrument(NodeTransformer):
         self._lines = ["", *source.split("\n")]
 
     def visit_If(self, node: Any) -> nodes.Node:
-        if node.test is not None:
-            node.test = self._tested(node.test)
+        node.test = node.test and self._tested(node.test)
         return self.generic_visit(node)
 
     visit_CondExpr = visit_For = visit_If  # noqa: N815
@@ -272,8 +269,7 @@ class _Instrument(NodeTransformer):
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         values = [nodes.Const(one.data) if isinstance(one, nodes.TemplateData) else one for one in node.nodes]
-        rows = zip(values, node.nodes, strict=True)
-        node.nodes = [self._hook(WRITE, value, one.lineno) for value, one in rows]
+        node.nodes = [self._hook(WRITE, value, one.lineno) for value, one in zip(values, node.nodes, strict=True)]
         return self.generic_visit(node)
 
     def _tested(self, node: Any) -> Any:
@@ -297,59 +293,46 @@ class _Instrument(NodeTransformer):
 
 # -- expressions as source text
 
+_FORMS: Final[Mapping[type[nodes.Node], str]] = {
+    nodes.Name: "{name}",
+    nodes.NSRef: "{name}.{attr}",
+    nodes.Getattr: "{node}.{attr}",
+    nodes.Getitem: "{node}[{arg}]",
+    nodes.Slice: "{start}:{stop}:{step}",
+    nodes.Call: "{node}({args})",
+    nodes.Filter: "{node}|{name}{call}",
+    nodes.Test: "{node} is {name}{call}",
+    nodes.Not: "not {node}",
+    nodes.Neg: "-{node}",
+    nodes.Compare: "{expr}{ops}",
+    nodes.Operand: " {op} {expr}",
+    nodes.CondExpr: "{expr1} if {test} else {expr2}",
+    nodes.Concat: "{nodes}",
+    nodes.List: "[{items}]",
+    nodes.Tuple: "({items})",
+    nodes.Dict: "{{{items}}}",
+    nodes.Pair: "{key}: {value}",
+    nodes.Keyword: "{key}={value}",
+}
+"""How expressions are written, with the names of Jinja's fields. All others are binary."""
+_SEPARATORS: Final = {"ops": "", "nodes": " ~ "}
+_LOOSE: Final = (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare)
+"""Operands in brackets."""
 
-def source_text(node: nodes.Node | None) -> str:
+
+def source_text(node: Any) -> str:
     """Return the source of an expression, up to quotes, brackets and spaces."""
-    match node:
-        case None:
-            return ""
-        case nodes.Name():
-            return node.name
-        case nodes.NSRef():
-            return f"{node.name}.{node.attr}"
-        case nodes.Const():
-            return repr(node.value).lower() if node.value in (True, False, None) else repr(node.value)
-        case nodes.Getattr():
-            return f"{_tight(node.node)}.{node.attr}"
-        case nodes.Getitem():
-            return f"{_tight(node.node)}[{source_text(node.arg)}]"
-        case nodes.Slice():
-            step = [source_text(node.step)] if node.step else []
-            return ":".join([source_text(node.start), source_text(node.stop), *step])
-        case nodes.Not(node=nodes.Test() as test):
-            return f"{_tight(test.node)} is not {test.name}{_arguments(test)}"
-        case nodes.Not() | nodes.Neg() | nodes.Pos():
-            return f"{node.operator}{' ' * (node.operator == 'not')}{_tight(node.node)}"
-        case nodes.Compare():
-            return _tight(node.expr) + "".join(f" {operators[one.op]} {_tight(one.expr)}" for one in node.ops)
-        case nodes.Test():
-            return f"{_tight(node.node)} is {node.name}{_arguments(node)}"
-        case nodes.Filter():
-            return f"{_tight(node.node)}|{node.name}{_arguments(node)}"
-        case nodes.Call():
-            return f"{_tight(node.node)}{_arguments(node) or '()'}"
-        case nodes.CondExpr():
-            other = f" else {source_text(node.expr2)}" if node.expr2 is not None else ""
-            return f"{source_text(node.expr1)} if {source_text(node.test)}{other}"
-        case nodes.Concat():
-            return " ~ ".join(map(_tight, node.nodes))
-        case nodes.List():
-            return f"[{', '.join(map(source_text, node.items))}]"
-        case nodes.Tuple():
-            return f"({', '.join(map(source_text, node.items))})"
-        case nodes.Dict():
-            return "{" + ", ".join(f"{source_text(one.key)}: {source_text(one.value)}" for one in node.items) + "}"
-        case nodes.BinExpr():
-            return f"{_tight(node.left)} {node.operator} {_tight(node.right)}"
-    return f"({type(node).__name__})"
-
-
-def _arguments(node: nodes.Call | nodes.Filter | nodes.Test) -> str:
-    arguments = [*map(source_text, node.args), *(f"{one.key}={source_text(one.value)}" for one in node.kwargs)]
-    return f"({', '.join(arguments)})" if arguments else ""
-
-
-def _tight(node: nodes.Node | None) -> str:
-    """Return the source of an operand, in brackets if it needs them."""
-    loose = isinstance(node, (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare))
-    return f"({source_text(node)})" if loose else source_text(node)
+    if isinstance(node, nodes.Const):
+        return repr(node.value).lower() if node.value in (True, False, None) else repr(node.value)
+    if not isinstance(node, nodes.Node):
+        return operators.get(node, node or "")
+    fields = dict(node.iter_fields())
+    fields["args"] = [*fields.get("args", ()), *fields.get("kwargs", ())]
+    texts = {}
+    for name, value in fields.items():
+        operands = value if isinstance(value, list) else [value]
+        each = (f"({source_text(one)})" if isinstance(one, _LOOSE) else source_text(one) for one in operands)
+        texts[name] = _SEPARATORS.get(name, ", ").join(each)
+    texts["call"] = f"({texts['args']})" if texts["args"] else ""
+    form = _FORMS.get(type(node), f"{{left}} {getattr(node, 'operator', '')} {{right}}")
+    return form.format(**texts).removesuffix(" else ").replace("::]", ":]")

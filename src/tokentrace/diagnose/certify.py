@@ -1,34 +1,213 @@
-"""`audit_template`: run everything that an audit asks of a template."""
+"""`audit_template`: run everything that an audit asks of a template, and report it."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Final
 
 from jinja2 import nodes
 
 from ..errors import TemplateLimitError, TokentraceError
+from ..formats.dialects import dialect_of
+from ..formats.grammar import TurnGrammar
 from ..rendering.bridged import BridgedTokens
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
+from ..settings import choose
+from ..show.document import Cell, Document, Table
+from ..show.visible import counted, listed
+from ..showing import ShowsItself
 from ..study.probes import SYSTEM, USER
 from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template
-from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
-from .audit_report import AuditReport, Bridging, SettingAudit
+from .appends import NO_END, AppendCell, AppendMatrix, Where
 from .cases import TOOLS, Append, turns
-from .facts import TemplateFacts, find_facts, printed_variables, probe_renderings
-from .verdicts import Grade, Use, Verdict, judge, judged
+from .facts import TemplateFacts, find_facts, probe_renderings
+from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
 _MAX_TEXT: Final = 200_000
-"""Characters that a template may write around one question."""
-_MAX_SETTINGS: Final = 24
+"""Characters that a template may write around one question: an audit renders hundreds."""
+_MAX_VARIABLES: Final = 12
+_VALUE: Final = "PROBEVALUE"
+_BRIDGED: Final = "bridged"
+SIGNS: Final[Mapping[Grade | None, Cell]] = {
+    Grade.HOLDS: Cell("✓", "good"),
+    Grade.PARTLY: Cell("◐", "poor"),
+    Grade.FAILS: Cell("✗", "bad"),
+    None: Cell("−", "dim"),
+}
 
 Progress = Callable[[str, int, int], None]
 """Called with a name, the number done and the total."""
+_Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport(ShowsItself):
+    """The certificate of a template: its matrix, facts, and a verdict for each use.
+
+    `conclusion` is one line about fine-tuning and rollouts, and the commands to type. `grades` has one for each append,
+    None if the template refuses it, and one for each use. `findings` are all that does not hold, once for each cause.
+    `switches` are settings that change the text of a probe, with their verdicts; those `without_effect` do not.
+    `bridging` counts how many cells that break are bridged, and why others are not.
+    """
+
+    name: str
+    family: str
+    digest: str
+    settings: Mapping[str, Any]
+    conclusion: Sequence[str]
+    verdicts: Sequence[Verdict]
+    grades: Sequence[Grade | None]
+    findings: Sequence[AppendFinding]
+    facts: TemplateFacts
+    dialect: str | None
+    grammar: TurnGrammar
+    cells: Sequence[AppendCell]
+    switches: Mapping[str, Sequence[Verdict]]
+    without_effect: Sequence[str]
+    bridging: Mapping[str, int]
+    notes: Sequence[str]
+
+    def verdict(self, use: str) -> Verdict:
+        """Return the verdict on a use."""
+        return next(verdict for verdict in self.verdicts if verdict.use == choose(Use, "use", use))
+
+    def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
+        """Return the verdicts that do not hold; with `partly`, those that fail."""
+        good = {Grade.HOLDS, Grade.PARTLY} if partly else {Grade.HOLDS}
+        return [one for use in uses if (one := self.verdict(use)).grade not in good]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data for ``json.dumps``."""
+        return asdict(self)
+
+    def document(self, _: Any = None) -> Document:
+        """Return the report as a document."""
+        verdicts: list[_Row] = []
+        for one in self.verdicts:
+            sign = SIGNS[one.grade]
+            verdicts.append([sign._replace(text=f"{sign.text} {one.use}"), str(one)])
+            verdicts += [["", words] for words in one.against]
+            verdicts += [["", Cell(f"holds with {words}", "good")] for words in one.holds_with]
+        findings = [row for number, one in enumerate(self.findings, 1) for row in _finding(number, one)]
+        calls = f": {self.grammar.calls.outline()}" if self.grammar.calls is not None else ""
+        facts: dict[str, Any] = {
+            **{one.name.replace("_", " "): getattr(self.facts, one.name) for one in fields(self.facts)},
+            "dialect of calls": f"{self.dialect or 'none that is known'}{calls}",
+            "notes on the grammar": self.grammar.notes,
+            "appends that break": self.bridging,
+            **{f"with {name}": {one.use: one.grade for one in verdicts} for name, verdicts in self.switches.items()},
+            "has no effect": self.without_effect,
+        }
+        settings = [f"{name}={value!r}" for name, value in self.settings.items()]
+        return Document(
+            f"Audit of {self.name}",
+            "tokentrace audit",
+            lead=" · ".join([f"family {self.family}", f"template {self.digest[:12]}", *settings]),
+            summary=self.conclusion,
+            notes=self.notes,
+            tables=[
+                Table("What it is safe for", ["", " "], verdicts, words=2, code=True),
+                _overview([self]),
+                *[Table("What goes wrong", ["", " "], findings, words=2, code=True)] * bool(findings),
+                Table("What else is known", ["", " "], [(name, _words(facts[name])) for name in facts], words=2),
+            ],
+        )
+
+    def __repr__(self) -> str:
+        return f"AuditReport({self.name!r}, {', '.join(f'{one.use}: {one.grade}' for one in self.verdicts)})"
+
+
+def audits_document(reports: Sequence[AuditReport]) -> Document:
+    """Return the document of one audit, or of several as a table."""
+    if len(reports) == 1:
+        return reports[0].document()
+    names = [report.name for report in reports]
+    title = f"Audit of {counted(len(names), 'template') if len(names) > 3 else listed(names)}"
+    findings: list[_Row] = []
+    for one in reports:
+        findings += [[one.name], one.conclusion[:1], *([finding.why] for finding in one.findings)]
+    tables = [_overview(reports), Table("What goes wrong", ["", " "], findings, words=2, code=True)]
+    return Document(title, "tokentrace audit", tables=tables)
+
+
+def _overview(reports: Iterable[AuditReport]) -> Table:
+    rows: list[_Row] = [[report.name, *(SIGNS[one] for one in report.grades)] for report in reports]
+    about = "✓ holds   ◐ for some turns   ✗ for none   − refused by the template"
+    return Table("What is appended after a turn, and what for", ["", *Append, *Use], rows, about)
+
+
+def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
+    yield [f"{number}.", finding.why]
+    cell = finding.smallest
+    for one in cell.breaks:
+        if (blame := one.blame) is not None:
+            yield f"line {blame.line}", blame.source
+            proof = "" if blame.proven else " (not proven to be the cause)"
+            words = f"`{blame.condition}` is {'true, then false' if blame.before else 'false, then true'}{proof}"
+            yield from [("", words)] * bool(blame.condition)
+            for line, name, before, after in blame.because:
+                yield "", f"line {line} sets {name}: {before}, then {after}"
+        yield from (("had", repr(one.before)), ("has", repr(one.after)))
+    yield ["", Cell("the smallest conversation that shows it:", "dim")]
+    for at, message in enumerate(cell.messages):
+        words = ", ".join(f"{name} {value!r}" for name, value in message.items() if value and name != "role")
+        appended = at > cell.index
+        yield [f"{' +'[appended]} {message['role']}", Cell(words, "good" * appended)]
+
+
+def _words(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case Mapping():
+            return "; ".join(f"{key}: {_words(one)}" for key, one in value.items()) or "none"
+        case tuple() | list():
+            return ", ".join(map(str, value)) or "none"
+    return (str(value) or "none") if str(value).isprintable() else repr(value)
+
+
+def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, bridging: Mapping[str, int]) -> list[str]:
+    """Say what to do with a template. One that writes no calls is judged by conversations without tools."""
+    scope = "" if facts.calls else " for conversations without tools"
+    if scope:
+        cells = [cell for cell in cells if not cell.append.calls]
+        altered = [replace(one, roles=tuple(role for role in one.roles if role != "tool")) for one in facts.altered]
+        facts = replace(facts, altered=tuple(one for one in altered if one.roles))
+    row, turn, tools, users, _ = judge(cells, facts)
+    broken = sum(bridging.values())
+    options = ["--past expand"] * bool(broken) + ["--final-stop"] * facts.last_turn_without_stop
+    with_them = f" with {listed(options)}" if options else ""
+    ends = facts.last_turn_without_stop and all(NO_END in words and "; " not in words for words in turn.against)
+    lines = sorted({one.line for one in facts.altered if one.line is not None and not one.dropped})
+    if row.grade is Grade.HOLDS:
+        sft, options = f"safe{scope or ' as it is'}", []
+    elif turn.grade is Grade.HOLDS or ends:
+        sft = f"safe{with_them}{scope}"
+    elif lines:
+        sft = f"not safe before texts are no longer altered by line{'s' * (len(lines) > 1)} {listed(lines)}"
+    elif turn.grade is Grade.PARTLY:
+        sft = f"safe{with_them} for some turns only: {turn.against[0]}"
+    else:
+        sft = f"not safe{f', even{with_them}' if options else ''}: {turn.against[0]}"
+    commands = [f"tokenize chats.jsonl -o rows.parquet -t {' '.join([name, *options])}"] * (not sft.startswith("not"))
+    rl = f"safe{scope}, every prompt only appends"
+    if against := (*tools.against, *users.against):
+        refused = broken - bridging.get(_BRIDGED, 0)
+        only = "safe with tools alone; else " * (tools.grade is Grade.HOLDS and not scope)
+        rl = f"{only}use the bridge{f' (it refuses {refused} of {broken} cases)' if refused else ''}; {against[0]}"
+        commands.append(f"serve --dev --engine http://127.0.0.1:8000 -t {name} --store runs.db")
+        commands.append(f"audit {name} --on chat.json")
+    date = f" The prompt holds the day's date, {facts.date.partition(':')[0]}." if facts.date else ""
+    return [f"SFT: {sft}. RL: {rl}.{date}", *(f"$ tokentrace {command}" for command in commands)]
+
+
+# -- the audit
 
 
 def audit_template(
@@ -45,66 +224,62 @@ def audit_template(
     renderer = tokenizer if isinstance(tokenizer, Renderer) else create_renderer(tokenizer, **settings)
     renderer, progress = renderer.silent(), progress or (lambda *_: None)
     study = renderer.study(TOOLS)
-    _check_size(study)
-    forms, cells, matrix = list(turns()), [], AppendMatrix(renderer, names_lines=True)
-    for done, form in enumerate(forms):
-        progress("appends", done, len(forms))
-        cells.append(matrix.cell(form))
-    progress("facts", 0, 1)
-    facts = find_facts(renderer)
-    counted = judged(cells, facts)
-    broken = [one for one in counted if one.outcome is AppendOutcome.BREAKS and one.append is not Append.ASSISTANT]
-    refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
-    switches, without_effect, refused = _run_switches(renderer, study, progress)
-    return AuditReport(
-        name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
-        tokenizer=renderer.tokenizer.name,
-        family=renderer.family,
-        digest=study.template.digest,
-        settings=dict(renderer.template_kwargs),
-        cells=tuple(cells),
-        facts=facts,
-        grammar=renderer.grammar(TOOLS),
-        verdicts=tuple(_verdict(use, counted, facts, switches) for use in Use),
-        switches=tuple(switches),
-        without_effect=tuple(without_effect),
-        bridging=Bridging(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common())),
-        notes=tuple(_notes(study, cells, refused)),
-    )
-
-
-def _check_size(study: TemplateStudy) -> None:
-    """Raise TemplateLimitError if one question is too much work: an audit renders hundreds."""
     try:
         size = len(study.run(None, (USER,), True).text)
     except TemplateLimitError:
         raise
     except TokentraceError:
-        return  # the report says what the template refuses
+        size = 0  # the report says what the template refuses
     if size > _MAX_TEXT:
         problem = f"the template writes {size:,} characters around one question"
         raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MAX_TEXT:,}")
-
-
-def _verdict(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts, switches: Iterable[SettingAudit]) -> Verdict:
-    """Judge a use; if it does not hold, name the settings with which it does."""
-    verdict = judge(use, cells, facts)
-    holding = (one.name for one in switches if Verdict(use, Grade.HOLDS, ()) in one.verdicts)
-    return verdict if verdict.grade is Grade.HOLDS else replace(verdict, holds_with=tuple(holding))
-
-
-def _notes(study: TemplateStudy, cells: Iterable[AppendCell], refused: Iterable[str]) -> Iterator[str]:
-    if names := ", ".join(dict.fromkeys(refused)):
-        yield f"not tried, because the template then fails on a plain question: {names}"
+    forms, cells, matrix = list(turns()), [], AppendMatrix(renderer)
+    for done, form in enumerate(forms):
+        progress("appends", done, len(forms))
+        cells.append(matrix.blamed(matrix.cell(form)))
+    progress("facts", 0, 1)
+    facts = find_facts(renderer)
+    groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
+    broken = [one for append, group in groups.items() for one in group if one.breaks and append is not Append.ASSISTANT]
+    bridging = dict(Counter(_bridge(renderer, cell) for cell in broken).most_common())
+    switches, without_effect, notes = _run_switches(renderer, study, progress)
+    verdicts = list(judge(cells, facts))
+    for at, one in enumerate(verdicts):
+        holding = (setting for setting, others in switches.items() if others[at].grade is Grade.HOLDS)
+        verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
     if not isinstance(study.template, ChatTemplate):
-        yield "the format is written in Python: there are no template lines to name"
+        notes.append("the format is written in Python: there are no template lines to name")
     elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
-        yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
+        notes.append(
+            "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
+        )
+    grammar, kwargs = renderer.grammar(TOOLS), dict(renderer.template_kwargs)
+    name = name or PurePath(renderer.tokenizer.name).name or renderer.family
+    typed = [f"--kwargs {shlex.quote(f'{key}={value}')}" for key, value in kwargs.items()]
+    model = " ".join([shlex.quote(renderer.tokenizer.name or name), *typed])
+    return AuditReport(
+        name,
+        renderer.family,
+        study.template.digest,
+        kwargs,
+        conclusion=_conclude(model, cells, facts, bridging),
+        verdicts=verdicts,
+        grades=[*map(grade, groups.values()), *(one.grade for one in verdicts)],
+        findings=find_flaws(groups, FLAWS),
+        facts=facts,
+        dialect=dialect_of(grammar.calls, grammar.channels),
+        grammar=grammar,
+        cells=cells,
+        switches=switches,
+        without_effect=without_effect,
+        bridging=bridging,
+        notes=notes,
+    )
 
 
-def _refusal(renderer: Renderer, cell: AppendCell) -> str:
-    """Bridge a cell and say why that fails; empty if it does not."""
-    tools, before = TOOLS if cell.case.tools else None, len(cell.case.past)
+def _bridge(renderer: Renderer, cell: AppendCell) -> str:
+    """Return `_BRIDGED`, or why a cell cannot be bridged."""
+    tools, before = TOOLS if cell.tools else None, cell.index
     try:
         prompt = renderer.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
         answered = renderer.render(cell.messages[: before + 1], tools=tools)
@@ -115,64 +290,60 @@ def _refusal(renderer: Renderer, cell: AppendCell) -> str:
         bridged = renderer.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
     except TokentraceError as error:
         return str(error)
-    return "" if isinstance(bridged, BridgedTokens) else str(bridged.reason)
-
-
-# -- switches: variables that the template reads
+    return _BRIDGED if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
 def _run_switches(
     renderer: Renderer, study: TemplateStudy, progress: Progress
-) -> tuple[list[SettingAudit], list[str], list[str]]:
-    """Audit settings that change a probe; name those that change none, and variables refused.
+) -> tuple[dict[str, tuple[Verdict, ...]], list[str], list[str]]:
+    """Judge settings that change a probe; name those that change none, and note variables refused.
 
     A variable, a list say, is refused if the template then fails on a plain question.
     """
-    audits: list[SettingAudit] = []
-    without_effect: list[str] = []
-    refused: list[str] = []
-    plain, forms = _probe_texts(study), [form for form in turns() if form.arguments in ("", "object")]
+    audits: dict[str, tuple[Verdict, ...]] = {}
+    without_effect, refused, plain = [], [], _texts(study)
+    forms = [form for form in turns() if form.arguments in ("", "object")]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
-    changed = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
-    for setting, other in changed:
-        if any(other.study(TOOLS).readable((SYSTEM, USER), tools, True) is None for tools in writes):
-            refused += setting
-    changed = [(setting, other) for setting, other in changed if setting.keys().isdisjoint(refused)]
-    for done, (setting, other) in enumerate(changed):
-        progress("settings", done, len(changed))
-        if _probe_texts(other.study(TOOLS)) == plain:
-            without_effect.append(SettingAudit(setting).name)
+    variables = _variables(renderer, study)
+    for done, (name, values) in enumerate(variables.items()):
+        progress("settings", done, len(variables))
+        others = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
+        studies = [other.study(TOOLS) for other in others.values()]
+        if any(one.readable((SYSTEM, USER), tools, True) is None for one in studies for tools in writes):
+            refused.append(name)
             continue
-        facts = find_facts(other)
-        cells = tuple(map(AppendMatrix(other, names_lines=False).cell, forms))
-        verdicts = tuple(judge(use, judged(cells, facts), facts) for use in Use)
-        audits.append(SettingAudit(setting, cells, verdicts))
-    return audits, without_effect, refused
+        for setting, other in others.items():
+            if _texts(other.study(TOOLS)) == plain:
+                without_effect.append(setting)
+            else:
+                audits[setting] = judge([*map(AppendMatrix(other).cell, forms)], find_facts(other))
+    words = f"not tried, because the template then fails on a plain question: {', '.join(refused)}"
+    return audits, without_effect, [words] * bool(refused)
 
 
-def _probe_texts(study: TemplateStudy) -> list[str | None]:
+def _texts(study: TemplateStudy) -> list[str | None]:
     return [None if rendering is None else rendering.text for rendering in probe_renderings(study)]
 
 
-def _settings(renderer: Renderer, study: TemplateStudy) -> list[dict[str, Any]]:
-    """Return each switch with the texts that it is compared with, or with true and false.
+def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
+    """Map each switch to the texts that it is compared with, or to true and false.
 
-    A variable that the template prints is no switch.
+    A variable that the template prints is no switch, unless it is compared.
     """
-    template = study.template
+    template, settings = study.template, renderer.template_kwargs
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
-    loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
-    assigned = {name.name for name in loops}
-    compared: dict[str, dict[str, None]] = {}
+    compared: dict[str, list[str]] = {}
     for compare in tree.find_all(nodes.Compare):
         sides = [compare.expr, *(one.expr for one in compare.ops)]
         items = [item for side in sides for item in (getattr(side, "items", None) or [side])]
         values = [one.value for one in items if isinstance(one, nodes.Const) and isinstance(one.value, str)]
         for side in sides:
             if isinstance(side, nodes.Name) and values:
-                compared.setdefault(side.name, {}).update(dict.fromkeys(values))
-    skipped = {*printed_variables(study), *compared, *assigned}
-    settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
-    for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
-        settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
-    return settings[:_MAX_SETTINGS]
+                compared[side.name] = [*dict.fromkeys([*compared.get(side.name, ()), *values])]
+    loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
+    names = template.variables - set(renderer.tokenizer.variables) - {name.name for name in loops}
+    probes = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
+    printed = {name for name, rendering in probes if rendering is not None and _VALUE in rendering.text}
+    names -= printed - compared.keys()
+    choices = {name: compared.get(name, [False, True]) for name in sorted(names)[:_MAX_VARIABLES]}
+    return {name: [one for one in values if repr(settings.get(name)) != repr(one)] for name, values in choices.items()}

@@ -6,16 +6,17 @@ or disappeared, another beginning, a message replaced by another.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final
 
+from ..conversation.forms import texts_of
 from ..conversation.messages import RESULT_ROLES, Messages
 from ..show.visible import counted
 from .finding import Cause, Finding
-from .message_keys import NOISE, Key, Message, message_key
+from .message_keys import NOISE, Key, Message, meaning, next_key
 from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, tells_of_call
+
+Rules = Sequence[tuple[Any, Cause]]
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
 """Roles of the operator."""
@@ -39,18 +40,21 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Seque
         return Finding(Cause.RETRY, words=words)
     if shared == len(recorded):
         return Finding(Cause.RETRY, message=shared, words="the conversation goes on from an earlier point")
-    opening = all(message.get("role") in INSTRUCTIONS for message in sent[:shared])
+    opening = all(_is_instruction(message) for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, recent)
-    case = _Divergence(sent, recorded, shared, recent)
-    moved = case.moved()
-    cause = moved or (case.other_beginning() if opening else None) or case.replaced()
-    words = _counts(case.sent, case.recorded)
+    case = _Divergence(_Side(sent[shared:]), _Side(recorded[shared:]), sent[:shared])
+    is_task = opening and _is_task(case.new.question, (recorded, *recent))
+    beginning = ((is_task, Cause.SUB_AGENT), *case.other_beginning()) if opening else ()
+    moved = next((cause for holds, cause in case.moved() if holds), None)
+    replaced = case.replaced() if case.same_role else case.other_role()
+    cause = moved or next(cause for holds, cause in (*beginning, *replaced) if holds)
+    words = f"{counted(len(recorded) - shared, 'message')} before, {len(sent) - shared} now"
     if cause is Cause.SUB_AGENT:
-        words = TASK_OF_A_CALL if case.is_task else words
-    elif moved is None and case.role == case.old_role and cause is not Cause.COMPACTION:
-        words = _changes(case.new, case.old)
-    return _finding(cause, shared, case.new, words)
+        words = TASK_OF_A_CALL if is_task else words
+    elif moved is None and case.same_role and cause is not Cause.COMPACTION:
+        words = _changes(sent[shared], recorded[shared])
+    return _finding(cause, shared, sent[shared], words)
 
 
 def changed_message(at: int, new: Message, old: Message) -> Finding:
@@ -66,7 +70,7 @@ def changed_tools(
 ) -> Finding:
     """The same conversation with other tools or template variables: which ones."""
     ours, theirs = ({str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded))
-    now, before = dict(variables or {}), dict(recorded_variables or {})
+    now, before = variables or {}, recorded_variables or {}
     changes = {
         "new tools": [name for name in ours if name not in theirs],
         "tools left out": [name for name in theirs if name not in ours],
@@ -80,11 +84,7 @@ def changed_tools(
 
 def text_of(message: Message) -> str:
     content = message.get("content")
-    if isinstance(content, str) or not content:
-        return content or ""
-    if not isinstance(content, (list, tuple)):
-        return str(content)
-    return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
+    return str(content) if isinstance(content, Mapping) else "".join(text for _, text in texts_of(message))
 
 
 def shared_prefix(ours: Sequence[Key], theirs: Sequence[Key]) -> int:
@@ -93,205 +93,181 @@ def shared_prefix(ours: Sequence[Key], theirs: Sequence[Key]) -> int:
     return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(ours), len(theirs)))
 
 
-# -- sentences
-
-
-def _finding(cause: Cause, at: int | None, message: Message, words: str) -> Finding:
-    place = "" if at is None else f"message {at} ({str(message.get('role'))[:20]}): "
-    return Finding(cause, message=at, words=f"{place}{cause.meaning.rstrip('.')}: {words}")
-
-
-def _counts(sent: Messages, recorded: Messages) -> str:
-    return f"{counted(len(recorded), 'message')} before, {len(sent)} now"
+def _finding(cause: Cause, at: int, message: Message, words: str) -> Finding:
+    place = f"message {at} ({str(message.get('role'))[:20]})"
+    return Finding(cause, message=at, words=f"{place}: {cause.meaning.rstrip('.')}: {words}")
 
 
 def _changes(new: Message, old: Message) -> str:
     """The first field in which two messages differ, and its words."""
-    names = [name for name in ("content", "tool_calls", *old, *new) if name not in NOISE]
-    for name in names:
-        one, other = (_field_text(message, name) for message in (new, old))
-        if one != other:
+
+    def text(message: Message, name: str) -> str:
+        if name == "tool_calls":
+            calls = ((name, *map(str, leaves(arguments))) for name, arguments in _calls(message))
+            return "\n".join(map(" ".join, calls))
+        return text_of(message) if name == "content" else str(message.get(name) or "")
+
+    for name in ("content", "tool_calls", *old, *new):
+        one, other = text(new, name), text(old, name)
+        if one != other and name not in NOISE:
             return f"{name[:60]}: {changed_words(one, other)}"
     return "an empty field"
 
 
-def _field_text(message: Message, name: str) -> str:
-    if name == "content":
-        return text_of(message)
-    if name == "tool_calls":
-        calls = (
-            f"{name} {json.dumps([*leaves(arguments)], ensure_ascii=False, default=str)}"
-            for name, arguments in _calls(message)
-        )
-        return "\n".join(calls)
-    return str(message.get(name) or "")
+# -- the two conversations, from the first message that differs on
+
+
+class _Side:
+    def __init__(self, messages: Messages) -> None:
+        self.messages, self.first = messages, messages[0]
+        self.keys = _keys(messages)
+        self.role, self.text = str(self.first.get("role")), text_of(self.first)
+        self.is_instruction = _is_instruction(self.first)
+        self.calls = _call_keys(self.first)
+        self.question: Message = next((one for one in messages if not _is_instruction(one)), {})
+
+    def gone(self, other: _Side) -> tuple[int, int]:
+        """How many messages are missing before `other` continues with the next ones, and with how many.
+
+        One equal message is enough if it is the last of either conversation and distinct.
+        """
+        for gone in range(1, len(self.keys)):
+            if self.keys[gone] == other.keys[0]:
+                same = shared_prefix(other.keys, self.keys[gone:])
+                last = min(len(other.keys), len(self.keys) - gone) == 1
+                if same > 1 or (last and _is_distinct(other.first)):
+                    return gone, same
+        return 0, 0
 
 
 class _Divergence:
-    """The first message in which two conversations differ, and what follows it."""
+    """What was sent in place of what was recorded. Its methods return rules: the first that holds tells the cause."""
 
-    def __init__(self, sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> None:
-        self.sent, self.recorded, self.recent = sent[shared:], recorded[shared:], (recorded, *recent)
-        self.before, self.new, self.old = sent[:shared], sent[shared], recorded[shared]
-        self.role, self.old_role = str(self.new.get("role")), str(self.old.get("role"))
-        self.text, self.old_text = text_of(self.new), text_of(self.old)
-        self.ours, self.theirs = _keys(self.sent), _keys(self.recorded)
-        self.fewer = len(self.ours) < len(self.theirs)
-        self.is_summary = self.fewer and is_summary(self.text) and not is_summary(self.old_text)
-        self.continues_alike = self.ours[1:2] == self.theirs[1:2] != []
-        self.is_nonce = is_nonce(self.text, self.old_text)
-        self.first, self.old_first = _first_question(self.sent), _first_question(self.recorded)
-
-    def moved(self) -> Cause | None:
-        """Messages that are gone, or new, while the remaining ones are the same."""
-        ours, theirs = self.ours, self.theirs
-        calls = _call_keys(self.old)
-        apart = any(calls and _call_keys(message) == calls for message in self.sent[1:])
-        if ours[0] in theirs[1:] and (apart or ours.count(theirs[0]) >= theirs.count(theirs[0])):
-            return Cause.EDIT  # in another order
-        in_place = sum(one == other for one, other in zip(ours, theirs, strict=False))
-        gone, same = _skipped(ours, theirs, self.new)
-        if gone and same > in_place:
-            roles = {message.get("role") for message in self.recorded[:gone]}
-            other = Cause.EDIT if roles == {"user"} else Cause.COMPACTION
-            return Cause.CHANGED_SYSTEM if roles <= INSTRUCTIONS else other
-        new, same = _skipped(theirs, ours, self.old)
-        if new and same > in_place and not self.is_summary:
-            return Cause.CHANGED_SYSTEM if self.role in INSTRUCTIONS else Cause.EDIT
-        return None
-
-    def other_beginning(self) -> Cause | None:
-        """Another first question, or other instructions."""
-        if self.is_task:
-            return Cause.SUB_AGENT
-        if self.role not in INSTRUCTIONS and self.old_role not in INSTRUCTIONS:
-            alike = self.role == self.old_role and (self.is_nonce or is_similar(self.text, self.old_text))
-            if self.is_summary or self._keeps_later:
-                return None if self.continues_alike else Cause.COMPACTION
-            return None if alike or self.continues_alike else Cause.SUB_AGENT
-        both = self.first is not None and self.old_first is not None
-        same_start = both and _keys([self.first or {}]) == _keys([self.old_first or {}])
-        text, old_text = text_of(self.first or {}), text_of(self.old_first or {})
-        alike = same_start or not both or self._keeps_later or is_nonce(text, old_text)
-        if self.role == self.old_role and self.is_nonce and alike:
-            return Cause.NONCE
-        summary = both and not same_start and self.fewer and is_summary(text)
-        if self.is_summary or summary or (self._keeps_later and not same_start):
-            return Cause.COMPACTION
-        similar = is_similar(self.text, self.old_text) and is_similar(text, old_text)
-        return Cause.CHANGED_SYSTEM if not both or same_start or similar else Cause.SUB_AGENT
-
-    def replaced(self) -> Cause:
-        if self.role != self.old_role:
-            return self._other_role()
-        if self.is_summary and not self.continues_alike:
-            return Cause.COMPACTION
-        if self.role == "assistant":
-            new, old = _call_keys(self.new), _call_keys(self.old)
-            if old and not new:
-                return Cause.CALLS_AS_TEXT if self._tells_of_calls() else Cause.EDIT
-            if new != old:
-                return Cause.REWRITTEN_CALL
-            return Cause.EDIT
-        if self.role in RESULT_ROLES and is_cut(self.text, self.old_text):
-            return Cause.TRIMMED_RESULTS
-        short_question = self.role == "user" and len(self.sent) == 1 and len(self.text.split()) < _FEW_WORDS
-        if self.is_nonce and not short_question:
-            return Cause.NONCE
-        if self.role in INSTRUCTIONS:
-            return Cause.CHANGED_SYSTEM
-        replaces = self.role not in RESULT_ROLES and self._keeps_later
-        return Cause.COMPACTION if replaces and not self.continues_alike else Cause.EDIT
-
-    def _other_role(self) -> Cause:
-        by_model = self.old_role == "assistant"
-        if self.is_summary:
-            return Cause.COMPACTION
-        if by_model and self._tells_of_calls():
-            return Cause.CALLS_AS_TEXT
-        if by_model and sum(message.get("role") == "assistant" for message in self.recorded) == 1:
-            return Cause.EDIT if self.theirs[0] in self.ours else Cause.RETRY
-        asks_again = by_model and self.role == "user" and len(self.theirs) > 3
-        asks_again = asks_again and bool(self.before) and self.before[-1].get("role") == "user"
-        if self._keeps_later or asks_again:
-            return Cause.COMPACTION
-        if by_model and len(self.sent) == 1:
-            return Cause.RETRY
-        return Cause.COMPACTION if self.fewer else Cause.EDIT
-
-    # -- signs
-
-    @cached_property
-    def is_task(self) -> bool:
-        """True if the first question is the argument of a recorded call."""
-        first = self.first or {}
-        task = text_of(first).strip() if first.get("role") == "user" else ""
-        if len(task) < _DISTINCT:
-            return False
-        calls = (call for messages in self.recent for message in messages for call in _calls(message))
-        texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
-        return any(text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
-
-    @cached_property
-    def _keeps_later(self) -> bool:
-        """True if a later message was recorded after an answer: what is between was replaced.
-
-        opencode asks for a title of the user's question, then asks the question itself.
-        """
-        places = {key: at for at, key in enumerate(self.theirs)}
-        roles = [message.get("role") for message in self.recorded]
+    def __init__(self, new: _Side, old: _Side, before: Messages) -> None:
+        self.new, self.old = new, old
+        self.same_role, self.fewer = new.role == old.role, len(new.keys) < len(old.keys)
+        self.summary = self.fewer and is_summary(new.text) and not is_summary(old.text)
+        self.same_next = new.keys[1:2] == old.keys[1:2] != []
+        self.nonce = is_nonce(new.text, old.text)
+        self.after_user = [message.get("role") for message in before[-1:]] == ["user"]
+        # Was a later message recorded after an answer? Then what is between was replaced. (opencode asks for a title
+        # of the user's question, then asks the question itself.)
+        places = {key: at for at, key in enumerate(old.keys)}
+        roles = [message.get("role") for message in old.messages]
         answered = roles.index("assistant") if "assistant" in roles else len(roles)
-        return any(
-            places.get(key, 0) > at and places[key] >= answered and _is_distinct(self.sent[at])
-            for at, key in enumerate(self.ours)
-            if at
-        )
-
-    def _tells_of_calls(self) -> bool:
-        """True if the next two messages put a call of the old one into words."""
-        return any(
+        later = [at for at, key in enumerate(new.keys) if 0 < at < places.get(key, 0) >= answered]
+        self.keeps_later = any(_is_distinct(new.messages[at]) for at in later)
+        self.tells_of_calls = any(
             tells_of_call(text_of(message), name, arguments, by_user=message.get("role") != "assistant")
-            for name, arguments in _calls(self.old)
-            for message in self.sent[:2]
+            for name, arguments in _calls(old.first)
+            for message in new.messages[:2]
+        )
+
+    def moved(self) -> Rules:
+        """Messages that are gone, or new, while the remaining ones are the same."""
+        new, old = self.new, self.old
+        apart = bool(old.calls) and any(_call_keys(message) == old.calls for message in new.messages[1:])
+        apart = apart or new.keys.count(old.keys[0]) >= old.keys.count(old.keys[0])
+        in_place = sum(one == other for one, other in zip(new.keys, old.keys, strict=False))
+        gone, same = old.gone(new)
+        is_gone, is_new = same > in_place, new.gone(old)[1] > in_place and not self.summary
+        roles = {message.get("role") for message in old.messages[:gone]}
+        return (
+            (apart and new.keys[0] in old.keys[1:], Cause.EDIT),  # in another order
+            (is_gone and roles <= INSTRUCTIONS, Cause.CHANGED_SYSTEM),
+            (is_gone and roles == {"user"}, Cause.EDIT),
+            (is_gone, Cause.COMPACTION),
+            (is_new and new.is_instruction, Cause.CHANGED_SYSTEM),
+            (is_new, Cause.EDIT),
+        )
+
+    def other_beginning(self) -> Rules:
+        """Another first question, or other instructions."""
+        new, old = self.new, self.old
+        similar = is_similar(new.text, old.text)
+        if not new.is_instruction and not old.is_instruction:
+            alike = self.same_role and (self.nonce or similar)
+            replaced = self.summary or self.keeps_later
+            return (
+                (replaced and not self.same_next, Cause.COMPACTION),
+                (not alike and not self.same_next, Cause.SUB_AGENT),
+            )
+        both = bool(new.question and old.question)
+        same = both and _keys([new.question]) == _keys([old.question])
+        text, old_text = text_of(new.question), text_of(old.question)
+        alike = same or not both or self.keeps_later or is_nonce(text, old_text)
+        summary = self.summary or (both and not same and self.fewer and is_summary(text))
+        return (
+            (self.same_role and self.nonce and alike, Cause.NONCE),
+            (summary or (self.keeps_later and not same), Cause.COMPACTION),
+            (not both or same or (similar and is_similar(text, old_text)), Cause.CHANGED_SYSTEM),
+            (True, Cause.SUB_AGENT),
+        )
+
+    def replaced(self) -> Rules:
+        new, old, is_result = self.new, self.old, self.new.role in RESULT_ROLES
+        by_model, again = new.role == "assistant", not is_result and self.keeps_later
+        short_question = new.role == "user" and len(new.keys) == 1 and len(new.text.split()) < _FEW_WORDS
+        return (
+            (self.summary and not self.same_next, Cause.COMPACTION),
+            (by_model and not new.calls and self.tells_of_calls, Cause.CALLS_AS_TEXT),
+            (by_model and new.calls and new.calls != old.calls, Cause.REWRITTEN_CALL),
+            (by_model, Cause.EDIT),
+            (is_result and is_cut(new.text, old.text), Cause.TRIMMED_RESULTS),
+            (self.nonce and not short_question, Cause.NONCE),
+            (new.is_instruction, Cause.CHANGED_SYSTEM),
+            (again and not self.same_next, Cause.COMPACTION),
+            (True, Cause.EDIT),
+        )
+
+    def other_role(self) -> Rules:
+        new, old = self.new, self.old
+        by_model = old.role == "assistant"
+        last = by_model and sum(message.get("role") == "assistant" for message in old.messages) == 1
+        asks_again = by_model and new.role == "user" and self.after_user and len(old.keys) > 3
+        return (
+            (self.summary, Cause.COMPACTION),
+            (by_model and self.tells_of_calls, Cause.CALLS_AS_TEXT),
+            (last and old.keys[0] in new.keys, Cause.EDIT),
+            (last, Cause.RETRY),
+            (self.keeps_later or asks_again, Cause.COMPACTION),
+            (by_model and len(new.keys) == 1, Cause.RETRY),
+            (self.fewer, Cause.COMPACTION),
+            (True, Cause.EDIT),
         )
 
 
-# -- messages
-
-
-def _keys(messages: Iterable[Message]) -> list[Key]:
-    return [message_key(message) for message in messages]
+def _is_task(question: Message, conversations: Iterable[Messages]) -> bool:
+    """True if a question is the argument of a recorded call."""
+    task = text_of(question).strip() if question.get("role") == "user" else ""
+    calls = (call for messages in conversations for message in messages for call in _calls(message))
+    texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
+    return len(task) >= _DISTINCT and any(
+        text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts
+    )
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
+    """The conversation that shares most messages, and with how many both begin."""
     ours = _keys(sent)
-    questions = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
+    questions = {key for key, message in zip(ours, sent, strict=True) if not _is_instruction(message)}
     candidates = [(recorded, shared, _keys(recorded))]
     candidates += ((other, shared_prefix(ours, keys), keys) for other in recent for keys in [_keys(other)])
     # a conversation that begins the other was not rewritten
     rewritten = [one for at, one in enumerate(candidates) if not at or one[1] < min(len(sent), len(one[0]))]
-    best = max(rewritten, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))
-    return best[0], best[1]
+    return max(rewritten, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))[:2]
 
 
-def _skipped(ours: Sequence[Key], theirs: Sequence[Key], first: Message) -> tuple[int, int]:
-    """How many of `theirs` are missing before `ours` continue with them, and for how long.
+def _keys(messages: Iterable[Message]) -> list[Key]:
+    return [next_key(b"", meaning(message)) for message in messages]
 
-    One equal message, `first`, is enough if it is the last of either conversation and distinct.
-    """
-    for gone in range(1, len(theirs)):
-        same = shared_prefix(ours, theirs[gone:]) if theirs[gone] == ours[0] else 0
-        if same > 1 or (same == min(len(ours), len(theirs) - gone) == 1 and _is_distinct(first)):
-            return gone, same
-    return 0, 0
+
+def _is_instruction(message: Message) -> bool:
+    return message.get("role") in INSTRUCTIONS
 
 
 def _is_distinct(message: Message) -> bool:
     return len(text_of(message)) >= _DISTINCT or bool(message.get("tool_calls"))
-
-
-def _first_question(conversation: Messages) -> Message | None:
-    return next((message for message in conversation if message.get("role") not in INSTRUCTIONS), None)
 
 
 def _function(call: Message) -> Message:
@@ -299,10 +275,10 @@ def _function(call: Message) -> Message:
     return function if isinstance(function, Mapping) else {}
 
 
+def _call_keys(message: Message) -> list[Key]:
+    return _keys({"role": "assistant", "tool_calls": [call]} for call in message.get("tool_calls") or ())
+
+
 def _calls(message: Message) -> list[tuple[str, Any]]:
     functions = map(_function, message.get("tool_calls") or ())
     return [(str(function.get("name")), function.get("arguments")) for function in functions]
-
-
-def _call_keys(message: Message) -> list[Key]:
-    return _keys({"role": "assistant", "tool_calls": [call]} for call in message.get("tool_calls") or ())

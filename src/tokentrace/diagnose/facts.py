@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..conversation.forms import adapt
 from ..errors import TokentraceError
@@ -22,21 +22,21 @@ from ..template.chat_template import REASONING_FIELDS, wrap_tools
 from ..template.origin import UNKNOWN
 from ..template.trace import Rendering
 from .blame import SET, TEST, WRITE, Event, run_traced
-from .cases import ANSWER, TOOLS, Request, call_ids, reasoning_tags
+from .cases import ANSWER, TOOLS, Request, call_ids
 
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_RESULTS: Final = ("tool", "function", "ipython")
+_ROLES: Final = ("system", "developer", "user", "assistant", *_RESULTS)
 _FORMS: Final = ("text", "parts", "mapping")
 _TIMES: Final = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
 _DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
 """Conversations that may show a date."""
-_VALUE: Final = "PROBEVALUE"
 
 
 @dataclass(frozen=True, slots=True)
 class StopToken:
-    """A token at which generation stops.
+    """A token at which generation stops, which the template or else the configuration names.
 
-    `trained`: turns of a row end with it. Unless `from_template`, the configuration names it.
+    `trained`: turns of a row end with it.
     """
 
     id: int
@@ -53,19 +53,15 @@ class StopToken:
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """A field whose text does not arrive unchanged.
-
-    `unread` says what differs in arguments that are written, but not read back.
-    """
+    """A field whose text does not arrive unchanged, and the line that alters or drops it."""
 
     roles: tuple[str, ...]
     field: str
+    problem: str
+    line: int | None
+    source: str
     dropped: bool = False
-    expected: str = ""
-    actual: str = ""
-    line: int | None = None
-    source: str = ""
-    unread: str = ""
+    detail: str = ""
 
     @property
     def of_turns(self) -> bool:
@@ -73,16 +69,9 @@ class Altered:
         return self.roles == ("assistant",)
 
     def __str__(self) -> str:
+        what = "arguments of calls" if self.field == "arguments" else f"{self.field} of {listed(self.roles)} messages"
         by = f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
-        if self.unread:
-            return f"arguments of calls are not read back as they were given{by}: {self.unread}"
-        what = f"{self.field} of {listed(self.roles)} messages"
-        if self.dropped and self.field != "arguments":
-            return f"{what} reaches no token{by}"
-        words = f"{what} is not written as it was given"
-        if self.field == "arguments":
-            words = "arguments of calls are not written as they were given"
-        return f"{words}{by}" if self.dropped else f"{words}{by}: {self.expected!r} becomes {self.actual!r}"
+        return f"{what} {self.problem}{by}{self.detail and f': {self.detail}'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +79,10 @@ class TemplateFacts:
     """What a template does beside appending.
 
     `prefill` is what the generation prompt writes after the head of the turn. `roles` are written, rewritten, dropped
-    or refused; `content` and `arguments` are the forms that the template reads; `inline_reasoning` is reasoning inside
-    content. Users can forge some control tokens under transformers. `date` names the line that writes the
-    date of the day, if any. Texts of `altered` fields do not arrive unchanged.
+    or refused; `content` and `arguments` are the forms that the template reads. `date` names the line that writes the
+    date of the day, if any.
     """
 
-    prompt: str
     prefill: str
     opens_reasoning: bool
     stop_tokens: tuple[StopToken, ...]
@@ -106,7 +93,6 @@ class TemplateFacts:
     arguments: tuple[str, ...]
     calls: bool
     reasoning: bool
-    inline_reasoning: str
     forgeable_under_transformers: tuple[str, ...]
     added_system_prompt: str
     date: str
@@ -121,59 +107,45 @@ def find_facts(renderer: Renderer) -> TemplateFacts:
     roles = {role: _role(study, role) for role in _ROLES}
     read = [role for role, outcome in roles.items() if outcome in ("written", "rewritten")]
     arguments = {"object": calls.mapping, "JSON text": calls.text}
-    tokens, last, past = _stops(renderer)
-    date, random = _changes(study)
     return TemplateFacts(
-        prompt=grammar.prompt,
-        prefill=grammar.prompt.removeprefix(grammar.head) if grammar.prompt.startswith(grammar.head) else "",
-        opens_reasoning=grammar.opens_reasoning,
-        stop_tokens=tokens,
-        last_turn_without_stop=None in last,
-        past_turn_without_stop=None in past,
-        roles=roles,
-        content={role: tuple(form for form in _FORMS if getattr(forms.content(role), form)) for role in read},
-        arguments=tuple(form for form, accepted in arguments.items() if accepted and calls.are_shown),
-        calls=calls.are_shown,
-        reasoning=forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
-        inline_reasoning=_inline(study),
-        forgeable_under_transformers=tuple(_forgeable(study)),
-        added_system_prompt=_system(study),
-        date=date,
-        random=random,
-        altered=_find_altered(renderer, study),
+        grammar.prompt.removeprefix(grammar.head) if grammar.prompt.startswith(grammar.head) else "",
+        grammar.opens_reasoning,
+        *_stops(renderer),
+        roles,
+        {role: tuple(form for form in _FORMS if getattr(forms.content(role), form)) for role in read},
+        tuple(form for form, accepted in arguments.items() if accepted and calls.are_shown),
+        calls.are_shown,
+        forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
+        tuple(_forgeable(study)),
+        _system(study),
+        *_changes(study),
+        _find_altered(renderer),
     )
 
 
-def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], set[int | None], set[int | None]]:
-    """Return the stop tokens, and those of last and past turns; None for a turn that has none."""
-    endings = renderer.study().endings(False), renderer.study(TOOLS).endings(True)
-    stops, heads = endings[0].stops | endings[1].stops, endings[0].heads | endings[1].heads
+def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
+    """Return the stop tokens, and whether last and past turns may lack one."""
     last, past = set[int | None](), set[int | None]()
     for messages, tools in (([USER, REPLY, USER, REPLY], None), ([USER, calling(), result(), REPLY], TOOLS)):
         try:
-            turns = renderer.render(messages, tools=tools).turns
+            stops = [turn.stop_token for turn in renderer.render(messages, tools=tools).turns]
         except TokentraceError:
             continue
-        last |= {turn.stop_token for turn in turns[-1:]}
-        past |= {turn.stop_token for turn in turns[:-1]}
+        last.update(stops[-1:])
+        past.update(stops[:-1])
+    ends = renderer.turn_stop_ids()
+    heads = renderer.study().endings(False).heads | renderer.study(TOOLS).endings(True).heads
     tokens = (
-        StopToken(one, renderer.tokenizer.decode([one]), one in last | past, one in stops, one in heads)
+        StopToken(one, renderer.tokenizer.decode([one]), one in last | past, one in ends, one in heads)
         for one in renderer.get_stop_token_ids()
     )
-    return tuple(tokens), last, past
+    return tuple(tokens), None in last, None in past
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
     """Render the probes, with and without tools and prompt; None where refused."""
     for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
         yield from (study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True))
-
-
-def printed_variables(study: TemplateStudy) -> set[str]:
-    """Return the variables that the template prints."""
-    names = study.template.variables - set(study.tokenizer.variables)
-    texts = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
-    return {name for name, rendering in texts if rendering is not None and _VALUE in rendering.text}
 
 
 def _forgeable(study: TemplateStudy) -> Iterator[str]:
@@ -189,24 +161,11 @@ def _forgeable(study: TemplateStudy) -> Iterator[str]:
                 yield text
 
 
-def _inline(study: TemplateStudy) -> str:
-    """Say what happens to reasoning inside the content of the last turn."""
-    (first, last), thought = reasoning_tags(study), THOUGHT["reasoning_content"]
-    rendering = study.readable((USER, {**REPLY, "content": f"{first}{thought}{last}{THOUGHT['content']}"}))
-    if rendering is None:
-        return "refused"
-    separate = study.readable((USER, THOUGHT))
-    if separate is not None and thought in separate.text and separate.text == rendering.text:
-        return "read as reasoning"
-    return "kept as text" if thought in rendering.text else "left out"
-
-
 def _role(study: TemplateStudy, role: str) -> str:
     """Say what happens to a message of a role."""
-    is_result, message = role in ("tool", "function", "ipython"), {"role": role, "content": ANSWER}
-    before = RETURNED[:2] if is_result else (USER,) if role == "assistant" else ()
-    after = (USER,) if role in ("system", "developer") else ()
-    rendering = study.readable([*before, {**result(), **message} if is_result else message, *after])
+    message = {**(result() if role in _RESULTS else {}), "role": role, "content": ANSWER}
+    before = RETURNED[:2] if role in _RESULTS else (USER,) if role == "assistant" else ()
+    rendering = study.readable([*before, message, *((USER,) if role in ("system", "developer") else ())])
     if rendering is None:
         return "refused"
     text = text_from(rendering, len(before), "content")
@@ -217,9 +176,8 @@ def _system(study: TemplateStudy) -> str:
     """Return the text before a lone question, without control tokens."""
     rendering = study.probe((USER,))
     turns = turn_spans(rendering) if rendering is not None else []
-    if rendering is None or not turns:
-        return ""
-    head, pattern = rendering.text[: turns[0].start], study.tokenizer.vocabulary.control_pattern
+    head = rendering.text[: turns[0].start] if rendering is not None and turns else ""
+    pattern = study.tokenizer.vocabulary.control_pattern
     words = " ".join((head if pattern is None else pattern.sub(" ", head)).split())
     return words if any(char.isalpha() for char in words) else ""
 
@@ -228,16 +186,14 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
     """Return where the template writes the date, and whether it draws at random."""
     date, random = "", False
     for messages, tools in itertools.product(_DATED, (False, True)):
-        if study.probe(messages, tools, True) is None:
-            continue
         one, other = (run_traced(study, Request(messages, tools, True), now=now) for now in _TIMES)
-        random |= any(run is not None and run.random for run in (one, other))
-        if date or (one and one.text) == (other and other.text):
+        if one is None or other is None:
             continue
-        events = zip(one.events, other.events, strict=False) if one and other else ()
-        changed = (event.part for event, later in events if event[:2] != later[:2])
-        part = next((one for one in changed if one.kind in (SET, WRITE)), None)
-        date = "an unknown line" if part is None else f"line {part.line}: `{part.text}`"
+        random |= one.random or other.random
+        if not date and one.text != other.text:
+            pairs = zip(one.events, other.events, strict=False)
+            changed = (event.part for event, later in pairs if event[:2] != later[:2] and event.part.kind != TEST)
+            date = next((f"line {part.line}: `{part.text}`" for part in changed), "an unknown line")
     return date, random
 
 
@@ -256,19 +212,13 @@ _TEXTS: Final = (
     '{"Key": [1, 2.50, true, null], "more": {}}',
     " ".join(f"word{number}" for number in range(1, 1200)),
 )
+_SPELLED: Final = "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>"
 _ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
     {"key": "value"},
-    {
-        "text": "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>",
-        "number": "12",
-        "word": "true",
-        "empty": "",
-        "spaces": "  padded ",
-    },
+    {"text": _SPELLED, "number": "12", "word": "true", "empty": "", "spaces": "  padded "},
     {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}},
 )
 """Arguments to read back: a plain one, strings, other values."""
-_OBJECT: Final = {"type": "object"}
 _SIMPLE: Final = "value"
 _KEY: Final = "someKey"
 _LATER: Final = "later system"
@@ -278,11 +228,8 @@ def text_from(rendering: Rendering, message: int, field: str) -> str:
     """Return the text from a field of a message, and all text of unknown origin."""
     names = REASONING_FIELDS if field in REASONING_FIELDS else ("tool_calls",) if field == "arguments" else (field,)
     spans = ((text, origin) for text, _, origin in rendering.spans() if origin is not None)
-    return "".join(
-        text
-        for text, origin in spans
-        if origin.source == UNKNOWN.source or (origin.message == message and origin.field in names)
-    )
+    mine = {("messages", message, name) for name in names}
+    return "".join(text for text, origin in spans if origin[:3] in mine or origin.source == UNKNOWN.source)
 
 
 def contains_text(text: str, output: str) -> bool:
@@ -290,100 +237,12 @@ def contains_text(text: str, output: str) -> bool:
     return any(one in output for one in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
 
 
-def _find_altered(renderer: Renderer, study: TemplateStudy) -> tuple[Altered, ...]:
+def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
     """Return the fields whose texts do not arrive, but for those that the matrix reports."""
+    index = call_ids(renderer.study(TOOLS))[0]
+    called, returned = calling({**call(1), "id": index}), result(1, tool_call_id=index)
     altered: dict[tuple[str, str], Altered] = {}
-    for slot in _slots(study):
-        key = (slot.role, slot.field)
-        if key in altered:
-            continue
-        if one := slot.altered():
-            altered[key] = one
-        elif slot.field == "arguments" and (unread := _unread(renderer)):
-            line, source, _ = slot.writing(ANSWER)
-            altered[key] = Altered((slot.role,), slot.field, line=line, source=source, unread=unread)
-    groups: dict[Any, list[Altered]] = {}
-    for one in altered.values():
-        groups.setdefault((one.of_turns, one.field, one.dropped, one.line), []).append(one)
-    merged = []
-    for group in groups.values():
-        roles = [role for one in group for role in one.roles]
-        roles = [role for role in roles if role != _LATER or "system" not in roles]
-        merged.append(replace(group[0], roles=tuple(roles)))
-    return tuple(merged)
-
-
-class _Slot(NamedTuple):
-    """Where a text goes: a field of one message of a conversation."""
-
-    study: TemplateStudy
-    role: str
-    field: str
-    message: int
-    messages: Sequence[Message]
-
-    def altered(self) -> Altered | None:
-        """Return the first text that does not arrive, if any."""
-        plain = self._output(_SIMPLE if self.field == "arguments" else ANSWER)
-        if self.role == "assistant" and plain is not None and not plain.strip():
-            return None
-        for text in _TEXTS:
-            output = self._output(text)
-            if output is None or (contains_text(text, output) and (self.field != "arguments" or _KEY in output)):
-                continue
-            if not output.strip():
-                line, source = self._dropping(text)
-                return Altered((self.role,), self.field, dropped=True, line=line, source=source)
-            line, source, actual = self.writing(text)
-            actual = (actual or output).strip()
-            start = max(0, common_prefix(text, actual) - _EXCERPT // 2)
-            expected, actual = (one[start : start + _EXCERPT] for one in (text, actual))
-            return Altered((self.role,), self.field, False, expected, actual, line, source)
-        return None
-
-    def _request(self, text: str) -> Request:
-        messages = [dict(message) for message in self.messages]
-        if self.field == "arguments":
-            (one,) = messages[self.message]["tool_calls"]
-            messages[self.message] = dict(calling({**call(1, {_KEY: text}), "id": one["id"]}))
-        else:
-            messages[self.message][self.field] = text
-        tools = any(message.get("tool_calls") for message in messages)
-        return Request(adapt(messages, self.study.forms).messages, tools)
-
-    def _output(self, text: str) -> str | None:
-        """Return what the template writes from the field; None if it refuses."""
-        try:
-            request = self._request(text)
-            rendering = self.study.run(wrap_tools(TOOLS) if request.tools else None, request.messages, False)
-        except TokentraceError:
-            return None
-        return text_from(rendering, self.message, self.field)
-
-    def writing(self, text: str) -> tuple[int | None, str, str]:
-        """Find the first line that assigns or writes another text: number, source, text."""
-        runs = [run_traced(self.study, self._request(one)) for one in (text, _SIMPLE)]
-        pairs = zip(*(run.events for run in runs if run is not None), strict=False) if None not in runs else ()
-        texts: list[Event] = [one for one, other in pairs if one.value != other.value and isinstance(one.value, str)]
-        texts = [one for one in texts if one.part.kind in (SET, WRITE)]
-        event = next((one for one in texts if not contains_text(text, one.value)), texts[-1] if texts else None)
-        return (None, "", "") if event is None else (event.part.line, event.part.text, event.value)
-
-    def _dropping(self, text: str) -> tuple[int | None, str]:
-        """Find the last condition that, flipped, would write the text."""
-        request, event = self._request(text), None
-        run = run_traced(self.study, request)
-        for number, one in enumerate(run.events[:_FLIPS] if run is not None else ()):
-            if one.part.kind == TEST:
-                flipped = run_traced(self.study, request, forced={number: not one.value})
-                event = one if flipped is not None and contains_text(text, flipped.text) else event
-        return (None, "") if event is None else (event.part.line, event.part.text)
-
-
-def _slots(study: TemplateStudy) -> Iterator[_Slot]:
-    ids = call_ids(study)
-    called, returned = calling({**call(1), "id": ids[0]}), result(1, tool_call_id=ids[0])
-    for role, field, message, messages in (
+    for role, field, at, messages in (
         ("system", "content", 0, (SYSTEM, USER)),
         ("user", "content", 0, (USER,)),
         ("user", "content", 0, (USER, REPLY, USER)),
@@ -398,14 +257,92 @@ def _slots(study: TemplateStudy) -> Iterator[_Slot]:
         ("assistant", "arguments", 1, (USER, called, returned, REPLY)),
         (_LATER, "content", 2, (USER, REPLY, SYSTEM, USER)),
     ):
-        yield _Slot(study, role, field, message, messages)
+        if (role, field) not in altered and (one := _alteration(renderer, role, field, at, messages)):
+            altered[role, field] = one
+    groups: dict[Any, list[Altered]] = {}
+    for one in altered.values():
+        groups.setdefault((one.of_turns, one.field, one.dropped, one.line), []).append(one)
+    merged = []
+    for group in groups.values():
+        roles = [role for one in group for role in one.roles]
+        roles = [role for role in roles if role != _LATER or "system" not in roles]
+        merged.append(replace(group[0], roles=tuple(roles)))
+    return tuple(merged)
+
+
+def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Sequence[Message]) -> Altered | None:
+    """Put texts into a field of a message, and say which of them does not arrive, if any."""
+    study, is_call = renderer.study(TOOLS), field == "arguments"
+    verb = "are not {} as they were given" if is_call else "is not {} as it was given"
+
+    def request(text: str) -> Request:
+        rows = [dict(message) for message in messages]
+        if is_call:
+            (one,) = rows[at]["tool_calls"]
+            rows[at] = dict(calling({**call(1, {_KEY: text}), "id": one["id"]}))
+        else:
+            rows[at][field] = text
+        return Request(adapt(rows, study.forms).messages, any(row.get("tool_calls") for row in rows))
+
+    def output(text: str) -> str | None:
+        """Return what the template writes from the field; None if it refuses."""
+        try:
+            conversation, tools, _ = request(text)
+            rendering = study.run(wrap_tools(TOOLS) if tools else None, conversation, False)
+        except TokentraceError:
+            return None
+        return text_from(rendering, at, field)
+
+    def alteration(event: Event | None, problem: str, **more: Any) -> Altered:
+        line, source = (None, "") if event is None else (event.part.line, event.part.text)
+        return Altered((role,), field, problem, line, source, **more)
+
+    plain = output(_SIMPLE if is_call else ANSWER)
+    if role == "assistant" and plain is not None and not plain.strip():
+        return None
+    for text in _TEXTS:
+        actual = output(text)
+        if actual is None or (contains_text(text, actual) and (not is_call or _KEY in actual)):
+            continue
+        if not actual.strip():
+            problem = verb.format("written") if is_call else "reaches no token"
+            return alteration(_dropping(study, text, request(text)), problem, dropped=True)
+        event = _writing(study, text, request(text), request(_SIMPLE))
+        actual = ((event and event.value) or actual).strip()
+        start = max(0, common_prefix(text, actual) - _EXCERPT // 2)
+        end = start + _EXCERPT
+        return alteration(event, verb.format("written"), detail=f"{text[start:end]!r} becomes {actual[start:end]!r}")
+    if is_call and (unread := _unread(renderer)):
+        event = _writing(study, ANSWER, request(ANSWER), request(_SIMPLE))
+        return alteration(event, verb.format("read back"), detail=unread)
+    return None
+
+
+def _writing(study: TemplateStudy, text: str, *requests: Request) -> Event | None:
+    """Find the first line that, with this text instead of a simple one, assigns or writes another one."""
+    runs = [run_traced(study, one) for one in requests]
+    pairs = zip(*(run.events for run in runs if run is not None), strict=False) if None not in runs else ()
+    texts: list[Event] = [one for one, other in pairs if one.value != other.value and isinstance(one.value, str)]
+    texts = [one for one in texts if one.part.kind in (SET, WRITE)]
+    return next((one for one in texts if not contains_text(text, one.value)), texts[-1] if texts else None)
+
+
+def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None:
+    """Find the last condition that, flipped, would write the text."""
+    event, run = None, run_traced(study, request)
+    for number, one in enumerate(run.events[:_FLIPS] if run is not None else ()):
+        if one.part.kind == TEST:
+            flipped = run_traced(study, request, forced={number: not one.value})
+            event = one if flipped is not None and contains_text(text, flipped.text) else event
+    return event
 
 
 def _unread(renderer: Renderer) -> str:
     """Name the first argument that is not read back from a rendered call, unless not even a plain one is."""
     for arguments in _ARGUMENTS:
         properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
-        function = {"name": "probe1", "description": "a tool", "parameters": {**_OBJECT, "properties": properties}}
+        schema = {"type": "object", "properties": properties}
+        function = {"name": "probe1", "description": "a tool", "parameters": schema}
         message = calling({**call(1, arguments), "id": call_ids(renderer.study(TOOLS))[0]})
         try:
             unread = renderer.find_unreadable([USER, message], tools=[{"type": "function", "function": function}])

@@ -6,20 +6,350 @@ bridged turn by turn, and *training* one row over the whole conversation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import TokentraceError
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
+from ..show.alignment import Hunk, align
+from ..show.document import Cell, Contrast, Document, Table, Track, token_columns
+from ..show.results import hue_of, rendering_track, template_name
+from ..show.terminal import plain_view
+from ..show.visible import counted, listed
+from ..showing import ShowsItself
 from ..study.seams import BridgeRefusal, RefusalReason
+from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from .history_report import HistoryReport, Step, View, ViewTokens, compare_views
+
+_SCAFFOLD: Final = ("scaffold", "generation prompt")
+_NAMES: Final = {
+    "tool_calls": "tool calls",
+    "generation_prompt": "generation prompt",
+    "role": "scaffold",
+    **dict.fromkeys(REASONING_FIELDS, "reasoning"),
+}
+_SHORT: Final = 40
+"""Longer texts are not quoted."""
+_COLUMNS: Final = [("ids", np.int32), ("messages", np.int32), ("fields", np.object_)]
+
+Rows = npt.NDArray[np.void]
+"""Tokens, with the columns ``ids``, ``messages`` (-1 for none) and ``fields``."""
+
+
+def token_rows(ids: Any, messages: Any = -1, fields: Any = "scaffold") -> Rows:
+    """Make rows from columns; a single message or field applies to all."""
+    rows = np.empty(len(ids), _COLUMNS)
+    rows["ids"], rows["messages"], rows["fields"] = ids, messages, fields
+    return rows
+
+
+class View(StrEnum):
+    """Who sees the conversation: an API's engine, a sampled policy, or a trainer of one row."""
+
+    PRODUCTION = "production"
+    ROLLOUT = "rollout"
+    TRAINING = "training"
+
+
+PAIRS: Final = tuple(itertools.combinations(View, 2))
+
+
+class ViewTokens(NamedTuple):
+    """The tokens of one view: `prompt` tokens of prompt, then the turn."""
+
+    rows: Rows
+    prompt: int
+
+    @property
+    def ids(self) -> Ids:
+        return self.rows["ids"]
+
+    def differing(self, other: ViewTokens) -> Iterator[Hunk]:
+        """Yield what differs, in order: message against message, then turn against turn."""
+        starts, other_starts = (
+            dict(zip(*np.unique(side.rows["messages"][: side.prompt], return_index=True), strict=True))
+            for side in (self, other)
+        )
+        cuts = [(0, 0)]
+        for message, at in sorted(starts.items(), key=lambda item: item[1]):
+            there = other_starts.get(message, -1)
+            if message >= 0 and at > cuts[-1][0] and there > cuts[-1][1] and self.ids[at] == other.ids[there]:
+                cuts.append((int(at), int(there)))
+        cuts += [(self.prompt, other.prompt), (len(self.ids), len(other.ids))]
+        for (start, other_start), (stop, other_stop) in itertools.pairwise(cuts):
+            for hunk in align(self.ids[start:stop], other.ids[other_start:other_stop]):
+                yield hunk.moved(start, other_start)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What each view holds up to the end of a turn, or up to its prompt for the turn to come (`message` is None).
+
+    Training may hold no such turn. `refusal`: why the rollout could not go on, and starts another `branch`.
+    """
+
+    index: int
+    message: int | None
+    views: Mapping[View, ViewTokens]
+    refusal: BridgeRefusal | None
+    branch: int
+    differences: Mapping[tuple[View, View], Sequence[Hunk]]
+
+    @property
+    def rollout(self) -> ViewTokens:
+        return self.views[View.ROLLOUT]
+
+    @property
+    def equal(self) -> bool:
+        """True if all views are equal."""
+        return View.TRAINING in self.views and not any(self.differences.values())
+
+    @property
+    def place(self) -> str:
+        return "the turn to come" if self.message is None else f"message {self.message}"
+
+    def compare(self, left: View | str, right: View | str) -> Sequence[Hunk] | None:
+        """Return where the ids of two views differ; None if one of them lacks the turn."""
+        pair = View(left), View(right)
+        swapped = self.differences.get(pair[::-1])
+        return self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFinding:
+    """What `views` do differently from the rollout: they drop, add or change (`verb`) text of `messages` at `steps`.
+
+    `tokens` counts each message once. `in_turn`: not in its prompt. `texts` are those of the views and of the rollout,
+    if short and the same everywhere.
+    """
+
+    views: tuple[View, ...]
+    verb: str
+    what: str
+    messages: tuple[int, ...]
+    tokens: int
+    steps: tuple[int, ...]
+    in_turn: bool
+    texts: tuple[str, str] | None
+
+    def __str__(self) -> str:
+        verb = self.verb if len(self.views) == 1 else self.verb.removesuffix("s")
+        where = " in the turn itself" if self.in_turn else ""
+        how = "{!r} instead of {!r}, ".format(*self.texts) if self.texts else ""
+        numbers = [number for number in self.messages if number >= 0]
+        of = f" of message{'s' * (len(numbers) > 1)} {listed(numbers)}" if numbers else ""
+        if len(numbers) > 8:
+            of = f" of {len(numbers)} messages ({numbers[0]} to {numbers[-1]})"
+        return f"{listed(self.views).capitalize()} {verb} the {self.what}{of}{where}: {how}{counted(self.tokens)}."
+
+
+@dataclass(slots=True)
+class _Change:
+    """Tokens of a view and of the rollout in one field of a message, and the texts that differ."""
+
+    view: int = 0
+    rollout: int = 0
+    texts: set[tuple[str, str]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HistoryReport(ShowsItself):
+    """Where histories differ, step by step. `row` is the training row."""
+
+    steps: tuple[Step, ...]
+    row: RenderedTokens
+    notes: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """True if all three agree at every step, and the rollout never breaks."""
+        return all(step.equal and step.refusal is None for step in self.steps)
+
+    @property
+    def branches(self) -> tuple[Ids, ...]:
+        """The streams of the rollout: one, and one more for every break."""
+        return tuple({step.branch: step.rollout.ids for step in self.steps}.values())
+
+    @property
+    def breaks(self) -> list[Step]:
+        """The steps at which the rollout could not continue."""
+        return [step for step in self.steps if step.refusal is not None]
+
+    def differing(self, left: View | str, right: View | str) -> list[Step]:
+        """Return the steps at which two views differ."""
+        return [step for step in self.steps if step.compare(left, right) != []]
+
+    @property
+    def findings(self) -> tuple[HistoryFinding, ...]:
+        """The differences from the rollout, by views, verb and kind of field."""
+        groups = defaultdict[Any, list[tuple[int, int, _Change]]](list)
+        for step in self.steps:
+            places = defaultdict[tuple[int, str, bool], dict[View, _Change]](dict)
+            for view in (View.PRODUCTION, View.TRAINING):
+                for place, change in self._changes(step, view).items():
+                    places[place][view] = change
+            for (message, what, in_turn), each in places.items():
+                one, *more = each.values()
+                for views in [tuple(each)] if more == [one] else [(view,) for view in each]:
+                    change = each[views[0]]
+                    verb = "drops" if not change.view else "changes" if change.rollout else "adds"
+                    groups[views, verb, what, in_turn].append((step.index, message, change))
+        findings = []
+        for (views, verb, what, in_turn), group in groups.items():
+            tokens = Counter[int]()
+            for _, message, change in group:
+                tokens[message] = max(tokens[message], change.rollout or change.view)
+            pairs = {pair for *_, change in group for pair in change.texts}
+            is_short = len(pairs) == 1 and verb == "changes" and max(map(len, *pairs)) <= _SHORT
+            texts, numbers = pairs.pop() if is_short else None, tuple(sorted({number for number, *_ in group}))
+            findings.append(
+                HistoryFinding(views, verb, what, tuple(sorted(tokens)), tokens.total(), numbers, in_turn, texts)
+            )
+        return tuple(sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps)))
+
+    def _changes(self, step: Step, view: View) -> dict[tuple[int, str, bool], _Change]:
+        """Map message, field and `in_turn` to a change. Scaffold counts with the text in it."""
+        changes = defaultdict[tuple[int, str, bool], _Change](_Change)
+        for hunk in step.compare(view, View.ROLLOUT) or ():
+            sides = hunk.sides(step.views[view].rows, step.rollout.rows)
+            in_turn = hunk.start >= step.views[view].prompt and hunk.other_start >= step.rollout.prompt
+            ours, theirs = map(_sizes, sides)
+            total = ours + theirs
+            texts = [key for key in total if key[1] not in _SCAFFOLD]
+            main = max(texts or total, key=total.__getitem__)
+            for key in total:
+                change = changes[*(key if key in texts else main), in_turn]
+                change.view += ours[key]
+                change.rollout += theirs[key]
+            one, other = map(self._text, sides)
+            changes[*main, in_turn].texts.add((one, other))
+        return changes
+
+    def _text(self, rows: Rows) -> str:
+        return self.row.tokenizer.decode(rows["ids"].tolist())
+
+    @property
+    def summary(self) -> str:
+        """The conclusions, one sentence a line."""
+        if not self.steps:
+            return "There is no turn to compare: the model is never asked for one."
+        out = [str(one) for one in self.findings]
+        for step in self.steps:
+            if step.refusal is not None:
+                out.append(f"The rollout breaks at {step.place}: {step.refusal}.")
+            if View.TRAINING not in step.views:
+                out.append(f"The training row holds no turn for {step.place}.")
+        steps = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the one step there is"
+        size = len(self.steps[-1].rollout.ids)
+        same = f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the last."
+        return "\n".join(out) or same
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data for ``json.dumps``.
+
+        A step's rollout is the beginning of its branch, its training the beginning of the row, and its production
+        follows from either by the differences.
+        """
+        return {
+            "equal": self.equal,
+            "summary": self.summary.split("\n"),
+            "branches": [ids.tolist() for ids in self.branches],
+            "row": self.row.token_ids,
+            "steps": [*self._step_data()],
+            "findings": [asdict(one) | {"text": str(one)} for one in self.findings],
+            "notes": self.notes,
+        }
+
+    def _step_data(self) -> Iterator[dict[str, Any]]:
+        for step in self.steps:
+            tokens = {view: len(tokens.ids) for view, tokens in step.views.items()}
+            differences = []
+            for pair, hunks in step.differences.items():
+                for hunk in hunks:
+                    sides = hunk.sides(*(step.views[view].rows for view in pair))
+                    ids, texts = [side["ids"].tolist() for side in sides], [*map(self._text, sides)]
+                    differences.append({"views": pair, **hunk._asdict(), "ids": ids, "texts": texts})
+            refusal = None if step.refusal is None else asdict(step.refusal)
+            data = {"step": step.index, "message": step.message, "equal": step.equal, "branch": step.branch}
+            yield data | {"break": refusal, "tokens": tokens, "differences": differences}
+
+    def document(self, _: Any = None) -> Document:
+        """Return the report as a document. Of production and training it has what they have instead."""
+        streams = {step.branch: step.rollout.rows for step in self.steps}
+        tracks = [self._track(f"rollout, stream {at}" if at else "rollout", rows) for at, rows in streams.items()]
+        tracks.append(replace(rendering_track(self.row), name="training row"))
+        contrasts: list[Contrast] = []
+        table: list[list[str | Cell]] = []
+        for step in self.steps:
+            links: dict[View, str] = {}
+            for view in (View.PRODUCTION, View.TRAINING):
+                if not (hunks := step.compare(View.ROLLOUT, view)):
+                    continue
+                parts = [step.views[view].rows[one.other_start : one.other_stop] for one in hunks]
+                stops = itertools.accumulate(map(len, parts))
+                pairs = zip(hunks, [0, *stops], strict=False)
+                hunks = [Hunk(*one[:2], start, start + one.other_stop - one.other_start) for one, start in pairs]
+                links[view] = f"diff={len(contrasts)}"
+                name, names = f"step {step.index}, {step.place}: rollout → {view}", (str(View.ROLLOUT), str(view))
+                base = [*streams].index(step.branch), len(step.rollout.ids)
+                contrasts.append(Contrast(name, *base, len(tracks), hunks, names))
+                tracks.append(self._track("", np.concatenate(parts)))
+            table.append(_table_row(step, links))
+        head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
+        return Document(
+            "Histories",
+            "tokentrace audit --on",
+            template_name(self.row.tokenizer),
+            summary=self.summary.split("\n"),
+            notes=self.notes,
+            tables=[Table("Steps", head, table, words=2)] if table else [],
+            tracks=tracks,
+            contrasts=contrasts,
+            start="diff=0" if contrasts else "track=0",
+        )
+
+    def _track(self, name: str, rows: Rows) -> Track:
+        ids, messages, fields = (rows[key] for key, _ in _COLUMNS)
+        hues = [hue_of(self.row.role(message), path) for message, path in zip(messages, fields, strict=True)]
+        columns = token_columns(self.row.tokenizer, ids)
+        roles = [str(message["role"]) for message in self.row.conversation]
+        return Track(name, ids, np.array(hues, np.uint8), messages, **columns, fields=fields, roles=roles)
+
+    def __str__(self) -> str:
+        return plain_view(self)
+
+
+def _table_row(step: Step, links: Mapping[View, str]) -> list[str | Cell]:
+    """Count the tokens of each view, and those that differ."""
+    row: list[str | Cell] = [str(step.index), step.place]
+    row += [f"{len(step.views[view].ids):,}" if view in step.views else "none" for view in View]
+    for pair in PAIRS:
+        hunks = step.compare(*pair)
+        removed, added = (sum(one[at + 1] - one[at] for one in hunks or ()) for at in (0, 2))
+        words = "?" if hunks is None else f"−{removed:,} +{added:,}"
+        link = "".join(links.get(view, "") for view in pair) if View.ROLLOUT in pair else ""
+        row.append(Cell("=", "dim") if hunks == [] else Cell(words, "bad", link=link))
+    return [*row, Cell("" if step.refusal is None else f"break: {step.refusal.reason}", "poor")]
+
+
+def _sizes(rows: Rows) -> Counter[tuple[int, str]]:
+    """Count the tokens of each message and field."""
+    names = (path.split(".", maxsplit=1)[0] for path in rows["fields"])
+    return Counter(zip(rows["messages"].tolist(), (_NAMES.get(name, name) for name in names), strict=True))
+
+
+# -- the walk
 
 
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
@@ -36,13 +366,7 @@ def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -
     """
     walk = _Walk(renderer.silent(), messages, tools)
     steps = tuple(walk.steps())
-    settings = {
-        "tokenizer": renderer.tokenizer.name,
-        "family": renderer.family,
-        "past": str(renderer.past),
-        "template_kwargs": dict(renderer.template_kwargs),
-    }
-    return HistoryReport(steps, walk.roles, walk.row, tuple(dict.fromkeys(walk.notes)), settings, renderer.tokenizer)
+    return HistoryReport(steps, walk.row, tuple(dict.fromkeys(walk.notes)))
 
 
 class _Walk:
@@ -50,107 +374,108 @@ class _Walk:
 
     def __init__(self, renderer: Renderer, messages: Any, tools: Any) -> None:
         self.renderer, self.tools = renderer, tools
-        self.shipped = renderer if renderer.past is Past.INFERENCE else renderer.with_past(Past.TEMPLATE)
+        shipped = renderer.past in (Past.INFERENCE, Past.TEMPLATE)
+        self.shipped = renderer if shipped else replace(renderer, past=Past.TEMPLATE)
         self.row = renderer.render(messages, tools=tools)  # raises for anything but a conversation
         self.messages = list(messages)
-        self.roles = tuple(str(self.row.role(at)) for at in range(len(self.messages)))
-        self.open = self.roles[-1] != "assistant"
-        if self.open:
+        self.targets: list[int | None] = [at for at in range(len(self.messages)) if self.row.role(at) == "assistant"]
+        if self.row.role(len(self.messages) - 1) != "assistant":
             self.row = renderer.render(messages, tools=tools, add_generation_prompt=True)
+            self.targets.append(None)
         self.turns = {turn.message: turn for turn in reversed(self.row.turns)}
         self.notes = [f"training row: {note}" for note in self.row.notes]
+        if self.targets[0] == 0:
+            self.targets.pop(0)
+            self.notes.append("message 0: nothing comes before it; it counts as given, not as sampled")
 
     def steps(self) -> Iterator[Step]:
-        turns: list[int | None] = [at for at, role in enumerate(self.roles) if role == "assistant" and at]
-        if self.roles[0] == "assistant":
-            self.notes.append("message 0: nothing comes before it; it counts as given, not as sampled")
-        row = self._tokens(self.row, len(self.messages))
-        last: Step | None = None
-        for index, message in enumerate([*turns, *([None] * self.open)]):
+        row = self._rows(self.row, len(self.messages))
+        branch, last, stream = 0, 0, ViewTokens(row[:0], 0)
+        for index, message in enumerate(self.targets):
             at = len(self.messages) if message is None else message
             prompt = self._prompt(self.shipped, at)
-            stream = self._prompt(self.renderer, at) if last is None else self._continued(last, at, prompt)
-            refusal = stream if isinstance(stream, BridgeRefusal) else None
-            if isinstance(stream, BridgeRefusal):
-                stream = self._prompt(self.renderer, at)
-            turn = self._turn(message, prompt.ids[prompt.fields == "generation_prompt"])
-            views = {View.PRODUCTION: prompt.followed_by(turn), View.ROLLOUT: stream.followed_by(turn)}
+            before = self._continued(stream, last, at, prompt) if index else self._prompt(self.renderer, at)
+            refusal = before if isinstance(before, BridgeRefusal) else None
+            if isinstance(before, BridgeRefusal):
+                before, branch = self._prompt(self.renderer, at), branch + 1
+            turn = self._turn(message, prompt["ids"][prompt["fields"] == "generation_prompt"])
+            stream = ViewTokens(np.concatenate([before, turn]), len(before))
+            production = ViewTokens(np.concatenate([prompt, turn]), len(prompt))
+            views = {View.PRODUCTION: production, View.ROLLOUT: stream}
             if message is None:
-                views[View.TRAINING] = row.cut(0, len(row), len(row))
+                views[View.TRAINING] = ViewTokens(row, len(row))
             elif message in self.turns:
-                views[View.TRAINING] = row.cut(0, self.turns[message].stop, self.turns[message].start)
-            branch = 0 if last is None else last.branch + (refusal is not None)
-            last = Step(index, message, views, refusal, branch, compare_views(views, self.renderer.tokenizer))
-            yield last
+                views[View.TRAINING] = ViewTokens(row[: self.turns[message].stop], self.turns[message].start)
+            pairs = itertools.combinations(views.items(), 2)
+            differences = {(one, other): [*left.differing(right)] for (one, left), (other, right) in pairs}
+            yield Step(index, message, views, refusal, branch, differences)
+            last = at
 
-    def _prompt(self, renderer: Renderer, at: int) -> ViewTokens:
+    def _prompt(self, renderer: Renderer, at: int) -> Rows:
         try:
             rendered = renderer.render(self.messages[:at], tools=self.tools, add_generation_prompt=True)
         except TokentraceError as error:
             error.add_note(f"while rendering the prompt that asks for message {at}")
             raise
-        return self._tokens(rendered, at)
+        return self._rows(rendered, at)
 
-    def _continued(self, last: Step, at: int, production: ViewTokens) -> ViewTokens | BridgeRefusal:
-        """Continue the stream of the step before up to the prompt for message `at`."""
-        stream, message = last.rollout, last.message or 0
-        if len(stream) == stream.prompt:
-            return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template shows no turn for message {message}")
-        ids, new = (stream.ids[: stream.prompt], stream.ids[stream.prompt :]), self.messages[message + 1 : at]
-        bridged = self.renderer.bridge(*ids, new, tools=self.tools, messages=self.messages[:message])
+    def _continued(self, stream: ViewTokens, last: int, at: int, production: Rows) -> Rows | BridgeRefusal:
+        """Continue the stream, which ends with message `last`, up to the prompt for message `at`."""
+        prompt, completion = stream.ids[: stream.prompt], stream.ids[stream.prompt :]
+        if not len(completion):
+            return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template shows no turn for message {last}")
+        new, before = self.messages[last + 1 : at], self.messages[:last]
+        bridged = self.renderer.bridge(prompt, completion, new, tools=self.tools, messages=before)
         if isinstance(bridged, BridgeRefusal):
             return bridged
-        self.notes += [f"rollout, counted from message {message + 1}: {note}" for note in bridged.notes]
-        messages = np.where(bridged.messages >= 0, bridged.messages + message + 1, -1).astype(np.int32)
-        fields = np.full(len(messages), "scaffold", np.object_)
-        fields[bridged.kinds == Kind.CONTEXT] = "text"
-        fields[bridged.kinds == Kind.SYNTHETIC] = "synthetic_close"
-        if same := common_suffix(bridged.new_ids, production.ids):  # the shipped rendering names the fields
-            owners, bridge_owners = production.messages[-same:], messages[-same:]
-            agreed = (bridge_owners == owners) | (bridge_owners < 0)
-            fields[-same:] = np.where(agreed, production.fields[-same:], fields[-same:])
-            messages[-same:] = np.where(agreed, owners, bridge_owners)
-        return stream.followed_by(ViewTokens(bridged.new_ids, messages, fields))
+        self.notes += [f"rollout, counted from message {last + 1}: {note}" for note in bridged.notes]
+        rows = token_rows(bridged.new_ids, np.where(bridged.messages >= 0, bridged.messages + last + 1, -1))
+        rows["fields"][bridged.kinds == Kind.CONTEXT] = "text"
+        rows["fields"][bridged.kinds == Kind.SYNTHETIC] = "synthetic_close"
+        if same := common_suffix(rows["ids"], production["ids"]):  # the shipped rendering names the fields
+            owners, tail = production["messages"][-same:], rows["messages"][-same:]
+            rows[-same:] = np.where((tail == owners) | (tail < 0), production[-same:], rows[-same:])
+        return np.concatenate([stream.rows, rows])
 
-    def _turn(self, message: int | None, prefill: Ids) -> ViewTokens:
+    def _turn(self, message: int | None, prefill: Ids) -> Rows:
         """Return what is sampled for a message: its turn as the last one, after its prompt."""
         rendered = self.row
         if message is not None and message + 1 < len(self.messages):
             rendered = self.renderer.render(self.messages[: message + 1], tools=self.tools)
         turn = next((turn for turn in rendered.turns if turn.message == message), None)
         if turn is None:
-            return ViewTokens.of([])
-        tokens = self._tokens(rendered, -1).cut(turn.start, turn.stop)
-        tokens = self._after_prompt(tokens, rendered.ids[: turn.start], prefill, turn.message)
+            return token_rows([])
+        rows = self._rows(rendered, -1)[turn.start : turn.stop]
+        rows = self._after_prompt(turn.message, rows, rendered.ids[: turn.start], prefill)
         closed = self.turns.get(turn.message)
         if turn.stop_token is None and closed is not None and closed.stop_token is not None:
             # The head of the next turn ends this one, and the model samples it.
-            return tokens.followed_by(ViewTokens.of([closed.stop_token], turn.message, "scaffold"))
-        return tokens
+            return np.concatenate([rows, token_rows([closed.stop_token], turn.message)])
+        return rows
 
-    def _after_prompt(self, tokens: ViewTokens, before: Ids, prefill: Ids, message: int) -> ViewTokens:
+    def _after_prompt(self, message: int, turn: Rows, before: Ids, prefill: Ids) -> Rows:
         """Return the turn's tokens after the prompt; a token across its end is encoded in two."""
         sizes = range(min(len(prefill), len(before)), 0, -1)
         same = next((size for size in sizes if np.array_equal(before[-size:], prefill[:size])), 0)
         if same == len(prefill):
-            return tokens
+            return turn
         tokenizer = self.renderer.tokenizer
         missing = tokenizer.decode(prefill[same:].tolist())
-        for count in range(1, min(4, len(tokens)) + 1):
-            text = tokenizer.decode(tokens.ids[:count].tolist())
+        for count in range(1, min(4, len(turn)) + 1):
+            text = tokenizer.decode(turn["ids"][:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and same:
                 ids = tokenizer.encode_plain(text[len(missing) :])
-                first = ViewTokens.of(ids, message, tokens.fields[count - 1])
-                return first.followed_by(tokens.cut(count, len(tokens)))
+                first = token_rows(ids, message, turn["fields"][count - 1])
+                return np.concatenate([first, turn[count:]])
         self.notes.append(
             f"message {message}: its turn does not begin with the prompt that asks for it, "
             f"{tokenizer.decode(prefill.tolist())!r}; the rollout holds both, one after the other"
         )
-        return tokens
+        return turn
 
-    def _tokens(self, rendered: RenderedTokens, at: int) -> ViewTokens:
+    def _rows(self, rendered: RenderedTokens, at: int) -> Rows:
         """Return the tokens of a rendering; its generation prompt belongs to message `at`."""
-        fields, messages = np.array(rendered.fields, np.object_), rendered.messages
+        rows = token_rows(rendered.ids, rendered.messages, rendered.fields)
         if 0 <= at < len(self.messages):
-            messages = np.where(fields == "generation_prompt", np.int32(at), messages)
-        return ViewTokens(rendered.ids, messages, fields, len(fields))
+            rows["messages"][rows["fields"] == "generation_prompt"] = at
+        return rows

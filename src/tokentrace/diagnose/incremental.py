@@ -7,7 +7,7 @@ on its own. That proves nothing, so the sanity check compares the result with a 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import RESULT_ROLES, Messages
-from ..errors import TemplateError, TemplateLimitError
+from ..errors import InputError, TemplateError, TemplateLimitError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose
@@ -29,6 +29,7 @@ from .token_text import hunks, quoted, spell
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
 ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
+_NO_ARGUMENTS: Final[Sequence[Any]] = ({}, "{}")
 
 
 class IncrementalMode(StrEnum):
@@ -61,9 +62,6 @@ class IncrementalTokens:
     mask: npt.NDArray[np.bool_]
     mismatches: list[Finding]
     notes: list[str]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def tokenize_incrementally(
@@ -110,10 +108,7 @@ def tokenize_incrementally(
 
 
 def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
-    """Yield where `ids`, of messages `owners`, differ from a full render.
-
-    Compares bytes: half a character decodes to U+FFFD, whichever it is half of.
-    """
+    """Yield where `ids`, of messages `owners`, differ from a full render, in bytes."""
     for hunk in hunks(ids, full.ids):
         sides = hunk.sides(ids, full.ids)
         here, there = (spell(tokenizer.vocabulary, side) for side in sides)
@@ -136,15 +131,6 @@ class _Piece(NamedTuple):
     message: int = -1
     sampled: bool = False
     notes: Sequence[str] = ()
-
-
-class _Added(NamedTuple):
-    """What a message adds to a context: `rendering` from character `start` on. `flaws` say why that may not be so."""
-
-    context: Messages
-    start: int
-    rendering: Rendering
-    flaws: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,94 +158,73 @@ class _Pieces:
             start, prompted = stop, False
 
     def _piece(self, start: int, stop: int) -> _Piece:
-        """Encode what ``messages[start:stop]`` adds after its context; an empty unit is a generation prompt.
-
-        Where the template rewrites or repeats every context, the text is cut by length, and a note says so.
-        """
+        """Encode what ``messages[start:stop]`` adds after its context; if empty, the generation prompt."""
         unit = self.messages[start:stop]
-        sampled = bool(unit) and unit[0]["role"] == "assistant"
-        tried: list[_Added] = []
+        role = unit[0]["role"] if unit else ""
+        tried: list[tuple[int, int, Ids, list[str]]] = []
         refusal: TemplateError | None = None
-        for context in self._contexts(start, unit):
+        for number, context in enumerate(self._contexts(start, unit, role)):
             try:
-                tried.append(self._added(context, unit, sampled))
+                ids, notes = self._added(context, unit, role == "assistant")
             except TemplateLimitError:
                 raise
             except TemplateError as error:
                 refusal = refusal or error
-            else:
-                if not tried[-1].flaws:
-                    break
+                continue
+            except InputError as error:
+                raise error.renumbered(len(context) - start) from None
+            roles = ", ".join(message["role"] for message in context)
+            other = [f"rendered after {roles} instead of the usual base"] if number else []
+            tried.append((len(notes), number, ids, notes + other))
+            if not notes:
+                break
         if refusal is not None and not tried:
-            what = f"the {unit[0]['role']} message" if unit else "to ask for a reply"
+            what = f"the {role} message" if unit else "to ask for a reply"
             where = "every fixed base" if self.has_base else "the messages before it"
             advice = "use another mode, or Renderer.render on the whole conversation"
             problem = f"the template refuses {what} after {where} ({refusal.problem}); {advice}"
             raise TemplateError(problem, message=start if unit else start - 1, line=refusal.line)
-        best = min(tried, key=lambda one: len(one.flaws))
-        notes = [*best.flaws]
-        if best is not tried[0] or refusal is not None:
-            roles = ", ".join(message["role"] for message in best.context)
-            notes.append(f"rendered after {roles} instead of the usual base")
-        return _Piece(self._encode(best, start), start, sampled, [f"message {start}: {note}" for note in notes])
+        *_, ids, notes = min(tried)
+        return _Piece(ids, start, role == "assistant", [f"message {start}: {note}" for note in notes])
 
-    def _added(self, context: Messages, unit: Messages, sampled: bool) -> _Added:
-        render = self.renderer.render_text
+    def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, list[str]]:
+        """Encode what a unit adds to a context by itself, cut by length, and note why that may be wrong."""
+        render, tokenizer = self.renderer.render_text, self.renderer.tokenizer
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
         after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit)
-        flaws = [] if after.text.startswith(before) else ["the template rewrites what is before it"]
+        notes = [] if after.text.startswith(before) else ["the template rewrites what is before it"]
+        spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
-        if any(end > len(before) and origin in base for end, origin in zip(after.ends, after.origins, strict=True)):
-            flaws.append("the template writes text of the base conversation into it")
-        return _Added(context, len(before), after, flaws)
+        if any(origin in base for *_, origin in spans):
+            notes.append("the template writes text of the base conversation into it")
+        # A control token goes first if the tokenizer adds a space to the first word.
+        control = tokenizer.vocabulary.control.values() if tokenizer.vocabulary.first_prefixed else ()
+        guard = next((one.text for one in control if not (one.lstrip or one.rstrip or one.single_word)), "")
+        piece = Rendering.of([(guard, -1, None), *spans])
+        encoded = self.renderer.encode_text(piece, [*context, *unit], tools=self.tools)
+        return encoded.ids[bool(guard) :], notes
 
-    def _contexts(self, start: int, unit: Messages) -> Iterator[Messages]:
+    def _contexts(self, start: int, unit: Messages, role: str) -> Iterator[Messages]:
         """Yield what to render a unit after.
 
-        Fixed bases are system and user, or user alone; then, for other roles than assistant, these with an assistant
-        turn, which calls the functions that results answer.
+        Fixed bases end with a user; then, for other roles than assistant, with a turn that results may answer.
         """
         if not self.has_base:
             yield self.messages[:start]
             return
         yield from ([SYSTEM, USER], [USER])
-        answers: list[dict[str, Any]] = [] if not unit or unit[0]["role"] == "assistant" else [ASSISTANT]
-        if unit and unit[0]["role"] in RESULT_ROLES:
-            answers = [self._calls(start, unit, {}), self._calls(start, unit, "{}")]
+        answers: list[Mapping[str, Any]] = [ASSISTANT] if role not in ("", "assistant") else []
+        if role in RESULT_ROLES:
+            calls = [list(self._calls(start, unit, arguments)) for arguments in _NO_ARGUMENTS]
+            answers = [{"role": "assistant", "content": "", "tool_calls": each} for each in calls]
         for answer in answers:
             yield from ([SYSTEM, USER, answer], [USER, answer])
 
-    def _calls(self, start: int, results: Messages, arguments: dict[str, Any] | str) -> dict[str, Any]:
-        """Return an assistant message that calls the function of each result."""
+    def _calls(self, start: int, results: Messages, arguments: Any) -> Iterator[dict[str, Any]]:
+        """Yield a call of the function of each result."""
         calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
         names = {call.get("id"): (call.get("function") or call).get("name") for call in calls}
-        answered = []
         for number, result in enumerate(results, 1):
             index = result.get("tool_call_id") or f"call{number:05}"
             name = result.get("name") or names.get(index) or "function"
-            answered.append({"id": index, "type": "function", "function": {"name": name, "arguments": arguments}})
-        return {"role": "assistant", "content": "", "tool_calls": answered}
-
-    def _encode(self, added: _Added, start: int) -> Ids:
-        """Encode what was added by itself, under the renderer's policy for control tokens.
-
-        Origins get the numbers of the conversation's messages; a base is numbered after them. A control token goes
-        first if the tokenizer adds a space to the first word.
-        """
-        messages, context = self.messages, added.context if self.has_base else ()
-        first = len(messages) if self.has_base else 0
-        numbers = [*range(first, first + len(added.context)), *range(start, len(messages))]
-        spans = [
-            (text, numbers[turn] if turn >= 0 else turn, origin and origin.renumbered(numbers))
-            for text, turn, origin in added.rendering.spans(added.start)
-        ]
-        if not spans:
-            return np.zeros(0, np.int32)
-        vocabulary, guard = self.renderer.tokenizer.vocabulary, ""
-        if vocabulary.first_prefixed:
-            tokens = vocabulary.control.values()
-            neutral = (token.text for token in tokens if not (token.lstrip or token.rstrip or token.single_word))
-            guard = next(neutral, "")
-        piece = Rendering.of([(guard, -1, None), *spans])
-        encoded = self.renderer.encode_text(piece, [*messages, *context], tools=self.tools)
-        return encoded.ids[1:] if guard else encoded.ids
+            yield {"id": index, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..conversation.forms import TEXT_PARTS
 from ..conversation.messages import RESULT_ROLES, THOUGHTS
-from ..conversation.values import MAX_DEPTH, json_like
+from ..conversation.values import json_like
 from ..errors import InputError
 
 Message = Mapping[str, Any]
@@ -24,24 +24,21 @@ Key = bytes
 Meaning = Callable[[Message], Any]
 """What of a message counts, as a JSON value. Messages with equal values are the same."""
 
-NOISE: Final = frozenset(
-    {
-        "annotations", "cache_control", "citations", "extra", "extra_content", "id", "index", "logprobs", "parsed",
-        "provider_specific_fields", "status", "train", "weight",
-    }
-)  # fmt: skip
-"""Fields that agents add, lose or change, and that no template prints."""
-
 _PART_NOISE: Final = frozenset({"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"})
-"""The same for a content part, whose id says which image or file it is."""
+NOISE: Final = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
+"""Fields that agents add, lose or change, and that no template prints. A part's id says which file it is."""
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
-_EXACT_INTEGERS: Final = 2.0**53
-"""Below it an integer is the same number in every language."""
-_JSON: Final = json.JSONDecoder(strict=False)
+_EMPTY: Final[Sequence[Any]] = (None, "", [], (), {})
+
+
+def _number(text: str) -> int | float:
+    """A number with a point; 3.0 is 3 up to the largest integer that every language has."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2.0**53 else value
+
+
+_JSON: Final = json.JSONDecoder(strict=False, parse_float=_number)
 """Models write line breaks into strings, and most agents read them."""
-_MARSHAL: Final = 2
-"""The last version of marshal that gives equal values equal bytes."""
-_SCALARS: Final = frozenset({str, bytes, int, bool, type(None)})
 
 
 def meaning(message: Message) -> Any:
@@ -53,17 +50,14 @@ def meaning(message: Message) -> Any:
     """
     content = message.get("content")
     if message.get("role") != "assistant":
-        return [message.get("role"), content if type(content) is str else _content(content)]
-    extras: list[Any] = []
-    if type(content) is not str:  # a model writes one text, so text parts are joined
-        parts = content if isinstance(content, (list, tuple)) else [content or ""]
-        values = [part if isinstance(part, str) else _part(part, "text") for part in parts if not _is_reasoning(part)]
-        content = "".join(value for value in values if isinstance(value, str))
-        extras = [value for value in values if not isinstance(value, str)]
-    calls = message.get("tool_calls")
-    value = ["assistant", content.strip(), [_call(call) for call in calls] if calls else ""]
-    extras += [[name, _raw(message[name])] for name in ("refusal", "function_call") if _has_value(message.get(name))]
-    return [*value, extras] if extras else value
+        return [message.get("role"), _content(content)]
+    parts = content if isinstance(content, (list, tuple)) else [content or ""]
+    values = [part if isinstance(part, str) else _part(part, "text") for part in parts if not _is_reasoning(part)]
+    text = "".join(value for value in values if isinstance(value, str))  # a model writes one text
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    extras = [value for value in values if not isinstance(value, str)]
+    extras += [[name, _raw(message[name])] for name in ("refusal", "function_call") if message.get(name) not in _EMPTY]
+    return ["assistant", text.strip(), calls or "", *([extras] if extras else [])]
 
 
 def strict_meaning(message: Message) -> Any:
@@ -71,23 +65,19 @@ def strict_meaning(message: Message) -> Any:
 
     Absent, None and empty are equal, and so are arguments as JSON text and as a mapping.
     """
-    fields = [
-        [str(name), value if type(value) is str else _raw(value)]
-        for name, value in sorted(message.items(), key=_name)
-        if name != "tool_calls" and _has_value(value)
-    ]
-    calls = message.get("tool_calls")
-    return [fields, [_strict_call(call) for call in calls]] if calls else [fields]
+    fields = {name: value for name, value in message.items() if name != "tool_calls" and value not in _EMPTY}
+    calls = [_strict_call(call) for call in message.get("tool_calls") or ()]
+    return [_raw(sorted(fields.items())), calls]
 
 
 def same_fields(one: Message, other: Message) -> bool:
     """True if two messages also have the same fields, `NOISE` aside."""
-    return identical(one, other) or bool(_without_noise(one) == _without_noise(other))
 
+    def fields(message: Message) -> Any:
+        printed = {name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"}
+        return strict_meaning({**printed, "content": _content(message.get("content"), strict=True)})
 
-def _without_noise(message: Message) -> Any:
-    fields = {name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"}
-    return strict_meaning({**fields, "content": _content(message.get("content"), strict=True)})
+    return identical(one, other) or bool(fields(one) == fields(other))
 
 
 # -- keys
@@ -96,19 +86,14 @@ def _without_noise(message: Message) -> Any:
 def root_key(tools: Any, variables: Mapping[str, Any], template: str) -> Key:
     """The key of an empty conversation: tools, template variables, the template's digest."""
     try:
-        return _digest(b"", [_raw(tools or None), _raw(sorted(variables.items(), key=_name)), template])
+        return next_key(b"", [_raw(tools or None), _raw(sorted(variables.items())), template])
     except RecursionError:
         raise InputError("is nested too deeply", field="tools") from None
 
 
 def next_key(before: Key, value: Any) -> Key:
     """The key after one more message with this meaning."""
-    return _digest(before, canonical(value))
-
-
-def message_key(message: Message) -> Key:
-    """The key of one message, whatever comes before it."""
-    return next_key(b"", meaning(message))
+    return hashlib.sha256(before + marshal.dumps(value, 2)).digest()[:16]
 
 
 def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> list[Key]:
@@ -122,18 +107,17 @@ def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> l
     results = 0
     for at, message in enumerate(messages):
         try:
-            value = canonical(means(message))
-            role = message.get("role")
-            if role == "assistant":
-                ids = call_ids(message)
-                unique = len(set(ids)) == len(message.get("tool_calls") or ())
-                results, answered = 0, {name: at for at, name in enumerate(ids)} if unique else {}
-            elif role in RESULT_ROLES:
-                value = [value, str(answered.get(str(message.get("tool_call_id")), results))]
-                results += 1
-            keys.append(_digest(keys[-1], value))
+            value = means(message)
         except RecursionError:
             raise InputError("is nested too deeply", message=at) from None
+        if message.get("role") == "assistant":
+            ids = call_ids(message)
+            unique = len(set(ids)) == len(message.get("tool_calls") or ())
+            results, answered = 0, {name: at for at, name in enumerate(ids)} if unique else {}
+        elif message.get("role") in RESULT_ROLES:
+            value = [value, str(answered.get(str(message.get("tool_call_id")), results))]
+            results += 1
+        keys.append(next_key(keys[-1], value))
     return keys
 
 
@@ -164,7 +148,7 @@ def _call(call: Message) -> Any:
     arguments = function.get("arguments")
     arguments = function.get("input") if arguments is None else arguments
     try:
-        return [str(function.get("name")), "json", marshal.dumps(canonical(_decoded(arguments)), _MARSHAL)]
+        return [str(function.get("name")), "json", canonical(_decoded(arguments))]
     except (ValueError, RecursionError):
         if not isinstance(arguments, str):
             raise
@@ -178,7 +162,7 @@ def _strict_call(call: Message) -> Any:
     except (ValueError, RecursionError):
         arguments = [function.get("arguments")]  # invalid JSON: unlike any JSON object
     more = {name: value for name, value in call.items() if name not in ("function", "index", "arguments")}
-    return [str(function.get("name")), _raw(arguments or {}), _raw(sorted(more.items(), key=_name))]
+    return [str(function.get("name")), _raw(arguments or {}), _raw(sorted(more.items()))]
 
 
 def _decoded(arguments: Any) -> Any:
@@ -204,27 +188,16 @@ def _part(part: Any, default_type: str | None = None, strict: bool = False) -> A
     """
     if not isinstance(part, Mapping):
         return ["value", _raw(part)]
-    kind = part.get("type") or default_type
-    field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-    text = part.get(field) if field else None
-    ignored = {"type", field, *NOISE}
-    more = strict and any(_has_value(value) and name not in ignored for name, value in part.items())
-    if isinstance(text, str) and not more:
+    fields = {str(name): value for name, value in part.items() if value not in _EMPTY}
+    field = TEXT_PARTS.get(str(part.get("type") or default_type), "")
+    text = part.get(field)
+    if isinstance(text, str) and not (strict and fields.keys() - NOISE - {"type", field}):
         return text
-    names = sorted((name for name in part if name not in _PART_NOISE and _has_value(part[name])), key=str)
-    return ["part", _raw([(str(name), part[name]) for name in names])]
+    return ["part", _raw(sorted((name, value) for name, value in fields.items() if name not in _PART_NOISE))]
 
 
 def _is_reasoning(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS
-
-
-def _name(item: tuple[Any, Any]) -> str:
-    return str(item[0])
-
-
-def _has_value(value: Any) -> bool:
-    return value is not None and (not isinstance(value, (str, list, tuple, Mapping)) or len(value) > 0)
 
 
 # -- values as bytes
@@ -233,31 +206,17 @@ def _has_value(value: Any) -> bool:
 def _raw(value: Any) -> bytes:
     """A JSON value as bytes, keys in their order. Marshal is four times as fast as JSON."""
     try:
-        return b"m" + marshal.dumps(value, _MARSHAL)
+        return b"m" + marshal.dumps(value, 2)  # the last version that gives equal values equal bytes
     except ValueError:  # nested deeply, or made of types that are not Python's own
-        return b"j" + json.dumps(value, default=lambda it: dict(it) if isinstance(it, Mapping) else repr(it)).encode()
+        return b"j" + json.dumps(value, default=lambda it: json_like(it, repr(it))).encode()
 
 
-def canonical(value: Any, depth: int = 0) -> Any:
-    """A form that equal values share. Raises RecursionError or TypeError."""
-    kind = type(value)
-    if kind in _SCALARS:
+def canonical(value: Any) -> str:
+    """JSON text that equal values share. Raises RecursionError or TypeError."""
+
+    def plain(value: Any) -> Any:
+        if (value := json_like(value, plain)) is plain:
+            raise TypeError("not a JSON value")
         return value
-    if kind is float:
-        return int(value) if abs(value) < _EXACT_INTEGERS and value == int(value) else value
-    if depth >= MAX_DEPTH:
-        raise RecursionError
-    if kind is dict:
-        # keys are unique, so sorting never compares values
-        pairs = [(key, it if type(it) is str else canonical(it, depth + 1)) for key, it in value.items()]
-        return tuple(sorted(pairs))
-    if kind is list or kind is tuple:
-        return [canonical(it, depth + 1) for it in value]
-    plain = json_like(value, None)
-    if plain is not None and type(plain) is not kind:
-        return canonical(plain, depth)
-    raise TypeError(f"a {kind.__name__}, which is not valid JSON")
 
-
-def _digest(before: Key, value: Any) -> Key:
-    return hashlib.sha256(before + marshal.dumps(value, _MARSHAL)).digest()[:16]
+    return json.dumps(_JSON.decode(json.dumps(value, default=plain)), sort_keys=True)

@@ -48,19 +48,19 @@ def read_rollouts(
     Raises InputError if an input is missing or none of these.
     """
     for name in inputs:
-        path = Path(name).expanduser()
-        if _is_store(name, path):
-            yield from _read_store(str(path / _RUN_STORE) if path.is_dir() else name, note)
-        elif files := _trajectories(path):
+        path, store, files = _opened(name)
+        if store:
+            yield from _read_store(store, note)
+            continue
+        if files:
             note(f"{name}: {'trajectories' if path.is_dir() else 'a trajectory'}")
-            for done, file in enumerate(files, 1):
-                where = f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" if path.is_dir() else name
-                yield _read_trajectory(file, where)
-                progress(done, len(files))
-        else:
-            with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-                for source in find_sources([name], Path(spool)):
-                    yield from _read_source(source, progress, note)
+        for done, file in enumerate(files, 1):
+            where = f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" if path.is_dir() else name
+            yield _read_trajectory(file, where)
+            progress(done, len(files))
+        with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+            for source in find_sources([name], Path(spool)) if not files else ():
+                yield from _read_source(source, progress, note)
 
 
 def holds_rollouts(name: str) -> bool:
@@ -69,8 +69,8 @@ def holds_rollouts(name: str) -> bool:
     Rows hold rollouts if they have logprobs, or if a rollout or a gateway wrote their file.
     Raises InputError for conversations, which are not tokens.
     """
-    path = Path(name).expanduser()
-    if _is_store(name, path) or _trajectories(path):
+    path, store, files = _opened(name)
+    if store or files:
         return True
     if name == "-" or not path.exists():
         return False
@@ -97,7 +97,14 @@ def highest_id(inputs: Sequence[str]) -> int:
     return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
 
 
-# -- trajectories
+def _opened(name: str) -> tuple[Path, str, list[Path]]:
+    """The path of an input; the name of a store, or trajectory files, if it is that."""
+    path = Path(name).expanduser()
+    store = path / _RUN_STORE if path.is_dir() else path
+    if "://" in name or _starts_with(store, _SQLITE):
+        return path, name if "://" in name else str(store), []
+    files = sorted(path.rglob("*.tt")) if path.is_dir() else [path]
+    return path, "", [file for file in files if file.is_file() and (path.is_dir() or is_trajectory(file))]
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:
@@ -110,14 +117,11 @@ def _starts_with(path: Path, magic: bytes) -> bool:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+# -- trajectories
+
+
 def is_trajectory(path: Path) -> bool:
     return _starts_with(path, MAGIC)
-
-
-def _trajectories(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path] if is_trajectory(path) else []
-    return sorted(file for file in path.rglob("*.tt") if file.is_file())
 
 
 def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
@@ -150,10 +154,6 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
 
 
 # -- stores of sessions
-
-
-def _is_store(name: str, path: Path) -> bool:
-    return "://" in name or _starts_with(path / _RUN_STORE if path.is_dir() else path, _SQLITE)
 
 
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:

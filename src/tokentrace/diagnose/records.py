@@ -68,6 +68,10 @@ class Request(NamedTuple):
     tools: Sequence[Line] | None = None
     reply: Line | None = None
 
+    @property
+    def history(self) -> list[Line]:
+        return [*self.messages, *([] if self.reply is None else [self.reply])]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
@@ -92,10 +96,7 @@ class Call:
 
 
 class Row(NamedTuple):
-    """A training row, and its trained runs as calls.
-
-    `sampled` marks what an engine returned, if the row itself says so.
-    """
+    """A training row, and its trained runs as calls. `sampled` of them are sampled, if the row says so."""
 
     ids: Ids
     mask: Mask
@@ -165,17 +166,14 @@ class Fields:
         name = first_of(self.value, MASKS)
         if name is None:
             return None
-        values = list(self.value[name]) if not isinstance(self.value[name], str) else [self.value[name]]
-        wrong = next((at for at, one in enumerate(values) if one not in (0, 1)), None)
-        words = "" if wrong is None else f"entry {wrong} is {brief(values[wrong])}"
+        values = list(self.value[name])
+        words = [f"entry {at} is {brief(one)}" for at, one in enumerate(values) if one not in (0, 1)]
         if len(values) not in (count, before + count):
-            words = f"{len(values):,} entries for {counted(before + count)}"
+            words = [f"{len(values):,} entries for {counted(before + count)}"]
         if words:
-            self.report(Cause.BAD_MASK, name, words, len(values))
+            self.report(Cause.BAD_MASK, name, words[0], len(values))
             return None
-        mask: Mask = np.zeros(before + count, np.bool_)
-        mask[before + count - len(values) :] = np.asarray(values, np.bool_)
-        return mask
+        return np.asarray([False] * (before + count - len(values)) + values, np.bool_)
 
     def trained(self, ids: Ids, first: int = 0) -> Mask | None:
         """What a row trains: its mask or its labels, which must agree; None without both."""
@@ -188,10 +186,8 @@ class Fields:
             return mask
         trained: Mask = labels != IGNORE
         mask = trained if mask is None else mask
-        for wrong, what in (
-            (trained & (labels != ids), "is not the id there"),
-            (mask != trained, "contradicts the mask"),
-        ):
+        wrong_ids, contradicting = trained & (labels != ids), mask != trained
+        for wrong, what in ((wrong_ids, "is not the id there"), (contradicting, "contradicts the mask")):
             if wrong.any():
                 at = int(wrong.argmax())
                 words = f"label {at:,} is {labels[at]}, which {what}"
@@ -254,10 +250,10 @@ class Fields:
             marked = first_of(self.value, (*MASKS, "labels"))
             mask = np.arange(total) >= (first if marked is None else total)
         if self.value.get("kinds") is not None:
-            sampled = check_integers(self.value["kinds"], self.field("kinds")) == Kind.SAMPLED
-            if len(sampled) != total:
-                words = f"has {len(sampled):,} entries, and there are {total:,} ids"
-                raise InputError(words, field=self.field("kinds"))
+            kinds = check_integers(self.value["kinds"], self.field("kinds"))
+            if len(kinds) != total:
+                raise InputError(f"has {len(kinds):,} entries for {total:,} ids", field=self.field("kinds"))
+            sampled = mask & (kinds == Kind.SAMPLED)
         request = self.request() if "cause" not in self.value else None  # of its last call only
         causes = [self.value.get(name) for name in ("cause", "cause_detail")]
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
@@ -449,8 +445,8 @@ def _read_trace(line: Fields) -> None:
         stream = np.concatenate([ids[one] for one in path])
         sampled = np.concatenate([np.zeros(len(stream) - size, np.bool_), sampled])
         path_masks = [masks[one] for one in path if len(ids[one])]
-        known = [mask for mask in path_masks if mask is not None]
-        trained = np.concatenate(known) if len(known) == len(path_masks) else None
+        complete = [mask for mask in path_masks if mask is not None]
+        trained = np.concatenate(complete) if len(complete) == len(path_masks) else None
         messages: list[Any] = [nodes[one].value.get("message") for one in path]
         request = None
         if all(isinstance(message, Mapping) for message in messages):

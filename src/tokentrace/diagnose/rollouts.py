@@ -113,7 +113,8 @@ class CheckedRollout:
         earlier = self._calls.setdefault((call.start, stream.tobytes()), call)
         if earlier is not call and self.rollout.derived:
             return
-        if earlier is not call and not self.rollout.ordered and _same_logprobs(earlier, call):
+        before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
+        if earlier is not call and not self.rollout.ordered and np.array_equal(before, logprobs, equal_nan=True):
             self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
             self.steps.append(Relation.TWICE)
             return
@@ -142,15 +143,12 @@ class CheckedRollout:
 
     def _add_row(self, row: Row) -> None:
         """Compare a row's mask with what was sampled, as its calls or the row itself say."""
-        sampled = None
-        if not self.rollout.derived:
-            sampled = np.zeros(len(row.ids), np.bool_)
-            for call in self.rollout.calls:
-                if common_prefix(call.stream, row.ids) == len(call.stream):
-                    sampled[call.start : len(call.stream)] = True
-        elif row.sampled is not None:  # what another row of the rollout trains is sampled here, and not trained
-            sampled = row.mask & row.sampled
-        self._train(row.where, row.mask, sampled)
+        sampled = np.zeros(len(row.ids), np.bool_)
+        for call in self.rollout.calls:
+            if common_prefix(call.stream, row.ids) == len(call.stream):
+                sampled[call.start : len(call.stream)] = True
+        # what another row of the rollout trains is sampled here, and not trained
+        self._train(row.where, row.mask, row.sampled if self.rollout.derived else sampled)
 
     def _place(self, call: Call) -> tuple[Relation, Tip | None, int]:
         """How a call continues the earlier ones, its closest tip, and how much they share."""
@@ -168,11 +166,13 @@ class CheckedRollout:
         ends = [end for one, share in pairs for end in one.ends if end <= share]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
-        requests, history = _requests(tip.request, call.request), None
-        if requests and tip.request is not None and tip.request.reply is not None:
+        requests, history = {}, None
+        if (before := tip.request) is not None and (request := call.request) is not None:
+            after = {"messages": list(request.messages), "tools": request.tools}
+            requests = {"before": {"messages": before.history, "tools": before.tools}, "after": after}
             recent = (one.request for one in itertools.islice(reversed(self.tips), _RECENT))
-            histories = [[*one.messages, one.reply] for one in recent if one and one.reply and one is not tip.request]
-            history = conversation_change(**requests, recent=histories)
+            histories = [one.history for one in recent if one and one.reply and one is not before]
+            history = conversation_change(**requests, recent=histories) if before.reply is not None else None
         if history is not None and history.cause is Cause.RETRY:
             return Relation.REPEATS, tip, shared
         if history is not None and history.cause is Cause.SUB_AGENT:
@@ -224,17 +224,6 @@ def sorted_calls(calls: Sequence[Call]) -> list[Call]:
     return list(placed.values())
 
 
-def _requests(before: Request | None, after: Request | None) -> dict[str, Any]:
-    """The arguments of `explain_break` for two requests; empty if one is unknown."""
-    if before is None or after is None:
-        return {}
-    messages = [*before.messages, *([before.reply] if before.reply is not None else [])]
-    return {
-        "before": {"messages": messages, "tools": before.tools},
-        "after": {"messages": list(after.messages), "tools": after.tools},
-    }
-
-
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
     """True if a prompt has something of what was sampled after its first `end` tokens."""
     if shared == len(prompt):
@@ -246,12 +235,6 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
     size = min(_TRACE, len(answer))
     places = sliding_window_view(prompt[shared:], size) if 0 < size <= len(prompt) - shared else answer[:0]
     return any((places == trace).all(-1).any() for trace in (answer[:size], answer[-size:]) if len(places))
-
-
-def _same_logprobs(one: Call, other: Call) -> bool:
-    if one.logprobs is None or other.logprobs is None:
-        return one.logprobs is other.logprobs
-    return np.array_equal(one.logprobs, other.logprobs, equal_nan=True)
 
 
 # -- all rollouts

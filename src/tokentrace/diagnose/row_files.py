@@ -16,7 +16,7 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
 from .report import Report, Tallies, Tally
-from .rows import Outcome, RowChecker, RowColumns, origin_of
+from .rows import Outcome, RowChecker, origin_of
 
 _ROW_BYTES: Final = 1 << 28
 """A longer row is bad. Ids take more room than their text."""
@@ -159,7 +159,7 @@ def check_dataset(
     tokenizer: str | None = None,
     changes: Mapping[str, Any] | None = None,
     sources: Sequence[str] = (),
-    columns: RowColumns = RowColumns(),  # noqa: B008 (frozen)
+    columns: Sequence[str | None] = (),
     pad_token: str | None = None,
     split: str | None = None,
     limit: int | None = None,
@@ -173,7 +173,8 @@ def check_dataset(
       defaults; it needs `tokenizer`, and `changes` (named as in `TokenizeSettings.described`) override both.
     - `sources`: the files that rows name in their columns ``source`` and ``row``, unless the rows' file says where they
       are. The notes list files that are missing or have changed.
-    - `columns`: where rows hold ids and mask. `pad_token`: what they are padded with; by default the tokenizer's own.
+    - `columns`: where rows hold ids, and mask or labels; None is the first usual name.
+    - `pad_token`: what rows are padded with; by default the tokenizer's own.
     - `limit`: stop after so many rows.
     - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
 
@@ -193,7 +194,7 @@ def check_dataset(
             if not described or "engine" in described:  # rows of another script, or of rollouts
                 described = {"lost": "ignore"}
             settings = TokenizeSettings.read({**described, **(changes or {})}, str(tokenizer))
-        checker = RowChecker(settings, columns=columns, pad_token=pad_token)
+        checker = RowChecker(settings, columns, pad_token)
         report = CheckReport()
         report.settings = checker.tokenizer.described()
         origins, missing = _find_conversations(sources, ours, Path(spool))
@@ -209,8 +210,8 @@ def check_dataset(
             for file, metadata in ours
             for entry in _entries(metadata)
             if isinstance(entry.get("digest"), str)
-            and len(known := conversations.find(entry["name"])) == 1
-            and known[0].digest != entry["digest"]
+            and len(matches := conversations.find(entry["name"])) == 1
+            and matches[0].digest != entry["digest"]
         ]
         report.notes += [*changed, *missing]
         is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]

@@ -81,10 +81,6 @@ class CheckedRow:
     def mask(self) -> list[Finding]:
         return [one for one in self.findings if one.cause in _MASK_CAUSES]
 
-    @property
-    def position(self) -> int | None:
-        return min((one.position for one in self.findings if one.position is not None), default=None)
-
     def seen(self) -> Iterator[Seen]:
         """What a report counts."""
         words = (
@@ -100,14 +96,6 @@ class CheckedRow:
 
 
 # -- the row as it is
-
-
-@dataclass(frozen=True, slots=True)
-class RowColumns:
-    """The columns of ids and mask; None uses the first usual name. `mask` may name labels."""
-
-    ids: str | None = None
-    mask: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,14 +140,14 @@ def _run(flags: Mask) -> int:
     return len(flags) if flags.all() else int(flags.argmin())
 
 
-def read_ids_row(value: Any, columns: RowColumns) -> IdsRow:
+def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | None = None) -> IdsRow:
     """A row of ids. Raises InputError with the column that does not fit."""
     if not isinstance(value, Mapping):
         raise InputError(f"a row of ids must be a mapping of columns, not {kind_of(value)}")
-    for name in (columns.ids, columns.mask):
+    for name in (ids_column, mask_column):
         if name is not None and value.get(name) is None:
             raise InputError("the row has no such column, or nothing in it", field=name)
-    name = columns.ids or first_of(value, IDS)
+    name = ids_column or first_of(value, IDS)
     if name is None:
         names = ", ".join(str(column)[:80] for column in list(value)[:8]) or "no columns"
         raise InputError(f"the row holds no ids; it has {names}; searched: {', '.join(IDS)}")
@@ -167,14 +155,14 @@ def read_ids_row(value: Any, columns: RowColumns) -> IdsRow:
     if not len(ids):
         raise InputError("holds no ids", field=name)
     masks = value
-    if columns.mask is not None:
-        named = value[columns.mask]
+    if mask_column is not None:
+        named = value[mask_column]
         masks = {"labels" if isinstance(named, (list, np.ndarray)) and IGNORE in named else "mask": named}
     fields = Fields(masks, Rollout("", ""))
     mask = fields.trained(ids)
     for problem in fields.rollout.findings:
         raise InputError(problem.words, field=problem.field)
-    used = {name, "labels", ATTENTION, *MASKS, columns.mask}
+    used = {name, "labels", ATTENTION, *MASKS, mask_column}
     row = IdsRow(ids, mask, 0, len(ids), False, {key: value[key] for key in value if key not in used})
     if value.get(ATTENTION) is None:
         return row
@@ -210,11 +198,7 @@ class RowChecker:
     """Checks rows, one at a time. Raises InputError only for a bad setting."""
 
     def __init__(
-        self,
-        settings: TokenizeSettings,
-        *,
-        columns: RowColumns = RowColumns(),  # noqa: B008 (frozen)
-        pad_token: str | None = None,
+        self, settings: TokenizeSettings, columns: Sequence[str | None] = (), pad_token: str | None = None
     ) -> None:
         self.tokenizer, self._columns = RowTokenizer(settings), columns
         self.renderer = renderer = self.tokenizer.renderer
@@ -236,7 +220,7 @@ class RowChecker:
         try:
             if row.problem is not None:
                 raise InputError(row.problem)
-            actual = read_ids_row(row.value, self._columns)
+            actual = read_ids_row(row.value, *self._columns)
         except InputError as error:
             return replace(checked, reason=" ".join(str(error).split()))
         checked = replace(checked, counts=Counter(rows=1) + actual.counts())
@@ -268,8 +252,10 @@ class RowChecker:
         causes = case.differences() if case.hunks else []
         findings = [case.finding(cause, hunk) for cause, hunk in causes]
         wrong = case.mask_findings()
-        if wrong and not case.hunks and (moved := case.shift()):
-            findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
+        shifts = {"right": np.append(False, sample.mask[:-1]), "left": np.append(sample.mask[1:], False)}
+        for moved, mask in shifts.items() if wrong and not case.hunks else ():
+            if row.mask is not None and np.array_equal(row.mask, mask):
+                findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
         cut = {cause for cause, _ in causes} == {Cause.CUT}
         ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
         expected = Counter(rows=1, compared=1, expected_tokens=len(sample), expected_trained=sample.trained)
@@ -459,12 +445,3 @@ class _Comparison:
         for at in np.flatnonzero(self.row.whole_mask).tolist():
             if not start <= at < self.row.stop:
                 yield "template", "padding", -1, True, at
-
-    def shift(self) -> str:
-        """The direction in which the mask is moved by one token, or nothing."""
-        expected, actual = self.sample.mask, self.row.mask
-        if actual is None or len(expected) != len(actual) or not expected.any():
-            return ""
-        right = np.array_equal(expected[:-1], actual[1:]) and not actual[0]
-        left = np.array_equal(expected[1:], actual[:-1]) and not actual[-1]
-        return "right" if right else "left" if left else ""

@@ -22,7 +22,7 @@ READ: Final = 65_536
 """Tokens before and after a difference that are read as text."""
 _AROUND: Final = 12
 """Equal tokens shown on either side of a difference."""
-_SHOWN: Final = 256
+_LIMIT: Final = 256
 """Tokens shown of one side of a difference."""
 _ROLE: Final = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
@@ -67,7 +67,7 @@ class Contrast(NamedTuple):
     @classmethod
     def of(cls, tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk) -> Contrast:
         lead = one[max(0, hunk.start - _AROUND) : hunk.start]
-        sides = [side[:_SHOWN] for side in hunk.sides(one, other)]
+        sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
         same = common_prefix(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
         after = one[hunk.stop : hunk.stop + same]
         tracks = [

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Final
 
 from ..show.visible import listed
-from .appends import ALTERED, AppendBreak, AppendCell, AppendOutcome, Where
-from .cases import Append, Style, TurnForm
+from .appends import NO_END, AppendCell, AppendOutcome
+from .cases import Append, Style, TurnForm, WordedEnum
 from .facts import TemplateFacts
 
 FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
@@ -21,7 +21,7 @@ USER_APPENDS: Final = (Append.TOOL_USER, Append.USER)
 _BOTH: Final = TOOL_APPENDS + USER_APPENDS
 
 
-class Use(StrEnum):
+class Use(WordedEnum):
     """What a template is used for; that needs `appends` without `flaws`, and perhaps all `messages` unchanged.
 
     Lost white space around content matters only if a use `renders` again, as rollouts do at each turn.
@@ -32,11 +32,6 @@ class Use(StrEnum):
     renders: bool
     messages: bool
     flaws: frozenset[str]
-
-    def __new__(cls, value: str, *needs: Any) -> Self:
-        use = str.__new__(cls, value)
-        use._value_, (use.label, use.appends, use.renders, use.messages, use.flaws) = value, needs
-        return use
 
     SFT_ONE_ROW = "sft-one-row", "SFT, one row a conversation", _BOTH, False, True, FLAWS
     SFT_PER_TURN = "sft-per-turn", "SFT, one row a turn", (Append.USER, *TOOL_APPENDS), False, True, _TURN_FLAWS
@@ -51,11 +46,6 @@ class Grade(StrEnum):
     HOLDS = "holds"
     PARTLY = "partly"
     FAILS = "fails"
-
-
-_NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
-_NO_STOP: Final = "a turn ends without a token that stops generation, whatever follows it"
-_RANDOM: Final = "the template draws at random: the same conversation is not always written the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,13 @@ def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell
     ]
 
 
-def judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdict:
+def judge(cells: Iterable[AppendCell], facts: TemplateFacts) -> tuple[Verdict, ...]:
+    """Return the verdict on each use."""
+    counted = judged(cells, facts)
+    return tuple(_judge(use, counted, facts) for use in Use)
+
+
+def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdict:
     """Return the verdict on a use. It fails if an append goes wrong for every turn, or nothing holds.
 
     A refused append raises an error, so with others the use holds partly.
@@ -98,14 +94,15 @@ def judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdic
     fails = bool(against) and (not good or not groups.keys() <= good | refused)
     if facts.date and use is Use.PRODUCTION_PARITY:
         against.append(f"the prompt holds the date of the day it is rendered on ({facts.date})")
-    against += [_RANDOM] * facts.random
+    if facts.random:
+        against.append("the template draws at random: the same conversation is not always written the same")
     # The assistant's text counts everywhere: rendered again, it is not what was sampled.
     against += [str(one) for one in facts.altered if one.of_turns or use.messages]
     if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
-        against.append(_NO_STOP)
+        against.append("a turn ends without a token that stops generation, whatever follows it")
         fails = True
     elif use is Use.SFT_ONE_ROW and facts.last_turn_without_stop:
-        against.append(f"the last turn: {_NO_END}")
+        against.append(f"the last turn: {NO_END}")
     return Verdict(use, Grade.FAILS if fails else Grade.PARTLY if against else Grade.HOLDS, tuple(against))
 
 
@@ -127,24 +124,15 @@ def _some_fit(cells: Sequence[AppendCell], flaws: frozenset[str]) -> bool:
 
 
 def _plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
-    """Return the turns with plain content, if any."""
     return [cell for cell in cells if cell.turn.style is Style.PLAIN] or cells
-
-
-# -- what goes wrong, in words
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFinding:
-    """One way in which appends go wrong, and the cells that show it."""
+    """One way in which appends go wrong, and the smallest conversation that shows it."""
 
     why: str
-    cells: tuple[AppendCell, ...]
-
-    @property
-    def smallest(self) -> AppendCell:
-        """The cell with the smallest conversation."""
-        return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
+    smallest: AppendCell
 
 
 def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str]) -> list[AppendFinding]:
@@ -153,12 +141,11 @@ def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[s
     ways: dict[tuple[str, str], dict[Append, list[AppendCell]]] = {}
     for append, cells in groups.items():
         causes: dict[str, list[AppendCell]] = {}
-        for cell in cells:
-            if flaws & cell.all_flaws:
-                refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
-                turns = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws]
-                words = dict.fromkeys(cause(one, in_turn) for one in (turns if in_turn else [cell, *refused]))
-                causes.setdefault("; ".join(words), []).append(cell)
+        for cell in (cell for cell in cells if flaws & cell.all_flaws):
+            refused = [cell, *(one for one in cell.also if "refused" in one.flaws)]
+            turns = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws]
+            words = dict.fromkeys(one.cause(in_turn) for one in (turns if in_turn else refused))
+            causes.setdefault("; ".join(words), []).append(cell)
         for why, wrong in causes.items():
             ways.setdefault((_common_form(wrong, cells), why), {})[append] = wrong
     findings = []
@@ -167,43 +154,10 @@ def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[s
         if not in_turn:
             follows = listed((append.words for append in by_append), "or")
             where = f"where {f'{form} are' if form else 'a turn is'} followed by {follows}: "
-        findings.append(AppendFinding(f"{where}{why}", tuple(itertools.chain(*by_append.values()))))
+        cases = itertools.chain(*by_append.values())
+        smallest = min(cases, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
+        findings.append(AppendFinding(f"{where}{why}", smallest))
     return findings
-
-
-def cause(cell: AppendCell, in_turn: bool = False) -> str:
-    """Say what goes wrong in a conversation; with `in_turn`, in the turn itself."""
-    after = f", {cell.case.history}" if cell.case.history else ""
-    if cell.outcome is AppendOutcome.REFUSED:
-        return f"refused: {cell.reason}{after}"
-    words = [_break_words(one) for one in cell.breaks if one.at_turn or not in_turn]
-    if words:
-        words[-1] += after
-    lost = list(cell.lost)
-    if "tool_calls.0" in lost:
-        lost = ["tool_calls" if field.startswith("tool_calls.") else field for field in lost]
-    lost = ["the second call" if field == "tool_calls.1" else field for field in lost]
-    lost = list(dict.fromkeys([*lost, *(() if in_turn else cell.lost_after)]))
-    gone = [field for field in lost if not field.endswith(ALTERED)]
-    words += [field for field in lost if field.endswith(ALTERED)]
-    words += [f"{', '.join(gone)} reaches no token"] if gone else []
-    words += [_NO_END] * (in_turn and not cell.ends)
-    return "; ".join(dict.fromkeys(words))
-
-
-_BREAKS: Final[Mapping[Where, str]] = {
-    Where.PAST: "earlier turns are rewritten",
-    Where.PROMPT: "the turn is not written after the prompt that asks for it",
-    Where.SEAM: "a token reaches over the end of the prompt",
-}
-
-
-def _break_words(one: AppendBreak) -> str:
-    gone = sorted({field.split(" of ")[0] for field in one.fields if field.endswith("gone")})
-    dropped = f", without {', '.join(gone)}" if gone else ""
-    blame = one.blame
-    condition = f": `{blame.condition}`" if blame is not None and blame.condition else ""
-    return f"{_BREAKS[one.where]}{dropped}{'' if blame is None else f' (line {blame.line}{condition})'}"
 
 
 _FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
@@ -226,8 +180,7 @@ def _common_form(wrong: Sequence[AppendCell], cells: Sequence[AppendCell]) -> st
     turns, chosen = {cell.turn for cell in cells}, {cell.turn for cell in wrong}
     if turns == chosen:
         return ""
-    for count in (1, 2, 3):
-        for names in itertools.combinations(_FEATURES, count):
-            if {turn for turn in turns if all(_FEATURES[name](turn) for name in names)} == chosen:
-                return f"turns {' and '.join(names)}"
+    for names in itertools.chain(*(itertools.combinations(_FEATURES, count) for count in (1, 2, 3))):
+        if {turn for turn in turns if all(_FEATURES[name](turn) for name in names)} == chosen:
+            return f"turns {' and '.join(names)}"
     return f"{len(wrong)} of {len(cells)} kinds of turns"

@@ -30,7 +30,6 @@ BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
 THINK, END_THINK = "<think>", "</think>"
 DSML: Final = "｜DSML｜"
-_THINK_IF: Final = {True: THINK, False: END_THINK}
 
 V32_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 V4_ROLES: Final = (*V32_ROLES, "latest_reminder")
@@ -160,16 +159,11 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
                 problem = "there is no tool call for this tool message to answer"
                 advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
                 raise TemplateError(f"{problem}; {advice}", message=index)
-            pieces = (
-                "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>",
-                _text(content, index),
-                "</result>\n</function_results>" if nth == calls else "</result>",
-            )
-            opener = "\n\n" + _THINK_IF[thinking and index > last] if nth == calls else ""
-            yield MessageText(message, pieces, opener)
-            continue
-        caller = index
-        if role == "assistant":
+            before = "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
+            after = "</result>\n</function_results>" if nth == calls else "</result>"
+            pieces = (before, _text(content, index), after)
+            opener = "\n\n" + _think(thinking and index > last) if nth == calls else ""
+        elif role == "assistant":
             pieces = _v32_assistant(message, index, thinking and index > last)
         elif role == "system":
             pieces = _system(V32, message, index, tools)
@@ -178,7 +172,8 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
             if role == "developer":
                 pieces += [*_attachments(V32, message, index, message.get("tools")), "\n\n# The user's message is: "]
             pieces.append(_text(content, index))
-            opener = ASSISTANT + _THINK_IF[thinking and index == last]
+            opener = ASSISTANT + _think(thinking and index == last)
+        caller = caller if role == "tool" else index
         yield MessageText(message, pieces, opener)
 
 
@@ -263,12 +258,12 @@ def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, dro
 
 def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
     if group.task is None:
-        return ASSISTANT + _THINK_IF[thinks] if group.role in ASKING else ""
+        return ASSISTANT + _think(thinks) if group.role in ASKING else ""
     if group.task not in TASKS:
         problem = f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}'
         raise TemplateError(problem, message=group.members[0][0])
     token = f"<｜{group.task}｜>"
-    return ASSISTANT + _THINK_IF[thinking] + token if group.task == "action" else token
+    return ASSISTANT + _think(thinking) + token if group.task == "action" else token
 
 
 def _grouped(messages: TracedList) -> list[Group]:
@@ -333,15 +328,12 @@ def _attachments(markup: ToolMarkup, message: Any, index: int, tools: Any) -> It
         raise TemplateError("a developer message needs content", message=index)
     if tools:
         yield from _tools(markup, tools, index)
-    schema = message.get("response_format")
-    if schema:
-        yield RESPONSE_FORMAT
-        yield dumps(schema)
+    if schema := message.get("response_format"):
+        yield from (RESPONSE_FORMAT, dumps(schema))
 
 
 def _tools(markup: ToolMarkup, tools: Sequence[Any], index: int | None) -> Iterator[str]:
-    yield "\n\n"
-    yield markup.before_schemas
+    yield f"\n\n{markup.before_schemas}"
     for nth, tool in enumerate(tools):
         if not isinstance(tool, dict) or "function" not in tool:
             raise TemplateError(f'tool {nth} has no "function"; give it as OpenAI does', message=index)
@@ -352,11 +344,9 @@ def _tools(markup: ToolMarkup, tools: Sequence[Any], index: int | None) -> Itera
 
 def _assistant(markup: ToolMarkup, message: Any, index: int, *, thinks: bool, ends: bool) -> Iterator[str]:
     if thinks:
-        yield _text(message.get("reasoning_content") or "", index)
-        yield END_THINK
+        yield from (_text(message.get("reasoning_content") or "", index), END_THINK)
     yield _text(message.get("content") or "", index)
-    calls = message.get("tool_calls")
-    if calls:
+    if calls := message.get("tool_calls"):
         yield f"\n\n<{DSML}{markup.block}>\n"
         for nth, call in enumerate(calls):
             yield "\n" if nth else ""
@@ -370,17 +360,12 @@ def _call(markup: ToolMarkup, call: Any, index: int) -> Iterator[str]:
     function = call.get("function")
     if not isinstance(function, dict) or "name" not in function or "arguments" not in function:
         raise TemplateError('a tool call needs a "function" with "name" and "arguments"', message=index)
-    yield f'<{DSML}invoke name="'
-    yield text_of(function["name"])
-    yield '">\n'
-    for nth, (name, value) in enumerate(_arguments(markup, function, index)):
+    arguments = _arguments(markup, function, index)
+    yield from (f'<{DSML}invoke name="', text_of(function["name"]), '">' if arguments else '">\n')
+    for name, value in arguments:
         is_string = isinstance(value, str)
-        yield "\n" if nth else ""
-        yield f'<{DSML}parameter name="'
-        yield text_of(name)
-        yield f'" string="{"true" if is_string else "false"}">'
-        yield value if is_string else dumps(value)
-        yield f"</{DSML}parameter>"
+        yield from (f'\n<{DSML}parameter name="', text_of(name), f'" string="{"true" if is_string else "false"}">')
+        yield from (value if is_string else dumps(value), f"</{DSML}parameter>")
     yield f"\n</{DSML}invoke>"
 
 
@@ -389,12 +374,11 @@ def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(plain(arguments))
+            arguments = wrap(json.loads(plain(arguments)), function.origin.at("arguments"))
         except ValueError as error:
             if markup.tolerant:
                 return [("arguments", arguments)]
             raise TemplateError(f"a tool call's arguments are not JSON: {error}", message=index) from None
-        arguments = wrap(parsed, function.origin.at("arguments"))
     if not isinstance(arguments, dict):
         raise TemplateError("a tool call's arguments must be an object", message=index)
     return list(arguments.items())
@@ -429,6 +413,10 @@ def _thinking(name: str, messages: TracedList, roles: Sequence[str], variables: 
     if mode not in (None, "chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
     return bool(variables.get("thinking") or variables.get("enable_thinking")) if mode is None else mode == "thinking"
+
+
+def _think(thinks: bool) -> str:
+    return THINK if thinks else END_THINK
 
 
 def _last_asking(roles: Sequence[Any]) -> int:

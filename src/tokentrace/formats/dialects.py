@@ -151,7 +151,7 @@ def _core(calls: CallGrammar) -> CallGrammar:
 
 
 def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
-    """A grammar with another dialect or other delimiters of reasoning."""
+    """A grammar with another dialect or other delimiters of reasoning. Raises RendererError for an unknown one."""
     if reasoning_parser is not None:
         grammar = _with_reasoning(grammar, reasoning_parser)
     return grammar if tool_parser is None else _with_calls(grammar, tool_parser)
@@ -163,7 +163,7 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
             raise RendererError(f"there is no tool parser {parser!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
         parser = _BY_ANY_NAME[parser]
     if isinstance(parser, Dialect):
-        parser = parser.calls if parser.calls is not None else parser.channels
+        parser = parser.calls or parser.channels
     notes = tuple(note for note in grammar.notes if note != NO_CALLS)
     if isinstance(parser, Channels):
         head = grammar.head or grammar.prompt
@@ -197,10 +197,13 @@ def _lacking(calls: CallGrammar) -> list[str]:
 
 
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
-    if isinstance(parser, str) and _REASONING_SERVED_AS.get(parser, parser) not in REASONING:
-        names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
-        raise RendererError(f"there is no reasoning parser {parser!r}; known are {names}")
-    frame = REASONING[_REASONING_SERVED_AS.get(parser, parser)] if isinstance(parser, str) else parser
+    frame = parser
+    if isinstance(parser, str):
+        name = _REASONING_SERVED_AS.get(parser, parser)
+        if name not in REASONING:
+            names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
+            raise RendererError(f"there is no reasoning parser {parser!r}; known are {names}")
+        frame = REASONING[name]
     if frame is None:
         return grammar.replace(reasoning=None)
     if not isinstance(frame, Frame):

@@ -44,15 +44,6 @@ class Family:
     tool_parser: str | None = None
     """The dialect of its calls, if the template does not show them, or shows them wrong."""
 
-    @property
-    def turn(self) -> str:
-        """An assistant's turn, with a tool call if the template writes any."""
-        return self.call or self.answer
-
-    @property
-    def tool(self) -> str:
-        return self.result
-
     def differs(self, outline: Any) -> str:
         """Why a template with this outline is not of the family; ``""`` if it is."""
         for name in ("answer", "call", "result", "prompt", "image"):
@@ -65,7 +56,7 @@ class Family:
 def _call(dialect: str) -> str:
     calls = DIALECTS[dialect].calls
     assert calls is not None
-    return calls.call_outline("{}")
+    return calls.outline("{}")
 
 
 def _family(
@@ -165,8 +156,3 @@ def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
     if tokenizer.templates or "｜DSML｜" not in tokenizer.vocabulary.control:
         return None
     return DEEPSEEK_V4 if "<｜latest_reminder｜>" in tokenizer.vocabulary.control else DEEPSEEK_V32
-
-
-def tool_parser_of(family: str) -> str | None:
-    """The dialect of a family's calls, where its template does not show them."""
-    return BY_NAME[family].tool_parser if family in BY_NAME else None

@@ -32,7 +32,6 @@ class Frame:
     after: str = ""
 
     def wrap(self, text: str) -> str:
-        """`text` in its frame."""
         return f"{self.open}{self.lead}{text}{self.trail}{self.close}{self.after}"
 
 
@@ -108,13 +107,8 @@ class CallGrammar:
     ascii: bool = False
     """True if JSON escapes everything but ASCII."""
 
-    @property
-    def outline(self) -> str:
-        """One call with holes for its fields, as a person would write it down."""
-        return self.call_outline("[{}]…")
-
-    def call_outline(self, repeated: str) -> str:
-        """One call with holes; `repeated` formats arguments written one by one."""
+    def outline(self, repeated: str = "[{}]…") -> str:
+        """One call with holes for its fields; `repeated` formats arguments written one by one."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:
@@ -163,7 +157,6 @@ class Channels:
         return f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
 
     def call_text(self, name: str, arguments: Any) -> str:
-        """A call, after the head of its message."""
         body = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         header = f" {self.recipient}{self.namespace}{name}{self.channel}{self.call} {self.content_type}"
         return f"{header.rstrip()}{self.message}{body}{self.call_end}"

@@ -4,7 +4,7 @@
 vocabulary (`compiled`) says which delimiters to look for. `parser` runs a generator over a `reader` of these bytes:
 a turn, or `channels` for Harmony. Calls are left to `calls`, which reads arguments by the style of the grammar
 (`arguments`, `bracketed`, `values`). Results collect in `output` and come out as `events` or as a whole `response`.
-`attempts` are well-formed calls outside their place; `readback` compares a parsed turn with its message.
+`readback` compares a parsed turn with its message.
 """
 
 from ..lazy import load_on_use

@@ -6,9 +6,9 @@ import re
 from typing import Any, Final
 
 from ..formats.grammar import Value
-from .compiled import CompiledCalls, ValueOpening
+from .compiled import ValueOpening
 from .marked import unforgeable
-from .output import ArgumentsText, CallReader, OpenCall, Output
+from .output import ArgumentsText, CallReader, OpenCall
 from .reader import Match, Notation, Reading, Report
 from .response import CallStatus
 from .values import Schema, read_json, read_value
@@ -18,31 +18,16 @@ _JSON: Final = Notation(
     b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), _STRINGS, re.compile(b'["\\\\\n\r\xff]'), strict=True
 )
 _WORD: Final = re.compile(rb"[-+.\w]*")
-_ARGUMENT_KEYS: Final[tuple[tuple[str, ...], ...]] = (("arguments",), ("parameters",))
-"""The keys under which servers look for arguments."""
 _SPACES: Final = " \t\r\n"
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 
 class JsonReader(CallReader):
-    """Reads JSON for calls. With `any_key`, an object is one under either key for arguments."""
-
-    def __init__(self, calls: CompiledCalls, output: Output, *, any_key: bool) -> None:
-        super().__init__(calls, output)
-        self._paths = {path: field for field, path in calls.grammar.keys}
-        self._inner = {path[:length] for path in self._paths for length in range(1, len(path))}
-        self._keys = {path[0] for path in self._paths} | {"type"}
-        usual = any(len(path) == 1 for path, field in self._paths.items() if field == "arguments")
-        self._fields = {**dict.fromkeys(_ARGUMENT_KEYS if usual else (), "arguments"), **self._paths}
-        """The field at each path, with those that servers accept for arguments."""
-        self._keys |= {path[0] for path in self._fields if any_key}
-
-    def arguments(self, call: OpenCall) -> Reading[None]:
-        """Arguments as one JSON, up to the end of the call."""
+    def json_arguments(self, call: OpenCall) -> Reading[None]:
         reader = self.reader
         reader.at = yield from reader.past_space()
         report = ArgumentsText(call)
-        if not (yield from self.value(report)):
+        if not (yield from self.json_value(report)):
             start = reader.at
             match = yield from reader.find(self.calls.to_end)
             text = reader.data[start : reader.at]
@@ -50,17 +35,7 @@ class JsonReader(CallReader):
             call.fail(CallStatus.INVALID_JSON, "the arguments are not JSON", ragged=True)
         report.done()
 
-    def call(self, call: OpenCall) -> Reading[None]:
-        """A call that is one object."""
-        reader = self.reader
-        start = yield from reader.past_space()
-        if (yield from reader.sees(b"{", start)):
-            reader.at = start
-            yield from self.bare_call(call)
-        else:
-            call.fail(CallStatus.INVALID_JSON, "the call is not a JSON object", ragged=True)
-
-    def bare_call(self, call: OpenCall) -> Reading[bool]:
+    def json_call(self, call: OpenCall) -> Reading[bool]:
         """An object; True if it is a call, which is announced once that is certain."""
         start, tools = self.reader.at, self.output.tools
         seen: set[str] = set()
@@ -76,7 +51,7 @@ class JsonReader(CallReader):
             read_json(self.reader.text(start, self.reader.at))
         except ValueError as error:
             call.fail(CallStatus.INVALID_JSON, f"the call is not JSON: {error}")
-        if "arguments" not in seen and "arguments" in self._paths.values():
+        if "arguments" not in seen and "arguments" in self.calls.paths.values():
             call.fail(CallStatus.MALFORMED, "the call has no arguments")
         return True
 
@@ -89,18 +64,17 @@ class JsonReader(CallReader):
             if not path and not seen and (yield from reader.skip(b"}")):
                 return True
             start = reader.at
-            if not (yield from reader.sees(b'"')) or not (yield from self.value()):
+            if not (yield from reader.sees(b'"')) or not (yield from self.json_value()):
                 return False
             key = self._string(start)
-            colon = yield from reader.past_space()
-            if key is None or not (yield from reader.sees(b":", colon)):
+            if key is None or not (yield from reader.skip_all((b":",))):
                 return False
-            reader.at = yield from reader.past_space(colon + 1)
+            reader.at = yield from reader.past_space()
             here = (*path, key)
             if not call.announced:
-                if here[0] not in self._keys:
+                if here[0] not in self.keys:
                     return False
-                field = self._fields.get(here)
+                field = self.calls.fields.get(here)
                 if {"name", "arguments"} <= {*seen, field} and (field == "name" or call.name is not None):
                     call.announce()
             if not (yield from self._member(call, here, seen)):
@@ -112,27 +86,28 @@ class JsonReader(CallReader):
                 return False
 
     def _member(self, call: OpenCall, here: tuple[str, ...], seen: set[str]) -> Reading[bool]:
-        reader, field, start = self.reader, self._fields.get(here), self.reader.at
-        if self.calls.grammar.named_key and len(here) == 1 and not seen:
+        reader, calls, start = self.reader, self.calls, self.reader.at
+        field = calls.fields.get(here)
+        if calls.grammar.named_key and len(here) == 1 and not seen:
             call.set_name(here[0])
             field = "arguments"
         elif field is not None and field in seen:
-            if here in self._paths:
+            if here in calls.paths:
                 call.fail(CallStatus.MALFORMED, f"{here[-1]!r} is given twice")
             field = None
-        elif field is not None and here not in self._paths:
+        elif field is not None and here not in calls.paths:
             call.fail(CallStatus.MALFORMED, f"its arguments are under {here[0]!r}", lenient=True)
         if field is None:
-            if here in self._inner and (yield from reader.sees(b"{")):
+            if here in calls.inner_paths and (yield from reader.sees(b"{")):
                 return (yield from self._members(call, here, seen))
-            return (yield from self.value())
+            return (yield from self.json_value())
         seen.add(field)
         if field == "arguments" and not (yield from reader.sees(b'"')):
             report = ArgumentsText(call)
-            whole = yield from self.value(report)
+            whole = yield from self.json_value(report)
             report.done()
             return whole
-        if not (yield from self.value()):
+        if not (yield from self.json_value()):
             return False
         text = self._string(start)
         if field == "arguments":
@@ -152,30 +127,21 @@ class JsonReader(CallReader):
             return None
         return value if isinstance(value, str) else None
 
-    def value(self, report: Report | None = None) -> Reading[bool]:
+    def json_value(self, report: Report | None = None) -> Reading[bool]:
         """One JSON value; True if it is whole. Stops where it cannot be JSON."""
         reader = self.reader
         yield from reader.past_space()
         if bytes(reader.data[reader.at : reader.at + 1]) in (b"{", b"[", b'"'):
             return (yield from reader.enclosed(_JSON, self.calls.hard_ends, report))
-        start = at = reader.at  # a number, or true, false, null
-        while True:
-            match = _WORD.match(reader.data, at)
-            at = match.end() if match else at
-            if at < len(reader.data) or reader.ended:
-                break
-            yield
-        reader.at = at
+        start = reader.at
+        reader.at = at = yield from reader.past(_WORD)  # a number, or true, false, null
         if report is not None:
             report(start, at)
         return at > start
 
 
 class PairReader(CallReader):
-    """Reads pairs of key and value."""
-
-    def read(self, call: OpenCall) -> Reading[None]:
-        """Arguments, until something else comes."""
+    def pairs(self, call: OpenCall) -> Reading[None]:
         more = True
         while more:
             if (yield from self.reader.skip_all(self.calls.key_open)):
@@ -200,22 +166,24 @@ class PairReader(CallReader):
             reader.at = match.stop
 
     def _pair(self, call: OpenCall) -> Reading[bool]:
-        calls, reader, output = self.calls, self.reader, self.output
-        key = yield from self._key(call)
-        opening = (yield from self._open_value(call, key)) if key is not None else None
-        if key is None or opening is None:
+        calls, reader, missing = self.calls, self.reader, self.output.missing
+        start = reader.at
+        match = yield from reader.find(calls.to_value)
+        if match is None or match.kind != "value":
+            call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
+            if reader.exhausted and not unforgeable(calls.value_opens[0].pieces[0]):
+                missing.append(calls.grammar.value_close)  # else its name would go on in the call's closing
             return False
-        schema = output.tools.parameter(call.name, key)
+        key = reader.text(start, match.start).strip(_SPACES)
+        opening = yield from self._open_value(call, key)
+        if opening is None:
+            return False
         call.add_key(key)
         start = reader.at
-        is_text = schema is not None and schema.only_text and calls.grammar.strings is Value.BARE
-        if opening.is_string if opening.is_string is not None else is_text:
-            match = yield from self._string(call, key)
-        else:
-            match = yield from self._typed(call, key, schema, opening.is_string)
+        match = yield from self._value(call, key, opening)
         call.raw_values[key] = reader.text(start, match.text if match is not None else reader.at)
         if match is None:
-            output.missing.append(calls.grammar.value_close)
+            missing.append(calls.grammar.value_close)
             return False
         if match.kind != "value":
             call.fail(CallStatus.UNCLOSED, f"the argument {key!r} is not closed")
@@ -223,17 +191,6 @@ class PairReader(CallReader):
         if not (yield from reader.skip_all(calls.value_close)):
             reader.at = match.stop
         return True
-
-    def _key(self, call: OpenCall) -> Reading[str | None]:
-        calls, reader = self.calls, self.reader
-        start = reader.at
-        match = yield from reader.find(calls.to_value)
-        if match is not None and match.kind == "value":
-            return self.reader.text(start, match.start).strip(_SPACES)
-        call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
-        if reader.exhausted and not unforgeable(calls.value_opens[0].pieces[0]):
-            self.output.missing.append(calls.grammar.value_close)  # else its name would go on in the call's closing
-        return None
 
     def _open_value(self, call: OpenCall, key: str) -> Reading[ValueOpening | None]:
         """Go past what opens a value; None if the completion ends inside of it."""
@@ -250,36 +207,24 @@ class PairReader(CallReader):
         reader.at += len(ways[0].pieces[0])
         return ways[0]._replace(is_string=None)
 
-    def _string(self, call: OpenCall, key: str) -> Reading[Match | None]:
-        """A value that can only be a string: reported as it comes."""
-        start, report = self.reader.at, ArgumentsText(call, quoted=True)
-        call.add_arguments('"')
+    def _value(self, call: OpenCall, key: str, opening: ValueOpening) -> Reading[Match | None]:
+        """A value up to its end. One that can only be a string is reported as it comes."""
+        schema, strings = self.output.tools.parameter(call.name, key), self.calls.grammar.strings
+        is_text = opening.is_string
+        if is_text is None:
+            is_text = schema is not None and schema.only_text and strings is Value.BARE
+        start, report = self.reader.at, ArgumentsText(call, quoted=True) if is_text else None
+        call.add_arguments('"' if is_text else "")
         match = yield from self._value_end(call, report)
-        report.done()
+        if report is not None:
+            report.done()
         if match is not None:
-            call.add_arguments('"')
-            call.add_value(key, self.reader.text(start, match.text), reported=True)
-        return match
-
-    def _typed(self, call: OpenCall, key: str, schema: Schema | None, is_string: bool | None) -> Reading[Match | None]:
-        """A value of any type: reported when it is whole."""
-        strings, start = self.calls.grammar.strings, self.reader.at
-        match = yield from self._value_end(call, None)
-        if match is None:
-            return None
-        text, certain = self.reader.text(start, match.text), True
-        if strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
-            value: Any = text[len(_CDATA[0]) : -len(_CDATA[1])]
-        elif is_string is False or (strings is Value.JSON and text.startswith('"')):
-            try:
-                value = read_json(text)
-            except ValueError:
-                value, certain = text, False
-        else:
-            value, certain = read_value(text, schema)
-        if not certain:
-            call.fail(CallStatus.INVALID_JSON, f"the argument {key!r} is not JSON")
-        call.add_value(key, value)
+            text = self.reader.text(start, match.text)
+            call.add_arguments('"' if is_text else "")
+            value, certain = (text, True) if is_text else _typed(text, schema, strings, opening.is_string)
+            if not certain:
+                call.fail(CallStatus.INVALID_JSON, f"the argument {key!r} is not JSON")
+            call.add_value(key, value, reported=is_text)
         return match
 
     def _value_end(self, call: OpenCall, report: Report | None) -> Reading[Match | None]:
@@ -304,3 +249,15 @@ class PairReader(CallReader):
         past = yield from reader.sees_all(calls.value_close, match.start)
         at = yield from reader.past_space(past if past is not None else match.stop)
         return at == len(reader.data) or (yield from reader.sees_one(calls.after_value, at))
+
+
+def _typed(text: str, schema: Schema | None, strings: Value, is_string: bool | None) -> tuple[Any, bool]:
+    """The value of a text between tags, and whether that is certain."""
+    if strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
+        return text[len(_CDATA[0]) : -len(_CDATA[1])], True
+    if is_string is False or (strings is Value.JSON and text.startswith('"')):
+        try:
+            return read_json(text), True
+        except ValueError:
+            return text, False
+    return read_value(text, schema)

@@ -1,6 +1,6 @@
 """Reading calls in Python, ``[look_up(place="Paris")]``, in braces, ``{place:<|"|>Paris<|"|>}``, and as elements.
 
-First their end is found, then a pure function reads them.
+First their end is found, then they are read at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..formats.grammar import Value
-from .compiled import CompiledCalls
-from .output import CallReader, OpenCall, Output
+from .output import CallReader, OpenCall
 from .reader import Notation, Reading
 from .response import CallStatus
 from .values import Schema, read_value
@@ -32,11 +31,18 @@ _SPACE: Final = re.compile(rb"\s*")
 _DEEPEST: Final = 64
 
 
-class BracketReader(CallReader):
-    """Reads calls in Python, arguments in braces, and trees of elements."""
+@dataclass(slots=True)
+class _Element:
+    """An element that is open; `start` is where its text begins."""
 
-    def begins(self, at: int) -> Reading[bool]:
-        """True if a name and a parenthesis are at a position."""
+    name: str
+    start: int
+    schema: Schema | None
+    children: list[tuple[str, Any]] = field(default_factory=list)
+
+
+class BracketReader(CallReader):
+    def python_begins(self, at: int) -> Reading[bool]:
         data = self.reader.data
         while True:
             match = _NAME.match(data, at)
@@ -45,11 +51,10 @@ class BracketReader(CallReader):
                 return end > at and data.startswith(b"(", end)
             yield
 
-    def call(self, call: OpenCall) -> Reading[None]:
-        """One Python call, up to its closing parenthesis."""
+    def python_call(self, call: OpenCall) -> Reading[None]:
         reader = self.reader
         start = yield from reader.past_space()
-        if not (yield from self.begins(start)):
+        if not (yield from self.python_begins(start)):
             call.fail(CallStatus.MALFORMED, "no function is called", ragged=True)
             return
         reader.at = reader.data.index(b"(", start)
@@ -58,7 +63,7 @@ class BracketReader(CallReader):
             call.fail(CallStatus.MALFORMED, "the call is not a Python call", ragged=True)
             return
         try:
-            text = self.reader.text(start, reader.at)
+            text = reader.text(start, reader.at)
             words = _keywords(text)
             values = {key: self._typed(call, key, _literal(node)) for key, node in words}
             call.raw_values = {key: ast.get_source_segment(text, node) or "" for key, node in words}
@@ -70,8 +75,7 @@ class BracketReader(CallReader):
             call.fail(CallStatus.DUPLICATE_ARGUMENT, "an argument is given twice", lenient=True)
         call.set_values(values)
 
-    def arguments(self, call: OpenCall) -> Reading[None]:
-        """Arguments in braces, after the opening brace, up to the closing one."""
+    def braces(self, call: OpenCall) -> Reading[None]:
         reader, calls = self.reader, self.calls
         start, depth, quoted = reader.at - 1, 1, False
         while depth:
@@ -97,21 +101,79 @@ class BracketReader(CallReader):
         return read_value(value, schema)[0]
 
     def tree(self, call: OpenCall) -> Reading[None]:
-        """Elements named after the arguments, up to the end of the call."""
-        calls, reader, output = self.calls, self.reader, self.output
+        calls, reader = self.calls, self.reader
         start = reader.at
         while True:
             match = yield from reader.find(calls.to_finish)
             if match is None or match.kind != "finish" or (yield from reader.sees_all(calls.finish)) is not None:
                 break
             reader.at = match.stop
-        tree = _Tree(bytes(reader.data[start : reader.at]), calls, call, output)
-        tree.read()
-        reader.at = start + tree.at
+        stack = self._elements(call, start, reader.at)
         if match is None:
             closing, opening = calls.grammar.value_close, calls.grammar.value_open
-            output.missing += [f"{closing}{element.name}{opening}" for element in reversed(tree.stack)]
+            self.output.missing += [f"{closing}{element.name}{opening}" for element in reversed(stack)]
         call.end_values()
+
+    def _elements(self, call: OpenCall, at: int, stop: int) -> list[_Element]:
+        """Go past elements up to `stop`, and add those that are whole to the call. Returns the others."""
+        reader, tools, stack = self.reader, self.output.tools, list[_Element]()
+        for tag in self.calls.tags.finditer(reader.data, at, stop):
+            between, name = reader.data[at : tag.start()].strip(), reader.marked.text(tag["name"])
+            if not stack and (between or tag["close"]):
+                break
+            if stack and not tag["close"] and (len(stack) > _DEEPEST or (between and not stack[-1].children)):
+                continue  # a part of the text
+            if tag["close"]:
+                element = stack.pop()
+                if element.children and between:
+                    call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
+                if name != element.name or not tag["end"]:
+                    call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
+                text = reader.text(element.start, tag.start())
+                value = self._element_value(call, element, text)
+                if stack:
+                    stack[-1].children.append((element.name, value))
+                else:
+                    call.raw_values[element.name] = text
+                    call.add_key(element.name)
+                    call.add_value(element.name, value)
+            elif not tag["end"]:
+                call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
+                at = stop
+                break
+            else:
+                name, outer = name.strip(), stack[-1].schema if stack else None
+                schema = tools.parameter(call.name, name) if not stack else None
+                if outer is not None:
+                    schema = outer.items() if name == self.calls.grammar.item else outer.property(name)
+                stack.append(_Element(name, tag.end(), schema))
+            at = tag.end() if tag["end"] else tag.start("name")
+        for element in reversed(stack):
+            call.fail(CallStatus.UNCLOSED, f"the argument {element.name!r} is not closed")
+        if stack:
+            call.raw_values[stack[0].name] = reader.text(stack[0].start, stop)
+        reader.at = stop if stack else at
+        return stack
+
+    def _element_value(self, call: OpenCall, element: _Element, text: str) -> Any:
+        """Elements as a list or an object, in which several of one name are a list; or the text."""
+        if element.children and all(name == self.calls.grammar.item for name, _ in element.children):
+            return [value for _, value in element.children]
+        if element.children:
+            values: dict[str, list[Any]] = {}
+            for name, value in element.children:
+                values.setdefault(name, []).append(value)
+                if len(values[name]) == 2:
+                    problem = f"{name!r} is given more than once in {element.name!r}"
+                    call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
+            return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
+        value, certain = read_value(text, element.schema)
+        if not certain and not text and element.schema is not None:  # empty, where text is not allowed
+            types = element.schema.types or ()
+            value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
+        if not certain:
+            call.fail(CallStatus.INVALID_JSON, f"{element.name!r} is not of its type")
+        return value
 
 
 def _keywords(text: str) -> list[tuple[str, ast.expr]]:
@@ -147,7 +209,6 @@ class _Braces:
         self.data, self.at, self.quote, self._decoded = data, 0, quote, decoded
 
     def arguments(self) -> dict[str, Any]:
-        """All of the data as an object."""
         values = self._value(0)
         if not isinstance(values, dict) or self.data[self.at :].strip():
             raise ValueError("they are not an object")
@@ -189,87 +250,3 @@ class _Braces:
             yield self._decoded(key[1].replace(self.quote, b"")) if key else "", self._value(depth + 1)
             if not self._skip(b",") and not self.data.startswith(close, self.at):
                 raise ValueError(f"a comma or {close.decode()!r} is missing")
-
-
-@dataclass(slots=True)
-class _Element:
-    """An element that is being read; `start` is where its text begins."""
-
-    name: str
-    start: int
-    schema: Schema | None
-    children: list[tuple[str, Any]] = field(default_factory=list)
-
-
-class _Tree:
-    """Elements named after arguments: ``<key>`` value or elements ``</key>``."""
-
-    def __init__(self, data: bytes, calls: CompiledCalls, call: OpenCall, output: Output) -> None:
-        self.data, self.at = data, 0
-        self.stack: list[_Element] = []
-        self._calls, self._call, self._output = calls, call, output
-
-    def read(self) -> None:
-        """Add all elements that are whole to the call."""
-        call, data, stack, decoded = self._call, self.data, self.stack, self._output.reader.marked.text
-        for tag in self._calls.tags.finditer(data):
-            between, name = data[self.at : tag.start()].strip(), decoded(tag["name"])
-            if not stack and (between or tag["close"]):
-                return
-            if stack and not tag["close"] and (len(stack) > _DEEPEST or (between and not stack[-1].children)):
-                continue  # a part of the text
-            if tag["close"]:
-                self._close(tag, name, between)
-            elif not tag["end"]:
-                call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
-                self.at = len(data)
-                break
-            else:
-                stack.append(_Element(name.strip(), tag.end(), self._schema(name.strip())))
-            self.at = tag.end() if tag["end"] else tag.start("name")
-        for element in reversed(stack):
-            call.fail(CallStatus.UNCLOSED, f"the argument {element.name!r} is not closed")
-        if stack:
-            call.raw_values[stack[0].name] = decoded(data[stack[0].start :])
-            self.at = len(data)
-
-    def _close(self, tag: re.Match[bytes], name: str, between: bytes) -> None:
-        call, element = self._call, self.stack.pop()
-        if element.children and between:
-            call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
-        if name != element.name or not tag["end"]:
-            call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
-        text = self._output.reader.marked.text(self.data[element.start : tag.start()])
-        value = self._value(element, text)
-        if self.stack:
-            self.stack[-1].children.append((element.name, value))
-        else:
-            call.raw_values[element.name] = text
-            call.add_key(element.name)
-            call.add_value(element.name, value)
-
-    def _schema(self, name: str) -> Schema | None:
-        if not self.stack:
-            return self._output.tools.parameter(self._call.name, name)
-        outer = self.stack[-1].schema
-        return outer and (outer.items() if name == self._calls.grammar.item else outer.property(name))
-
-    def _value(self, element: _Element, text: str) -> Any:
-        """Elements as a list or an object, in which several of one name are a list; or the text."""
-        if element.children and all(name == self._calls.grammar.item for name, _ in element.children):
-            return [value for _, value in element.children]
-        if element.children:
-            values: dict[str, list[Any]] = {}
-            for name, value in element.children:
-                values.setdefault(name, []).append(value)
-                if len(values[name]) == 2:
-                    problem = f"{name!r} is given more than once in {element.name!r}"
-                    self._call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
-            return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
-        value, certain = read_value(text, element.schema)
-        if not certain and not text and element.schema is not None:  # empty, where text is not allowed
-            types = element.schema.types or ()
-            value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
-        if not certain:
-            self._call.fail(CallStatus.INVALID_JSON, f"{element.name!r} is not of its type")
-        return value

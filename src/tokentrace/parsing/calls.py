@@ -2,11 +2,17 @@
 
 What opens as a call is one, whatever follows. Control tokens end it early, because no text can spell them; other
 delimiters only where the grammar expects them.
+
+Attempts are well-formed calls outside their place, as vLLM and SGLang accept them: inside reasoning that is never
+closed, without the delimiter before their head, without delimiters after other text, and, if the template shows no
+calls, in any dialect. A strict reading reports them; a lenient one counts them as calls.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from ..formats.grammar import Style
@@ -15,24 +21,23 @@ from .arguments import JsonReader, PairReader
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
 from .marked import unforgeable
-from .output import CallReader, OpenCall, Output
-from .reader import Match, Reading
-from .response import CallStatus, PartKind
+from .output import OpenCall, Output, Placed
+from .reader import Match, Reader, Reading
+from .response import CallStatus, ParsedPart, PartKind
 
 _NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 """Kimi's ids: ``functions.NAME:INDEX``."""
+_RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
+"""The calls that servers pass on to an agent."""
+_INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
+"""A control token before a call without delimiters: ``<|python_tag|>``."""
 
 
-class CallParser(CallReader):
+class CallParser(JsonReader, PairReader, BracketReader):
     """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
-    def __init__(self, compiled: Compiled, calls: CompiledCalls, output: Output, *, any_key: bool = False) -> None:
-        super().__init__(calls, output)
-        self.style, self._stops = calls.grammar.style, list(compiled.stops)
-        self.json = JsonReader(calls, output, any_key=any_key)
-        self._pairs, self._bracketed = PairReader(calls, output), BracketReader(calls, output)
-        self.header: int | None = None
-        """Where the header of the next call's message begins, in formats that have such."""
+    header: int | None = None
+    """Where the header of the next call's message begins, in formats that have such."""
 
     def read(self) -> Reading[None]:
         """The calls that begin here, up to where content goes on, or to a stop token."""
@@ -47,7 +52,7 @@ class CallParser(CallReader):
                 reader.at = at
                 continue
             break
-        for stop in self._stops if calls.after else ():  # white space that the grammar writes before the end
+        for stop in calls.stops if calls.after else ():  # white space that the grammar writes before the end
             if (yield from reader.sees(calls.after + stop)):
                 reader.at += len(calls.after)
                 return
@@ -62,7 +67,7 @@ class CallParser(CallReader):
         reader.at += 0 if opened else len(calls.section_open[0])
         while True:
             at = yield from self._past_separator()
-            if self.style is Style.PYTHON and not calls.open and (yield from self._bracketed.begins(at)):
+            if calls.style is Style.PYTHON and not calls.open and (yield from self.python_begins(at)):
                 reader.at, any_calls = at, True
                 yield from self.calls_from(at)
                 continue
@@ -120,13 +125,13 @@ class CallParser(CallReader):
             at = yield from self._past_separator()
 
     def _bare_call(self, call: OpenCall) -> Reading[bool]:
-        if self.style is not Style.PYTHON:
-            if not (yield from self.reader.sees(b"{")) or not (yield from self.json.bare_call(call)):
+        if self.calls.style is not Style.PYTHON:
+            if not (yield from self.reader.sees(b"{")) or not (yield from self.json_call(call)):
                 return False
             yield from self._to_its_end(call)
-        elif (yield from self._bracketed.begins(self.reader.at)):
+        elif (yield from self.python_begins(self.reader.at)):
             call.announce()
-            yield from self._bracketed.call(call)
+            yield from self.python_call(call)
         return call.announced
 
     def _delimited(self, *, outside: bool = False) -> Reading[None]:
@@ -152,20 +157,21 @@ class CallParser(CallReader):
                 self.reader.at = start = yield from self._past_separator()
 
     def _body(self, call: OpenCall) -> Reading[None]:
-        if self.style is Style.JSON_CALL:
-            yield from self.json.call(call)
-        elif self.style is Style.PYTHON:
-            yield from self._bracketed.call(call)
-        elif not (yield from self._head(call)):
-            call.ragged = True
-        elif self.style is Style.JSON_ARGUMENTS:
-            yield from self.json.arguments(call)
-        elif self.style is Style.BRACES:
-            yield from self._bracketed.arguments(call)
-        elif self.style is Style.PAIRS:
-            yield from self._pairs.read(call)
+        style, reader = self.calls.style, self.reader
+        if style is Style.JSON_CALL:
+            start = yield from reader.past_space()
+            if (yield from reader.sees(b"{", start)):
+                reader.at = start
+                yield from self.json_call(call)
+            else:
+                call.fail(CallStatus.INVALID_JSON, "the call is not a JSON object", ragged=True)
+        elif style is Style.PYTHON:
+            yield from self.python_call(call)
+        elif (yield from self._head(call)):
+            ways = {Style.JSON_ARGUMENTS: self.json_arguments, Style.BRACES: self.braces, Style.PAIRS: self.pairs}
+            yield from ways.get(style, self.tree)(call)
         else:
-            yield from self._bracketed.tree(call)
+            call.ragged = True
 
     def _head(self, call: OpenCall) -> Reading[bool]:
         """The fields before the arguments, reported together; True if the arguments follow."""
@@ -209,13 +215,13 @@ class CallParser(CallReader):
                 return False
             ended = yield from reader.skip_all(calls.end)
             call.closing = "" if ended else call.closing
-        json_call = self.style is Style.JSON_CALL
+        json_call = calls.style is Style.JSON_CALL
         at = (yield from self._past_separator()) if json_call and calls.inner else reader.at
         if calls.inner and (yield from reader.sees_all((b"{",) if json_call else calls.head[0][0], at)) is not None:
             if calls.end and not ended:
                 call.fail(CallStatus.UNCLOSED, lacks_end, lenient=True)
             return True
-        in_json = self.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
+        in_json = calls.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
         complete = not call.ragged and not call.problems and (in_json or ended)
         if calls.another and (yield from reader.sees_all(calls.another)) is not None:
             call.fail(CallStatus.UNCLOSED, "the call is not closed", lenient=complete)
@@ -246,3 +252,94 @@ class CallParser(CallReader):
             call.fail(CallStatus.UNCLOSED, "the call is not closed", lenient=complete)
         if match is None or match.kind == "stop":
             self.output.open = PartKind.TOOL_CALL
+
+
+# -- attempts
+
+
+def find_attempts(compiled: Compiled, output: Output) -> list[Placed]:
+    """The attempts of a completion; in a strict reading each is MALFORMED, with the reason."""
+    if compiled.grammar.channels is not None:
+        return []
+    if compiled.calls is not None:
+        return list(_attempts(compiled.calls, output, ""))
+    for name, dialect in compiled.dialects.items() if output.tools.declared_any else ():
+        problem = f"the template shows no tool calls; tool_parser={name!r} reads this one"
+        if dialect.calls is not None and (attempts := list(_attempts(dialect.calls, output, problem))):
+            return attempts
+    return []
+
+
+def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Placed]:
+    data, count = output.reader.data, 0
+    for place, openers, why in _places(calls, output, problem):
+        pattern, at = re.compile(b"|".join(map(re.escape, openers))), place.start
+        while (match := pattern.search(data, at, place.stop)) is not None:
+            base = match.start()
+            introduction = _INTRODUCTION.search(data, at, base) if calls.bare else None
+            scratch = _read_calls(calls, output, base, place.stop)
+            at = base + max(scratch.reader.at, len(match[0]))
+            for part, start, stop, call in scratch.placed:
+                if call is not None and call.status in _RUNNABLE:
+                    # the first and the last with what opens and closes a section
+                    start = base + start if call.index else introduction.start() if introduction is not None else base
+                    stop = base + (scratch.reader.at if call is scratch.calls[-1] else stop)
+                    raw, span = output.reader.text(start, stop), output.span(start, stop)
+                    call = replace(call, index=count, raw=raw, span=span)
+                    if not output.lenient:
+                        reason = problem or (calls.bare and call.problem) or why
+                        call = replace(call, status=CallStatus.MALFORMED, problem=reason)
+                    count += 1
+                    yield Placed(replace(part, lead=""), start, stop, call)
+
+
+def _places(calls: CompiledCalls, output: Output, problem: str) -> Iterator[tuple[Placed, list[bytes], str]]:
+    """Parts that may hold attempts, what these begin with, and why they are none."""
+    for place in output.placed:
+        openers = [*(calls.openers if problem else []), calls.headless_opener]
+        why = f"{calls.grammar.open.strip()!r} is missing before the call"
+        if calls.bare:
+            why = "the call comes after something else, and only its place says that it is a call"
+        if place.part.kind is PartKind.REASONING is output.open and place is output.placed[-1]:
+            openers, why = calls.openers, "the call is inside reasoning that is not closed"
+        elif place.part.kind is not PartKind.CONTENT:
+            continue
+        openers = [opener for opener in openers if opener]
+        if any(output.reader.data.find(opener, place.start, place.stop) >= 0 for opener in openers):
+            yield place, openers, why
+
+
+def _read_calls(calls: CompiledCalls, output: Output, start: int, stop: int) -> Output:
+    reader = Reader(output.reader.marked, bytes(output.reader.data[start:stop]), ended=True)
+    scratch = Output(reader, 0, output.tools, lenient=True)
+    parser = CallParser(calls, scratch, any_key=True)
+    headless = calls.headless_opener and reader.data.startswith(calls.headless_opener)
+    for _ in parser.bare() if calls.bare else parser.calls_from(0) if headless else parser.read():
+        pass
+    if calls.bare and not scratch.calls:  # what is inside of some other JSON is no call
+        for _ in parser.json_value():
+            pass
+    return scratch
+
+
+def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:
+    """The parts of a lenient reading: attempts are calls."""
+    placed: list[Placed] = []
+    index = 0
+    for one in output.placed:
+        kind, start = one.part.kind, one.start
+        inside = [some for some in attempts if start <= some.start < one.stop] if one.call is None else [one]
+        for part, begin, end, call in (*inside, Placed(one.part, one.stop, one.stop)):
+            if start < begin:
+                text = ParsedPart(kind, output.reader.text(start, begin), output.span(start, begin))
+                placed.append(Placed(text, start, begin))
+            start = end
+            if call is not None:
+                call = replace(call, index=index, problem="" if call.ok else call.problem)
+                part = replace(part, text=call.raw, span=call.span, call=index)
+                placed.append(Placed(part, begin, end, call))
+                index += 1
+            if call is not None and one.call is None:
+                output.enter(PartKind.TOOL_CALL, begin)
+                output.enter(kind, end)
+    return placed

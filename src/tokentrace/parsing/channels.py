@@ -22,14 +22,13 @@ import re
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from ..formats.grammar import Channels
 from .calls import CallParser
 from .compiled import Compiled
 from .output import ArgumentsText, OpenCall, Output, Text
 from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
-_NOT_TOOLS: Final = frozenset({b"user", b"assistant", b"all"})
+_NOT_TOOLS: Final = frozenset({"user", "assistant", "all"})
 """Recipients that are not tools."""
 _WORD: Final = re.compile(rb"[^\s\xff]+|\xff[\x80-\xbf]{4}")
 """A word of a header, or a control token."""
@@ -50,7 +49,7 @@ class _Header(NamedTuple):
 
     role: _Word | None
     recipient: _Word | None
-    tool: bytes | None
+    tool: str | None
     text: Text
     stray: list[_Word]
     stray_stop: int
@@ -59,21 +58,20 @@ class _Header(NamedTuple):
 
 
 class ChannelParser:
-    """Reads a turn of messages."""
-
-    def __init__(self, compiled: Compiled, channels: Channels, output: Output) -> None:
+    def __init__(self, compiled: Compiled, output: Output) -> None:
+        channels = compiled.grammar.channels
+        assert channels is not None
         assert compiled.channels is not None
         self.channels, self.delimiters = channels, compiled.channels
         self.reader, self.output = output.reader, output
         self._to = channels.recipient.encode()
-        self._calls = CallParser(compiled, compiled.calls, output) if compiled.calls is not None else None
+        self._calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
         """Reads the body of a call, if that is not one JSON."""
         named = (channels.reasoning, channels.content) if not channels.channel else ()
-        self._not_tools = _NOT_TOOLS.union(name.encode() for name in named)
+        self._not_tools = _NOT_TOOLS.union(named)
         self._role = compiled.head.rpartition(self.delimiters.start)[2].strip() or b"assistant"
 
     def read(self) -> Reading[Match | None]:
-        """All of the turn: its stop token, or None if the completion ends without one."""
         reader, delimiters, output = self.reader, self.delimiters, self.output
         closed = delimiters.to_close.pattern.finditer(reader.data, 0, output.base)
         start = max((match.end() for match in closed), default=reader.at)  # of the message that the prompt left open
@@ -92,7 +90,8 @@ class ChannelParser:
             output.enter(PartKind.TOOL_CALL if header.tool is not None else header.text.kind, start)
             if match is not None and match.kind == "message":
                 reader.at = match.stop
-                match = yield from self._message(header, start)
+                match = yield from (self._text(header) if header.tool is None else self._call(header, start))
+                output.missing += [self.channels.end] if match is None else []
             else:
                 self._without_body(header, start, match)
                 output.missing += [self._empty_message(header, at, started)] if match is None else []
@@ -118,12 +117,12 @@ class ChannelParser:
         remaining = words[len(lead) :]
         role = lead.pop(0) if lead and (started or lead[0].text == self._role) else None
         recipient = next((word for word in remaining if word.text.startswith(self._to)), None)
-        to = recipient.text.removeprefix(self._to) if recipient is not None else None
+        to = recipient.text.removeprefix(self._to).decode("utf-8", "replace") if recipient is not None else None
         marker = next((word.start for word in remaining if word.text == self.delimiters.channel), stop)
         plain = [word for word in remaining if not word.text.startswith(special)]
         channel = next((word for word in plain if word.start > marker), None)
-        name = (channel.text if channel is not None else b"") if self.delimiters.channel else to
-        text = self.output.reasoning if name == self.channels.reasoning.encode() else self.output.content
+        name = (channel.text.decode("utf-8", "replace") if channel is not None else "") if self.channels.channel else to
+        text = self.output.reasoning if name == self.channels.reasoning else self.output.content
         types = [word for word in plain if word is not channel]
         stray_stop = remaining[0].start if remaining else stop
         return _Header(role, recipient, to if to not in self._not_tools else None, text, lead, stray_stop, types, stop)
@@ -151,8 +150,8 @@ class ChannelParser:
             assert header.recipient is not None
             if match is not None:
                 call.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
-            if match is not None or header.recipient.stop < header.stop:
-                call.set_name(self._function(header.tool))  # else there may be more of it
+            if match is not None or header.recipient.stop < header.stop:  # else there may be more of it
+                call.set_name(header.tool.removeprefix(self.channels.namespace))
             self._finish(call, match)
         elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type
             header.text(header.types[0].start, header.stop)
@@ -166,42 +165,32 @@ class ChannelParser:
         role = self._role[len(header.role.text) if header.role is not None else 0 :] if started else b""
         return f"{role.decode()}{channels.opening(channels.content)}{channels.end}"
 
-    def _message(self, header: _Header, begin: int) -> Reading[Match | None]:
+    def _text(self, header: _Header) -> Reading[Match | None]:
         output, start = self.output, self.reader.at
-        if header.tool is not None:
-            match = yield from self._call(header, header.tool, begin)
-        else:
-            match = yield from self.reader.find(self.delimiters.in_body, header.text)
-            output.end_text()
-            if header.text is output.reasoning:
-                output.blank_reasoning |= start == self.reader.at > output.base
-                output.open = PartKind.REASONING if match is None else output.open
-        output.missing += [self.channels.end] if match is None else []
+        match = yield from self.reader.find(self.delimiters.in_body, header.text)
+        output.end_text()
+        if header.text is output.reasoning:
+            output.blank_reasoning |= start == self.reader.at > output.base
+            output.open = PartKind.REASONING if match is None else output.open
         return match
 
-    def _call(self, header: _Header, tool: bytes, begin: int) -> Reading[Match | None]:
-        output, calls, tools = self.output, self._calls, self.output.tools
+    def _call(self, header: _Header, begin: int) -> Reading[Match | None]:
+        tool, calls, tools = header.tool or "", self._calls, self.output.tools
         if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
             calls.header = begin
             yield from calls.read()
-            match = yield from self.reader.find(self.delimiters.in_body, output.content)
-            output.end_text()
+            match = yield from self.reader.find(self.delimiters.in_body, self.output.content)
+            self.output.end_text()
             return match
-        takes_json = (
-            tool.startswith(self.channels.namespace.encode())
-            or any(word.text == b"json" for word in header.types)
-            or (tools.declared_any and tools.knows(tool.decode("utf-8", "replace")))
-        )
-        call = output.start_call(begin, takes_json=takes_json)
-        call.set_name(self._function(tool))
+        takes_json = tool.startswith(self.channels.namespace) or any(word.text == b"json" for word in header.types)
+        takes_json = takes_json or (tools.declared_any and tools.knows(tool))
+        call = self.output.start_call(begin, takes_json=takes_json)
+        call.set_name(tool.removeprefix(self.channels.namespace))
         report = ArgumentsText(call)
         match = yield from self.reader.find(self.delimiters.in_body, report)
         report.done()
         self._finish(call, match)
         return match
-
-    def _function(self, tool: bytes) -> str:
-        return tool.decode("utf-8", "replace").removeprefix(self.channels.namespace)
 
     def _finish(self, call: OpenCall, match: Match | None) -> None:
         if match is None:

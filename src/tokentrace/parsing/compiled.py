@@ -22,6 +22,8 @@ from .reader import Delimiters
 Pieces = tuple[bytes, ...]
 Kinds = list[tuple[str, bytes]]
 _LETTERS: Final = frozenset(string.ascii_letters.encode())
+_ARGUMENT_KEYS: Final[tuple[tuple[str, ...], ...]] = (("arguments",), ("parameters",))
+"""The keys under which servers look for arguments."""
 
 
 def _first(kind: str, *delimiters: Pieces) -> Kinds:
@@ -29,12 +31,9 @@ def _first(kind: str, *delimiters: Pieces) -> Kinds:
 
 
 class CompiledFrame:
-    """A `Frame` as marked bytes."""
-
     def __init__(self, frame: Frame, marked: MarkedBytes) -> None:
-        self.open, self.lead, self.trail, self.close, self.after = (
-            marked.scaffold(text) for text in (frame.open, frame.lead, frame.trail, frame.close, frame.after)
-        )
+        texts = (frame.open, frame.lead, frame.trail, frame.close, frame.after)
+        self.open, self.lead, self.trail, self.close, self.after = map(marked.scaffold, texts)
 
 
 class ValueOpening(NamedTuple):
@@ -46,13 +45,11 @@ class ValueOpening(NamedTuple):
 
 
 class CompiledCalls:
-    """The delimiters of calls."""
-
     def __init__(self, grammar: CallGrammar, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
         def of(text: str) -> Pieces:
             return pieces(marked.scaffold(text))
 
-        self.grammar = grammar
+        self.grammar, self.style, self.stops = grammar, grammar.style, list(stops)
         self.before, self.after = grammar.before.encode(), grammar.after.encode()
         self.separator = grammar.separator.encode()
         self.section_open, self.section_close = of(grammar.section_open), of(grammar.section_close)
@@ -74,7 +71,7 @@ class CompiledCalls:
         """True if calls have no delimiter, and are recognised by their contents."""
         self.named_section = any(set(piece[5:]) & _LETTERS for piece in self.section_open if unforgeable(piece))
         """True if a tag names the section: a call outside of it is misplaced."""
-        self.inner = bool(self.open) and (bool(lead) or grammar.style is Style.JSON_CALL)
+        self.inner = bool(self.open) and (bool(lead) or self.style is Style.JSON_CALL)
         """True if several calls can be inside one pair of delimiters."""
         self.openers = [] if self.bare else [*self.section_open[:1]]
         """What begins calls within content."""
@@ -83,18 +80,26 @@ class CompiledCalls:
         self.headless_opener = b""
         """What a call begins with that lacks its delimiter."""
         if self.bare:
-            self.headless_opener = b"{" if grammar.style is Style.JSON_CALL and not self.section_open else first
-        elif grammar.style is Style.PAIRS and self.open and lead and self.end:
+            self.headless_opener = b"{" if self.style is Style.JSON_CALL and not self.section_open else first
+        elif self.style is Style.PAIRS and self.open and lead and self.end:
             self.headless_opener = lead[0]
-        self._compile_sets([("stop", stop) for stop in stops])
-        if grammar.style is Style.TREE:
+        self._compile_keys()
+        self._compile_sets([("stop", stop) for stop in self.stops])
+
+    def _compile_keys(self) -> None:
+        self.paths = {path: field for field, path in self.grammar.keys}
+        self.inner_paths = {path[:length] for path in self.paths for length in range(1, len(path))}
+        self.keys = {path[0] for path in self.paths} | {"type"}
+        usual = any(len(path) == 1 for path, field in self.paths.items() if field == "arguments")
+        self.fields = {**dict.fromkeys(_ARGUMENT_KEYS if usual else (), "arguments"), **self.paths}
+        """The field at each path, with those that servers accept for arguments."""
+        if self.style is Style.TREE:
             tag = (self.value_close[0], self.key_open[0], self.value_opens[0].pieces[0])
             pattern = b"(?:(?P<close>%b)|%b)(?P<name>[^<\xff]*?)(?P<end>%b|\\Z)"
             self.tags = re.compile(pattern % tuple(map(re.escape, tag)))
             """The tags of elements; the `end` of one that is cut off is empty."""
 
     def _compile_sets(self, stops: Kinds) -> None:
-        style = self.grammar.style
         openings = _first("hard", self.section_open, self.open, self.section_close)
         self._hard = [*stops, *(one for one in openings if unforgeable(one[1]))]
         self.hard = Delimiters(self._hard)
@@ -106,7 +111,7 @@ class CompiledCalls:
         self.to_end = Delimiters(ending)
         self.to_close = Delimiters([*_first("close", self.close), *self._hard])
         self.to_finish = Delimiters([*_first("finish", self.finish), *self._hard])
-        body = (b"{",) if style is Style.JSON_ARGUMENTS else self.key_open
+        body = (b"{",) if self.style is Style.JSON_ARGUMENTS else self.key_open
         following = [lead for lead, _ in self.head[1:]] + [self.begin or body]
         self.after_field = [Delimiters([*_first("next", one), *ending]) for one in following]
         """What follows each field of the head."""
@@ -122,7 +127,7 @@ class CompiledCalls:
         brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
         self.in_braces = Delimiters([("quote", self.quote), *brackets, *self._hard])
         self.in_quotes = Delimiters([("quote", self.quote), *self._hard])
-        begins = self.another or ((b"{",) if style is Style.JSON_CALL else ())
+        begins = self.another or ((b"{",) if self.style is Style.JSON_CALL else ())
         section = [*_first("closed", self.section_close), *_first("open", begins)]
         section += [("reopened", piece) for piece in self.section_open[:1] if unforgeable(piece)]
         self.in_section = Delimiters([*section, *stops])
@@ -147,8 +152,6 @@ def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpen
 
 
 class CompiledChannels:
-    """The delimiters of messages that have headers."""
-
     def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
         of = marked.scaffold
         self.start, self.channel, self.call_end = of(channels.start), of(channels.channel), of(channels.call_end)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 
-_MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
+_MARK: Final = re.compile(b"(\xff[\x80-\xbf]{4})")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
 _TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _UNKNOWN: Final = "\ufffd".encode()
@@ -38,16 +38,15 @@ class _Table(dict[int, bytes]):
     def __init__(self, vocabulary: Vocabulary) -> None:
         control = [token.id for token in vocabulary.control.values()]
         super().__init__({index: mark(index) for index in control})
-        spelled, ends = vocabulary.spelled, vocabulary.spelled_ends
-        starts = np.concatenate([[0], ends])
+        spelled, self._unknown = vocabulary.spelled, len(vocabulary.spelled_ends)
+        starts = np.concatenate([[0], vocabulary.spelled_ends]).astype(np.int32)
         lengths = np.diff(starts, append=starts[-1])
         starts[lengths == 0], lengths[lengths == 0] = len(spelled), len(_UNKNOWN)
         starts[control], lengths[control] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(control)), 5
-        self._unknown = len(ends)
         self._bytes = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(map(mark, control))
         self._array = np.frombuffer(self._bytes, np.uint8)
-        self._starts, self._lengths = starts.astype(np.int32), lengths.astype(np.int32)
-        self._places = self._starts.data, self._lengths.data
+        self._starts, self._lengths = starts, lengths
+        self._places = starts.data, lengths.data
 
     def __missing__(self, index: int) -> bytes:
         starts, lengths = self._places
@@ -83,13 +82,9 @@ class PlainTexts(dict[int, str | None]):
 
 
 class MarkedBytes:
-    """Tokens and scaffold as marked bytes."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.table = _Table(vocabulary)
-        """The bytes of each token."""
-        self._control = vocabulary.control
-        self._pattern = vocabulary.control_pattern
+        self._control, self._pattern = vocabulary.control, vocabulary.control_pattern
         self._tokens = {mark(token.id): token for token in vocabulary.control.values()}
         self.plain_texts = functools.cache(functools.partial(PlainTexts, self.table))
 
@@ -112,7 +107,7 @@ class MarkedBytes:
     def ids(self, data: bytes, tokenizer: Tokenizer) -> list[int]:
         """The ids of marked bytes, as the template would write them."""
         ids: list[int] = []
-        for piece in re.split(b"(\xff[\x80-\xbf]{4})", data):
+        for piece in _MARK.split(data):
             if piece[:1] == b"\xff":
                 ids.append(self._tokens[piece].id)
             elif piece:
@@ -121,9 +116,11 @@ class MarkedBytes:
 
     def visible(self, data: bytes | bytearray) -> bytes:
         """Marked bytes as people read them: control tokens by their names."""
-        if 0xFF not in data:
-            return bytes(data)
-        return _MARK.sub(lambda match: self._tokens[match[0]].text.encode("utf-8", "surrogatepass"), data)
+        return (
+            bytes(data)
+            if 0xFF not in data
+            else _MARK.sub(lambda match: self._tokens[match[0]].text.encode("utf-8", "surrogatepass"), data)
+        )
 
     def text(self, data: bytes | bytearray) -> str:
         """Marked bytes as text, what is not UTF-8 as U+FFFD."""

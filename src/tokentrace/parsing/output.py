@@ -7,9 +7,8 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..errors import kind_of
 from .compiled import CompiledCalls
@@ -31,8 +30,6 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call that is being read."""
-
     output: Output
     index: int
     start: int
@@ -85,7 +82,6 @@ class OpenCall:
             self.output.events += [ArgumentsDelta(self.index, text) for text in self.texts]
 
     def add_arguments(self, text: str) -> None:
-        """More of the arguments' JSON."""
         if not text:
             return
         if not text.isascii():
@@ -95,7 +91,6 @@ class OpenCall:
             self.output.events.append(ArgumentsDelta(self.index, text))
 
     def add_key(self, key: str) -> None:
-        """One of the arguments begins."""
         self.add_arguments(f"{', ' if self.texts else '{'}{_to_json(key)}: ")
 
     def add_value(self, key: str, value: Any, *, reported: bool = False) -> None:
@@ -113,7 +108,6 @@ class OpenCall:
             self.add_arguments("}" if self.texts else "{}")
 
     def set_values(self, values: dict[str, Any]) -> None:
-        """All arguments at once."""
         self.values = values
         self.add_arguments(_to_json(values))
 
@@ -140,13 +134,14 @@ class OpenCall:
         lead = between if between.isspace() else ""
         output.calls.append(call)
         output.stop = stop
-        output.add_part(ParsedPart(PartKind.TOOL_CALL, raw, span, self.index, lead), self.start)
+        part = ParsedPart(PartKind.TOOL_CALL, raw, span, self.index, lead)
+        output.placed.append(Placed(part, self.start, stop, call))
         output.events.append(CallFinished(self.index, call, lead))
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:
         repeated: list[str] = []
 
-        def members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             value = dict(pairs)
             counts = Counter(key for key, _ in pairs) if len(value) < len(pairs) else {}
             repeated[:] = [key for key, count in counts.items() if count > 1]
@@ -174,10 +169,6 @@ class ArgumentsText(Report):
 
     def put(self, text: str, start: int, stop: int) -> None:
         self._call.add_arguments(_to_json(text)[1:-1] if self._quoted else text)
-
-    def done(self) -> None:
-        """No more bytes come."""
-        self.add(b"", 0, 0, final=True)
 
 
 class Text(Report):
@@ -207,13 +198,19 @@ class Text(Report):
             self._texts.append(text)
             output.events.append(self._event(text))
 
-    def end(self) -> None:
-        """The stretch has ended."""
+    def done(self) -> None:
         output = self._output
         self.add(b"", output.stop, output.stop, final=True)
-        span = output.span(self._start, output.stop)
-        output.add_part(ParsedPart(self.kind, "".join(self._texts), span), self._start)
+        part = ParsedPart(self.kind, "".join(self._texts), output.span(self._start, output.stop))
+        output.placed.append(Placed(part, self._start, output.stop))
         self._texts = []
+
+
+class Placed(NamedTuple):
+    part: ParsedPart
+    start: int
+    stop: int
+    call: ParsedToolCall | None = None
 
 
 class Output:
@@ -222,9 +219,7 @@ class Output:
     def __init__(self, reader: Reader, base: int, tools: Tools, *, lenient: bool = False) -> None:
         self.reader, self.base, self.tools, self.lenient = reader, base, tools, lenient
         self.events: list[Event] = []
-        self.parts: list[ParsedPart] = []
-        self.places: list[tuple[int, int]] = []
-        """Where each part starts and stops, in bytes."""
+        self.placed: list[Placed] = []
         self.calls: list[ParsedToolCall] = []
         self.starts: list[int] = []
         """Where each token begins."""
@@ -250,15 +245,9 @@ class Output:
         return TokenRange(bisect.bisect_right(self.starts, start) - 1, bisect.bisect_left(self.starts, stop))
 
     def end_text(self) -> None:
-        """The current stretch of text has ended."""
         if self.current is not None:
-            self.current.end()
+            self.current.done()
         self.current = None
-
-    def add_part(self, part: ParsedPart, start: int) -> None:
-        """A part from byte `start` to `stop`."""
-        self.parts.append(part)
-        self.places.append((start, self.stop))
 
     def start_call(self, start: int, **fields: Any) -> OpenCall:
         """A call that is certain to be one."""
@@ -281,14 +270,15 @@ class Output:
                 regions += [Region(kind, TokenRange(first, first + 1))] if first < len(self.starts) else []
                 break
             if regions and regions[-1].kind is kind:
-                regions[-1] = Region(kind, TokenRange(regions[-1].span.start, end))
-            elif first < end:
+                first = regions.pop().span.start
+            if first < end:
                 regions.append(Region(kind, TokenRange(first, end)))
         return regions
 
 
 class CallReader:
-    """Reads calls, or a part of them, into an output."""
+    """Reads calls, or a part of them, into an output. With `any_key`, arguments may be under either usual key."""
 
-    def __init__(self, calls: CompiledCalls, output: Output) -> None:
+    def __init__(self, calls: CompiledCalls, output: Output, *, any_key: bool = False) -> None:
         self.calls, self.reader, self.output = calls, output.reader, output
+        self.keys = calls.keys | ({path[0] for path in calls.fields} if any_key else set())

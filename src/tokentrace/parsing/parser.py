@@ -8,14 +8,13 @@ import numpy as np
 
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
-from .attempts import count_attempts, find_attempts
-from .calls import CallParser
+from .calls import CallParser, count_attempts, find_attempts
 from .channels import ChannelParser
 from .compiled import Compiled
 from .events import Done, Event, events_of
-from .output import Output
+from .output import Output, Placed
 from .reader import Match, Reader, Reading
-from .response import CallReading, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange, joined
+from .response import CallReading, Finish, ParsedResponse, PartKind, TokenRange
 from .values import NO_TOOLS, Tools
 
 
@@ -29,7 +28,7 @@ class TurnParser:
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
         self.compiled, self.reader, self.output = compiled, output.reader, output
         self.prompted = prompted
-        self.calls = CallParser(compiled, compiled.calls, output) if compiled.calls is not None else None
+        self.calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Match | None]:
         """All of the turn: its stop token, or None if the completion ends without one."""
@@ -45,16 +44,7 @@ class TurnParser:
             fresh, start = False, reader.at
             match = yield from reader.find(compiled.in_content, output.content)
             if match is None or match.kind == "stop" or (yield from self._is_stop(match)):
-                output.end_text()
-                if match is not None:
-                    output.enter(PartKind.STOP, match.start)
-                elif after_calls == start == reader.at:
-                    if compiled.grammar.calls and output.missing:
-                        output.missing.append(compiled.grammar.calls.after)
-                elif not answered:
-                    frame = compiled.grammar.content
-                    output.missing.append(f"{frame.trail}{frame.close}{frame.after if frame.close else ''}")
-                return match
+                break
             if match.kind == "reasoning":
                 output.enter(PartKind.REASONING, match.start)
                 reader.at = match.stop
@@ -63,14 +53,23 @@ class TurnParser:
             elif match.kind == "answered":
                 reader.at = match.stop
                 output.end_text()
-                output.closed = not compiled.content.open
-                answered = True
+                output.closed, answered = not compiled.content.open, True
                 yield from reader.skip(compiled.content.after)
             elif calls is not None:
                 output.enter(PartKind.TOOL_CALL, match.text)
                 yield from calls.read()
                 output.enter(PartKind.CONTENT, reader.at)
                 after_calls = reader.at
+        output.end_text()
+        if match is not None:
+            output.enter(PartKind.STOP, match.start)
+        elif after_calls == start == reader.at:
+            if compiled.grammar.calls and output.missing:
+                output.missing.append(compiled.grammar.calls.after)
+        elif not answered:
+            frame = compiled.grammar.content
+            output.missing.append(f"{frame.trail}{frame.close}{frame.after if frame.close else ''}")
+        return match
 
     def _is_stop(self, match: Match) -> Reading[bool]:
         """True if a token that may open calls is a stop token here."""
@@ -113,9 +112,8 @@ class TurnParser:
         output.end_text()
         if match is None or match.kind != "close":
             output.open = PartKind.REASONING
-            if match is None:
-                after = compiled.grammar.after_empty if start == reader.at else grammar.after
-                output.missing.append(f"{grammar.trail}{grammar.close}{after}")
+            after = compiled.grammar.after_empty if start == reader.at else grammar.after
+            output.missing += [f"{grammar.trail}{grammar.close}{after}"] if match is None else []
             return
         reader.at = match.stop
         yield from reader.skip(compiled.after_empty if match.text == start else frame.after)
@@ -123,7 +121,6 @@ class TurnParser:
         yield from self._open_content()
 
     def _open_content(self) -> Reading[None]:
-        """Go past what opens content, if the grammar opens it."""
         frame = self.compiled.content
         if frame.open and (yield from self.reader.skip(frame.open)):
             yield from self.reader.skip(frame.lead)
@@ -146,13 +143,12 @@ class StreamingParser:
         self._compiled = compiled
         self._lenient = calls is CallReading.LENIENT
         prefix = compiled.prefix(compiled.prompt if prompt is None else prompt)
-        self._reader = Reader(compiled.marked, prefix)
+        self._reader, self._table = Reader(compiled.marked, prefix), compiled.marked.table
         self._output = output = Output(self._reader, len(prefix), tools or NO_TOOLS, lenient=self._lenient)
-        if compiled.grammar.channels is not None:
-            self._reading = ChannelParser(compiled, compiled.grammar.channels, output).read()
+        if compiled.channels is not None:
+            self._reading = ChannelParser(compiled, output).read()
         else:
             self._reading = TurnParser(compiled, output, prompted=prompt is not None).read()
-        self._table = compiled.marked.table
         self._stop: Match | None = None
         self._over = False
         self._response: ParsedResponse | None = None
@@ -197,12 +193,11 @@ class StreamingParser:
         self._reader.ended = True
         self._resume()
         attempts = find_attempts(self._compiled, self._output)
-        self._response = self._read_response([attempt.call for attempt in attempts])
-        events = self._output.events
-        if self._lenient:
-            self._response = count_attempts(self._response, self._output, attempts)
-            events = events_of(self._response)
-        return [*events, Done(self._response)]
+        if not self._lenient:
+            self._response = self._read_response(self._output.placed, attempts)
+            return [*self._output.events, Done(self._response)]
+        self._response = self._read_response(count_attempts(self._output, attempts), [])
+        return [*events_of(self._response), Done(self._response)]
 
     @property
     def response(self) -> ParsedResponse:
@@ -219,22 +214,26 @@ class StreamingParser:
             except StopIteration as end:
                 self._over, self._stop = True, end.value
 
-    def _read_response(self, attempts: list[ParsedToolCall]) -> ParsedResponse:
+    def _read_response(self, placed: list[Placed], attempts: list[Placed]) -> ParsedResponse:
         output, match, data, count = self._output, self._stop, self._reader.data, len(self._output.starts)
         stop = self._compiled.stops.get(bytes(data[match.start : match.stop])) if match else None
         end = output.span(match.start, match.stop).stop if match else count
         closing = "".join(output.missing)
         space = closing[: len(closing) - len(closing.lstrip())].encode()
+        parts = [one.part for one in placed]
+        content, reasoning = (
+            "".join(part.text for part in parts if part.kind is kind) for kind in (PartKind.CONTENT, PartKind.REASONING)
+        )
         return ParsedResponse(
-            content=joined(output.parts, PartKind.CONTENT),
-            reasoning_content=joined(output.parts, PartKind.REASONING) or ("" if output.blank_reasoning else None),
-            tool_calls=output.calls,
+            content=content,
+            reasoning_content=reasoning or ("" if output.blank_reasoning else None),
+            tool_calls=[one.call for one in placed if one.call is not None],
             finish=Finish.LENGTH if stop is None and not output.closed else Finish.STOP,
             stop_token=stop,
             open=output.open,
-            parts=output.parts,
+            parts=parts,
             unread=TokenRange(end, count) if end < count else None,
-            attempts=attempts,
+            attempts=[one.call for one in attempts if one.call is not None],
             closing=closing[next((n for n in range(len(space), 0, -1) if data.endswith(space[:n])), 0) :],
             regions=output.regions(),
         )
@@ -246,13 +245,8 @@ def read_turn(compiled: Compiled, completion: Ids, prompt_ids: Sequence[int] | I
 
 
 def parse(
-    compiled: Compiled,
-    ids: Iterable[int] | Ids,
-    tools: Tools | None = None,
-    prompt: bytes | None = None,
-    calls: CallReading = CallReading.STRICT,
+    compiled: Compiled, ids: Iterable[int] | Ids, tools: Tools | None = None, prompt: bytes | None = None
 ) -> ParsedResponse:
-    """Parse a whole completion."""
-    parser = StreamingParser(compiled, tools, prompt, calls)
+    parser = StreamingParser(compiled, tools, prompt)
     parser.feed(ids)
     return parser.response

@@ -40,8 +40,10 @@ class Report:
         self.put(text, start, stop)
 
     def put(self, text: str, start: int, stop: int) -> None:
-        """More text."""
         raise NotImplementedError
+
+    def done(self) -> None:
+        self.add(b"", 0, 0, final=True)
 
 
 class Match(NamedTuple):
@@ -121,11 +123,9 @@ class Reader:
         """Set while plain text can be reported without resuming the parser."""
 
     def text(self, start: int, stop: int) -> str:
-        """Bytes as people read them."""
         return self.marked.text(self.data[start:stop])
 
     def sees(self, text: bytes, at: int | None = None) -> Reading[bool]:
-        """True if `text` is at a position."""
         at = self.at if at is None else at
         while True:
             there = bytes(self.data[at : at + len(text)])
@@ -166,10 +166,13 @@ class Reader:
         return False
 
     def past_space(self, at: int | None = None) -> Reading[int]:
-        """The first position that is not white space."""
+        return self.past(_SPACES, at)
+
+    def past(self, pattern: re.Pattern[bytes], at: int | None = None) -> Reading[int]:
+        """The first position after bytes of a pattern, which may come in several pieces."""
         at = self.at if at is None else at
         while True:
-            match = _SPACES.match(self.data, at)
+            match = pattern.match(self.data, at)
             at = match.end() if match else at
             if at < len(self.data) or self.ended:
                 return at
@@ -177,7 +180,6 @@ class Reader:
 
     @property
     def exhausted(self) -> bool:
-        """True if the completion ends here."""
         return self.ended and self.at == len(self.data)
 
     def find(self, delimiters: Delimiters, report: Report | None = None) -> Reading[Match | None]:

@@ -1,11 +1,8 @@
-"""A turn as the parser reads it: parts with token ranges, calls, what is still open, the stop.
-
-`Renderer.parse_response(completion_ids, tools=..., prompt_ids=...)` reads any completion into a `ParsedResponse`.
-"""
+"""A turn as the parser reads it: parts with token ranges, calls, what is still open, the stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -178,8 +175,3 @@ class ParsedResponse(ShowsItself):
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
         message |= {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
         return message | ({"tool_calls": list(calls.values())} if calls else {})
-
-
-def joined(parts: Sequence[ParsedPart], kind: PartKind) -> str:
-    """The text of all parts of a kind."""
-    return "".join(part.text for part in parts if part.kind is kind)

@@ -13,6 +13,7 @@ Whatever is unclear, contradictory or circular in a schema allows every type.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,9 +61,16 @@ def _spelled(text: str, types: Types) -> Any:
     try:
         return read_json(text)
     except ValueError:
-        if types is None or not types & {"object", "array"}:
+        literal = types is not None and types & {"object", "array"} and len(text) <= _LONGEST_LITERAL
+        if not literal or not _LITERAL_TEXT.fullmatch(text):
             raise
-    return _read_literal(text)
+    try:
+        value = ast.literal_eval(_ESCAPE.sub(lambda match: match[1] or r"\\", text))
+    except (SyntaxError, TypeError, RecursionError, MemoryError, SystemError) as error:
+        raise ValueError("no literal") from error
+    if not isinstance(value, (dict, list)) or json.loads(json.dumps(value, allow_nan=False)) != value:
+        raise ValueError("no literal of JSON's kind")
+    return value
 
 
 def read_json(text: str, members: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
@@ -83,18 +91,6 @@ _LITERAL_TEXT: Final = re.compile(
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
-def _read_literal(text: str) -> dict[str, Any] | list[Any]:
-    if len(text) > _LONGEST_LITERAL or not _LITERAL_TEXT.fullmatch(text):
-        raise ValueError("no literal")
-    try:
-        value = ast.literal_eval(_ESCAPE.sub(lambda match: match[1] or r"\\", text))
-    except (SyntaxError, TypeError, RecursionError, MemoryError, SystemError) as error:
-        raise ValueError("no literal") from error
-    if not isinstance(value, (dict, list)) or json.loads(json.dumps(value, allow_nan=False)) != value:
-        raise ValueError("no literal of JSON's kind")
-    return value
-
-
 def _type_of(value: Any) -> str:
     """The JSON type of a value; empty if JSON has no such value."""
     return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), "")
@@ -107,12 +103,10 @@ class Schema:
     """The schema of one value. Accepts anything and never raises."""
 
     def __init__(self, node: Any, root: Any = None) -> None:
-        self._node = node
-        self._root = node if root is None else root
+        self._node, self._root = node, node if root is None else root
 
     @computed
     def types(self) -> Types:
-        """The types that are allowed."""
         try:
             return _types(self._node, self._root, {})
         except RecursionError:
@@ -124,7 +118,6 @@ class Schema:
         return self.types == frozenset({"string"})
 
     def keys(self) -> frozenset[str]:
-        """The properties that are declared, in any branch."""
         declared = (node.get("properties") for node in self._nodes())
         return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
 
@@ -214,9 +207,10 @@ class Tools:
     """Schemas by name, of tools in OpenAI's or Anthropic's shape. Never raises."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            tools = json.loads(json.dumps(tools))  # a copy: a caller may change them
         entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()
         self.declared_any = bool(entries)
-        """True if there are tools."""
         self._schemas: dict[str | None, Schema] = {}
         for tool in entries:
             function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -227,7 +221,6 @@ class Tools:
                 self._schemas[function["name"]] = Schema(schema)
 
     def knows(self, name: str) -> bool:
-        """True if a tool has this name, or if there are no tools."""
         return not self.declared_any or name in self._schemas
 
     def parameter(self, name: str | None, key: str) -> Schema | None:
@@ -240,11 +233,3 @@ class Tools:
 
 
 NO_TOOLS: Final = Tools(None)
-
-
-def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
-    """The schemas of tools as they are now."""
-    try:
-        return Tools(json.loads(json.dumps(tools)))
-    except (TypeError, ValueError, RecursionError):
-        return Tools(tools)

@@ -3,21 +3,28 @@
 `Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps what follows the
 stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that no other context and
 no other stand-in gives another result; then a bridge costs one small render, whatever the history.
+
+Nothing of a completion is changed, however it ended: what is missing is added. Ids that close a cut-off turn are
+synthetic.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ..conversation.messages import Messages, check_tools
 from ..errors import TokentraceError
-from ..parsing.marked import tags
+from ..parsing.compiled import Compiled
+from ..parsing.marked import mark, tags
 from ..parsing.parser import read_turn
+from ..parsing.response import ParsedResponse
+from ..study.endings import TurnEndings
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
 from ..study.seams import (
@@ -32,19 +39,24 @@ from ..study.seams import (
     check_continuation,
     find_continuation,
     leading_results,
-    searched_words,
     shape,
-    shows_earlier_call,
+    shows_field,
     shows_tools,
     variants,
 )
+from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
+from ..tokens.kinds import Kind
+from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
-from .bridged import BridgedTokens, SeamFinder, Stream
+from .bridged import BridgedTokens, Stream, Truncation
+from .lost import find_lost
+from .rendered import span_messages
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
+_TRUNCATED: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
 """Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
@@ -60,10 +72,21 @@ class _Request:
     """The shape of the messages, and the tools: what the template's control flow may depend on."""
     names: Sequence[str] = ()
     """Those of the completion's calls, from the first on."""
+    true_context: bool = False
+    """Whether the template is shown the conversation before, and so the real tools."""
+    real_tools: bool = True
+    """Whether the template is shown the real tools. The stand-in tool is quicker to render."""
 
-    def visible_tools(self, real_tools: bool) -> Any:
-        """The tools that the template is shown: the real ones, or a stand-in."""
-        return self.tools if real_tools or not self.tools else [STAND_IN_TOOL]
+    def follow(self, context: Messages, stand_in: StandIn) -> list[Any]:
+        """The new messages after a context and a stand-in."""
+        return [*context, stand_in.message(leading_results(self.new), self.names), *self.new]
+
+    @property
+    def visible_tools(self) -> Any:
+        return self.tools if self.real_tools or not self.tools else [STAND_IN_TOOL]
+
+    def check(self, continuation: Continuation) -> BridgeRefusal | None:
+        return check_continuation(continuation, len(self.names), true_context=self.true_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,222 +106,209 @@ class _Proof:
     context: Messages
     stand_in: StandIn
     real_tools: bool
-    """Whether the template has to be shown the real tools. The stand-in tool is quicker to render."""
     true_context: bool
     rewrites: tuple[_Rewrite, ...] = ()
 
 
+class _Seam(NamedTuple):
+    """Ids to add after the completion, and how many ids of what follows the stop token the completion has already."""
+
+    pieces: Sequence[tuple[Sequence[int], Kind]] = ()
+    overlap: int = 0
+
+
+@dataclass(slots=True)
 class Bridger:
     """Bridges for one template under the settings of one renderer. Remembers what it has proven."""
 
-    def __init__(self, write: Write, seams: SeamFinder, *, as_inference: bool) -> None:
-        self._write = write
-        self._seams, self._study, self._compiled = seams, seams.study, seams.compiled
-        self._words = searched_words(seams.study.template)
-        self._as_inference = as_inference
-        self._proofs = Memory()
+    study: TemplateStudy
+    endings: TurnEndings
+    write: Write
+    compiled: Callable[[], Compiled]
+    """The grammar that completions are parsed with; compiling it takes a while, and most bridges do without."""
+    truncation: Truncation
+    as_inference: bool
+    _proofs: Memory = field(default_factory=Memory)
 
     def bridge(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, messages: Messages | None = None
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt, or why there is none. `messages` is the conversation before the completion, if known."""
         if not len(stream.prompt):
-            return BridgeRefusal(
-                RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
-            )
+            problem = "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
+            return BridgeRefusal(RefusalReason.EMPTY_STREAM, problem)
         request = self._request(stream, new, tools, tools_key)
         proof = self._prove_any(request, stream, messages)
         if isinstance(proof, BridgeRefusal):
             return proof
-        refusal = self._find_rewrite(proof.rewrites, stream)
-        if refusal is not None:
+        if (refusal := self._find_rewrite(proof.rewrites, stream)) is not None:
             return refusal
-        continuation = self._continue(proof.context, proof.stand_in, request, proof.real_tools)
+        request = replace(request, true_context=proof.true_context, real_tools=proof.real_tools)
+        continuation = self._continue(request, proof.context, proof.stand_in)
         if isinstance(continuation, BridgeRefusal):
             return continuation
-        refusal = check_continuation(continuation, len(request.names), true_context=proof.true_context)
-        return self._seams.join(stream, continuation) if refusal is None else refusal
+        refusal = request.check(continuation)
+        return self._join(stream, continuation) if refusal is None else refusal
 
     # -- rendering after a turn
 
-    def _continue(
-        self, context: Messages, stand_in: StandIn, request: _Request, real_tools: bool = True
-    ) -> Continuation | BridgeRefusal:
-        """The new messages after a context and a stand-in."""
-        reply = stand_in.message(leading_results(request.new), request.names)
-        return self._rendered_after([*context, reply, *request.new], len(context), request.visible_tools(real_tools))
+    def _continue(self, request: _Request, context: Messages, stand_in: StandIn) -> Continuation | BridgeRefusal:
+        return self._rendered_after(request.follow(context, stand_in), len(context), request.visible_tools)
 
     def _rendered_after(
-        self, conversation: Messages, at: int, tools: Any, *, prompt: bool = True
+        self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
     ) -> Continuation | BridgeRefusal:
         """A conversation, cut after the turn of message `at`."""
-        write = self._write
+        write = self.write
         return find_continuation(
-            conversation, at + 1, lambda some, index: write(some, index, tools, prompt), self._seams.endings
+            conversation, at + 1, lambda some, index: write(some, index, tools, prompted), self.endings
         )
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
         """The request, with the names of the called functions if results have them or the template needs them."""
-        key = (shape(new, self._words), tools_key)
-        results = leading_results(new)
-        names = [result.get("name") for result in results]
+        words = self._proofs.once(
+            "words", lambda: sorted(word for word in self.study.template.searched if len(word) > 1)
+        )
+        results, unnamed = leading_results(new), _Request(new, tools, (shape(new, words), tools_key))
+        names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
-            return _Request(new, tools, key, [str(name) for name in names])
-        unnamed = _Request(new, tools, key)
-        if not self._proofs.once(("names", *key), lambda: self._needs_names(unnamed)):
-            return unnamed
-        called = read_turn(self._compiled(), stream.completion, stream.prompt).called_names
-        return _Request(new, tools, key, called if len(called) <= len(results) else ())  # else some went unanswered
+            return replace(unnamed, names=names)
 
-    def _needs_names(self, unnamed: _Request) -> bool:
-        """Whether what follows may depend on the names of called functions: it repeats them, or compares them."""
-        constants = self._study.template.constants
-        for tool in check_tools(unnamed.tools) or ():
-            name = str(tool.get("function", tool).get("name"))
-            if name in constants or any(word in name for word in self._words):
-                return True
-        return isinstance(self._remembered(unnamed, None, self._contexts(bool(unnamed.tools))), BridgeRefusal)
+        def needs_names() -> bool:
+            """Whether what follows may depend on the names of called functions: it repeats them, or compares them."""
+            constants = self.study.template.constants
+            for tool in check_tools(tools) or ():
+                name = str(tool.get("function", tool).get("name"))
+                if name in constants or any(word in name for word in words):
+                    return True
+            return isinstance(self._remembered(unnamed), BridgeRefusal)
+
+        if not self._proofs.once(("names", *unnamed.key), needs_names):
+            return unnamed
+        called = read_turn(self.compiled(), stream.completion, stream.prompt).called_names
+        return replace(unnamed, names=called) if len(called) <= len(results) else unnamed  # else some went unanswered
 
     # -- proofs
 
     def _prove_any(self, request: _Request, stream: Stream, messages: Messages | None) -> _Proof | BridgeRefusal:
         """The proof for messages of this shape: in any context or, if they depend on it, in the one that there is."""
-        contexts = self._contexts(bool(request.tools))
-        proof = self._remembered(request, None, contexts)
+        proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
-        grammar = self._compiled().grammar
+        grammar = self.compiled().grammar
         has_call: bool | None = None
         if grammar.calls is not None or grammar.channels is not None:
-            has_call = bool(read_turn(self._compiled(), stream.completion, stream.prompt).tool_calls)
+            has_call = bool(read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls)
         if messages:
-            return self._prove(request, has_call, (messages,), true_context=True)
-        return self._remembered(request, has_call, self._alike(stream.prompt, bool(request.tools)))
+            return self._prove(replace(request, true_context=True), has_call, (messages,))
+        ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
+        telling = frozenset[int]().union(*(controls for _, controls in contexts))
+        seen = frozenset(index for index in telling if (ids == index).any())
+        alike = [context for context, controls in contexts if controls == seen]
+        return self._remembered(request, has_call, alike)  # with results in them, or without
 
     def _remembered(
-        self, request: _Request, has_call: bool | None, contexts: tuple[Messages, ...]
+        self, request: _Request, has_call: bool | None = None, alike: Sequence[Messages] = ()
     ) -> _Proof | BridgeRefusal:
+        contexts = alike or [context for context, _ in self._contexts(bool(request.tools))]
         return self._proofs.once(
             (request.key, len(request.names), has_call, tuple(map(id, contexts))),  # contexts are constants
             lambda: self._prove(request, has_call, contexts),
-            keep=lambda proof: (
-                isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
-            ),  # other refusals depend on this message's text
+            keep=lambda proof: isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT,  # others depend on the text
         )
 
-    def _prove(
-        self, request: _Request, has_call: bool | None, contexts: Sequence[Messages], *, true_context: bool = False
-    ) -> _Proof | BridgeRefusal:
+    def _prove(self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]) -> _Proof | BridgeRefusal:
         """Find a context and a stand-in that the template takes, and see that no others give another result."""
-        base = self._base(request, has_call, contexts, true_context)
+        base = self._base(request, has_call, contexts)
         if isinstance(base, BridgeRefusal):
             return base
         context, stand_in, expected = base
-        real_tools = true_context or shows_tools(expected.encoded.rendering, expected.cut)
-        if request.tools and not real_tools:  # the stand-in is quicker to render
-            actual = self._continue(context, stand_in, request, real_tools=False)
-            real_tools = isinstance(actual, BridgeRefusal) or actual.tail != expected.tail
+        if request.tools and not request.true_context and not shows_tools(expected.encoded.rendering, expected.cut):
+            quicker = replace(request, real_tools=False)
+            actual = self._continue(quicker, context, stand_in)
+            if isinstance(actual, Continuation) and actual.tail == expected.tail:
+                request = quicker
         rewrites: dict[_Rewrite, None] = {}
-        inline = (INLINE,) if self._as_inference and not stand_in.calls else ()
+        inline = (INLINE,) if self.as_inference and not stand_in.calls else ()
         for other in (*variants(stand_in), *inline):
             for around in contexts:
-                actual = self._continue(around, other, request, real_tools)
+                actual = self._continue(request, around, other)
                 if isinstance(actual, BridgeRefusal):
                     continue
-                if has_call is not None and actual.shows_call != expected.shows_call:
+                if has_call is not None and actual.shows("tool_calls") != expected.shows("tool_calls"):
                     continue
-                problem = check_continuation(actual, len(request.names), true_context=true_context)
+                problem = request.check(actual)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
                     # it moves text of the past to the new turn: to train, it stays where it is
                     rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
-                    continue
-                if actual.tail != expected.tail or problem is not None:
+                elif actual.tail != expected.tail or problem is not None:
                     return BridgeRefusal(
                         RefusalReason.CONTEXT_DEPENDENT,
                         f"what the template writes after {_described(other, around)} is not what it writes after "
                         f"{_described(stand_in, context)}: {actual.tail[:60]!r} instead of {expected.tail[:60]!r}; "
                         "pass messages=, the conversation so far",
                     )
-                tools = request.visible_tools(real_tools)
-                if self._as_inference and (rewrite := self._rewrite(other, tools, actual)):
+                elif self.as_inference and (rewrite := self._rewrite(other, request.visible_tools, actual)):
                     rewrites[rewrite] = None
-        return _Proof(context, stand_in, real_tools, true_context, tuple(rewrites) if self._as_inference else ())
+        past = tuple(rewrites) if self.as_inference else ()
+        return _Proof(context, stand_in, request.real_tools, request.true_context, past)
 
     def _base(
-        self, request: _Request, has_call: bool | None, contexts: Sequence[Messages], true_context: bool
+        self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
         """The first context and stand-in that the template takes; one that shows its call, unless there was none."""
         refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
         second: tuple[Messages, StandIn, Continuation] | None = None
-        after_call = bool(leading_results(request.new))
-        shows_calls = after_call and self._study.forms.calls.are_shown
+        after_call = has_call is True or bool(leading_results(request.new))  # a user may speak before a result is there
+        shows_calls = after_call and self.study.forms.calls.are_shown
         for stand_in in base_stand_ins(after_call):
             for context in contexts:
-                result = self._continue(context, stand_in, request)
-                problem: BridgeRefusal | None
-                if isinstance(result, BridgeRefusal):
-                    problem = result
-                else:
-                    problem = check_continuation(result, len(request.names), true_context=true_context)
-                    if problem is None:
-                        if not shows_calls or result.shows_call == (has_call is not False):
-                            return context, stand_in, result
-                        second = second or (context, stand_in, result)
-                if problem is not None and refusal.reason is RefusalReason.TEMPLATE_REFUSED:
+                result = self._continue(request, context, stand_in)
+                problem = result if isinstance(result, BridgeRefusal) else request.check(result)
+                if isinstance(result, Continuation) and problem is None:
+                    if not shows_calls or result.shows("tool_calls") == (has_call is not False):
+                        return context, stand_in, result
+                    second = second or (context, stand_in, result)
+                elif problem is not None and refusal.reason is RefusalReason.TEMPLATE_REFUSED:
                     refusal = problem
         return second or refusal
 
     # -- contexts
 
-    def _contexts(self, has_tools: bool) -> tuple[Messages, ...]:
-        """Contexts to try; of those with a call the first that shows it, and one that does not if that comes first."""
+    def _contexts(self, has_tools: bool) -> tuple[tuple[Messages, frozenset[int]], ...]:
+        """Contexts to try, each with its control tokens.
 
-        def choose() -> tuple[Messages, ...]:
-            chosen: list[Messages] = []
+        Of those with a call the first that shows it, and one that does not if that comes first.
+        """
+
+        def choose() -> tuple[tuple[Messages, frozenset[int]], ...]:
+            chosen: list[tuple[Messages, frozenset[int]]] = []
             for ways in CONTEXTS:
-                by_call: dict[bool, Messages] = {}
-                for context in ways if len(ways) > 1 else ():
-                    result = self._try_context(context, has_tools)
-                    if result is not None:
-                        by_call.setdefault(shows_earlier_call(result[0].rendering), context)
+                by_call: dict[bool, tuple[Messages, frozenset[int]]] = {}
+                for context in ways:
+                    try:
+                        encoded, _ = self.write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
+                    except TokentraceError:
+                        continue
+                    controls = frozenset(encoded.ids[encoded.control].tolist())
+                    by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), (context, controls))
                     if True in by_call:
                         break
-                chosen += by_call.values() if len(ways) > 1 else ways
+                chosen += by_call.values()
             return tuple(chosen)
 
         return self._proofs.once(("contexts", has_tools), choose)
-
-    def _alike(self, prompt: Sequence[int] | Ids, has_tools: bool) -> tuple[Messages, ...]:
-        """The contexts with the same control tokens as the prompt: with results in it, or without."""
-
-        def find() -> list[tuple[Messages, frozenset[int]]]:
-            results = [(context, self._try_context(context, has_tools)) for context in self._contexts(has_tools)]
-            return [
-                (context, frozenset(one[0].ids[one[0].control].tolist())) for context, one in results if one is not None
-            ]
-
-        by_context = self._proofs.once(("controls", has_tools), find)
-        telling = frozenset[int]().union(*(controls for _, controls in by_context))
-        ids = check_ids(prompt, "prev_prompt_ids")
-        seen = frozenset(index for index in telling if (ids == index).any())
-        return tuple(context for context, controls in by_context if controls == seen) or self._contexts(has_tools)
-
-    def _try_context(self, context: Messages, has_tools: bool) -> EncodedTurns | None:
-        try:
-            return self._write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
-        except TokentraceError:
-            return None
 
     # -- a past that production would write anew
 
     def _rewrite(self, stand_in: StandIn, tools: Any, after: Continuation) -> _Rewrite | None:
         """What the new messages change about the turn before them."""
         at = after.first_new - 1
-        alone = self._rendered_after(after.conversation[: at + 1], at, tools, prompt=False)
+        alone = self._rendered_after(after.conversation[: at + 1], at, tools, prompted=False)
         if isinstance(alone, BridgeRefusal):
             return None
-        marked = self._compiled().marked
-        if stand_in.reasoning and not alone.shows(REASONING_FIELDS):
+        marked = self.compiled().marked
+        if stand_in.reasoning and not alone.shows(*REASONING_FIELDS):
             opened = re.findall("<([^\\s<>/=]+)>", after.tail)
             if not opened or f"</{opened[-1]}>" in after.tail[after.tail.rindex(f"<{opened[-1]}>") :]:
                 return None
@@ -318,7 +328,7 @@ class Bridger:
         """A refusal if the stream holds a turn that the template would write anew."""
         if not rewrites:
             return None
-        compiled = self._compiled()
+        compiled = self.compiled()
         ids = np.concatenate([check_ids(stream.prompt, "prev_prompt_ids"), stream.completion])
         data, _ = compiled.marked.spelled(ids, 0)
         stream_tags = tags(data)
@@ -333,10 +343,118 @@ class Bridger:
             if rewrite.reasoning is not None:  # of turns with reasoning, or of turns without
                 applies = full if rewrite.reasoning else blank or not rewrite.tags
             if rewrite.tags <= seen and applies:
-                return BridgeRefusal(
-                    RefusalReason.REWRITES_PAST, f"in production the template rewrites earlier turns: {rewrite.how}"
-                )
+                problem = f"in production the template rewrites earlier turns: {rewrite.how}"
+                return BridgeRefusal(RefusalReason.REWRITES_PAST, problem)
         return None
+
+    # -- the seam between a stream and what follows it
+
+    def _join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
+        """The stream, its seam, and what the template writes after the turn, for new messages counted from 0."""
+        seam = self._seam(stream, continuation)
+        if isinstance(seam, BridgeRefusal):
+            return seam
+        encoded, conversation, first = continuation.encoded, continuation.conversation, continuation.first_new
+        rendering, after = encoded.rendering, slice(continuation.turn.stop + seam.overlap, None)
+        owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
+        is_context = [  # all that the template adds to a message's text is scaffold, its role as well
+            origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
+        ]
+        kinds = encoded.per_token(np.where(is_context, np.uint8(Kind.CONTEXT), np.uint8(Kind.SCAFFOLD)))[after]
+        messages = encoded.per_token(np.asarray(owners, np.int32))[after]
+        pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
+        table = join([*pieces, TokenTable.of(encoded.ids[after].copy(), kinds, messages)])
+        left_out = find_lost(rendering, conversation, self.study.forms, first=first)
+        lost = [replace(one, message=(one.message or 0) - first) for one in left_out.lost]
+        return BridgedTokens(*stream, table, len(conversation) - first, lost)
+
+    def _seam(self, stream: Stream, continuation: Continuation) -> _Seam | BridgeRefusal:
+        completion, stop = stream.completion, continuation.turn.stop_token
+        last = int(completion[-1]) if len(completion) else -1
+        if stop is None:
+            return self._open_seam(stream, continuation, last)
+        if last == stop:
+            return _Seam()
+        is_head = stop in self.endings.heads and stop not in self.endings.closers
+        head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
+        if self._is_stop(last):
+            return _Seam(head)
+        overlap = self._overlap(completion, stop, continuation.ids)
+        if overlap is not None:
+            return _Seam(overlap=overlap)
+        if self.truncation is Truncation.REFUSE:
+            return _TRUNCATED
+        parsed = read_turn(self.compiled(), completion, stream.prompt)
+        missing = parsed.closing or self._space_before(stop, completion, parsed)
+        closing = self._ids(self._marked(missing.rstrip() if is_head else missing))
+        if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
+            closing = closing[: closing.index(stop) + 1]
+        elif not is_head and not (closing and closing[-1] in self.endings.closers):
+            closing = [*closing, stop]
+        return _Seam([(closing, Kind.SYNTHETIC), *head])
+
+    def _open_seam(self, stream: Stream, continuation: Continuation, last: int) -> _Seam | BridgeRefusal:
+        """The seam of a template that ends the turn with text, or with nothing."""
+        completion = stream.completion
+        whole = self._marked(continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut])
+        past_close = self._marked(self.study.past_close())
+        shared = zip(reversed(whole), reversed(past_close), strict=False)
+        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
+        closing = whole[len(whole) - count :]
+        ended = self._is_stop(last)
+        data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)
+        ends_with_control_token = whole[-5:-4] == b"\xff"  # as `Marked` spells one
+        if ends_with_control_token and data.endswith(whole):
+            return _Seam()  # the template ends such a turn here: DeepSeek V3, after a single call
+        there = _shared_end(data, closing)
+        if ended or (closing and there == len(closing)):
+            return _Seam([(self._ids(closing[there:]), Kind.SCAFFOLD)])
+        remaining = closing[there:]
+        if not there:
+            inner = self._marked(read_turn(self.compiled(), completion, stream.prompt).closing)
+            remaining = inner + closing[_shared_end(inner, closing) :]
+        if remaining and self.truncation is Truncation.REFUSE:
+            return _TRUNCATED
+        return _Seam([(self._ids(remaining), Kind.SYNTHETIC)])
+
+    def _marked(self, text: str) -> bytes:
+        return self.compiled().marked.scaffold(text)
+
+    def _ids(self, marked: bytes) -> list[int]:
+        return self.compiled().marked.ids(marked, self.study.tokenizer)
+
+    def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
+        """White space that the template writes before the stop token of past answers, as far as it is missing."""
+        space, token, _ = self._marked(self.study.past_close()).partition(mark(stop))
+        if not token or space.strip() or parsed.tool_calls:
+            return ""
+        data, _ = self.compiled().marked.spelled(completion, 0)
+        return space[_shared_end(data, space) :].decode()
+
+    def _is_stop(self, token: int) -> bool:
+        """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
+        if token in self.endings.stops | self.endings.closers | self.study.eos:
+            return True
+        added = self.study.tokenizer.vocabulary.added.get(token)
+        return added is not None and added.special and token not in self.study.turn_tokens()
+
+    def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
+        """How much of what follows the stop token the completion has already: a separator, or the next head."""
+        for length in range(min(len(ids), len(completion) - 1, 8), 0, -1):
+            if completion[-length - 1] == stop and np.array_equal(completion[-length:], ids[:length]):
+                return length
+        is_control = self.study.tokenizer.vocabulary.is_control
+        for at, index in enumerate(ids[:8].tolist()):
+            if is_control[index]:
+                return at + 1 if len(completion) and completion[-1] == index else None
+            if self.study.tokenizer.decode([index]).strip():
+                return None
+        return None
+
+
+def _shared_end(data: bytes, closing: bytes) -> int:
+    """How many bytes of a closing the data ends with already."""
+    return next((length for length in range(len(closing), 0, -1) if data.endswith(closing[:length])), 0)
 
 
 def _described(stand_in: StandIn, context: Messages) -> str:

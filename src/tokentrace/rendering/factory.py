@@ -73,6 +73,7 @@ def create_renderer(
     if renderer != "default":
         template = templates.get("default") or next(iter(templates.values()))
         family = recognise(study_of(template, loaded, template_kwargs), renderer)
+    usual_parser = families.BY_NAME[family].tool_parser if family in families.BY_NAME else None
     return Renderer(
         loaded,
         templates,
@@ -80,7 +81,7 @@ def create_renderer(
         past=_past(past, use_patched, preserve_all_thinking, preserve_thinking_between_tool_calls, history),
         control_tokens=choose(ControlPolicy, "control_tokens", control_tokens),
         truncation=choose(Truncation, "truncation", truncation),
-        tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
+        tool_parser=usual_parser if tool_parser is None else tool_parser,
         reasoning_parser=reasoning_parser,
         calls=choose(CallReading, "calls", calls),
         trusted=check_trusted(trusted, templates.values(), template_kwargs),

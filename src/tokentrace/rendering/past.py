@@ -58,12 +58,12 @@ class WrittenText(NamedTuple):
 
 
 def write_conversation(
-    run: Run, messages: Messages, prompt: bool, past: Past, *, originals: Messages | None = None
+    run: Run, messages: Messages, prompted: bool, past: Past, *, originals: Messages | None = None
 ) -> WrittenText:
     """Run the template and put the past in order. `originals` have the tool calls as the caller passed them."""
     if past is Past.PATCHED:
-        return _write_patched(run, messages, prompt, messages if originals is None else originals)
-    rendering = _run(run, messages, prompt)
+        return _write_patched(run, messages, prompted, messages if originals is None else originals)
+    rendering = _run(run, messages, prompted)
     if past not in (Past.PRESERVE, Past.TOOL_CALLS):
         return WrittenText(rendering, messages)
     users = (at for at, message in enumerate(messages) if message["role"] == "user")
@@ -86,10 +86,10 @@ def after_prompt(run: Run, rendering: Rendering, messages: Messages, past: Past)
     return joined
 
 
-def _run(run: Run, messages: Messages, prompt: bool) -> Rendering:
+def _run(run: Run, messages: Messages, prompted: bool) -> Rendering:
     """Run the template, and find the generation prompt if the last message was written outside its turn."""
-    rendering = run(messages, prompt)
-    if prompt and rendering.tail < rendering.last_field:
+    rendering = run(messages, prompted)
+    if prompted and rendering.tail < rendering.last_field:
         without = run(messages, False).text
         rendering.begin_tail(len(without) if rendering.text.startswith(without) else rendering.last_field)
     return rendering
@@ -160,7 +160,10 @@ def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since:
 def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
     """`new` with the end of `old`, if it has all text of `old` in the same order, field by field; else None."""
     before, after = Rendering.of(old), Rendering.of(new)
-    old_end, new_end = _body_end(before), _body_end(after)
+    old_end, new_end = (  # where the last text of a field ends
+        max((end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None), default=0)
+        for turn in (before, after)
+    )
     old_fields, new_fields = _by_field(old), _by_field(new)
     if not _is_subsequence(before.text[:old_end], after.text[:new_end]) or any(
         not _is_subsequence(text, new_fields.get(origin, "")) for origin, text in old_fields.items()
@@ -172,18 +175,9 @@ def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
     return [*after.spans(0, new_end), *before.spans(old_end)]
 
 
-def _body_end(turn: Rendering) -> int:
-    """Where the last text of a field ends."""
-    return max((end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None), default=0)
-
-
 def _is_subsequence(short: str, long: str) -> bool:
-    at = 0
-    for char in short:
-        at = long.find(char, at) + 1
-        if not at:
-            return False
-    return True
+    remaining = iter(long)
+    return all(char in remaining for char in short)
 
 
 class _TurnRenderer:
@@ -255,7 +249,7 @@ class _TurnRenderer:
 # -- history as it was sampled
 
 
-def _write_patched(run: Run, messages: Messages, prompt: bool, originals: Messages) -> WrittenText:
+def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Messages) -> WrittenText:
     """Every assistant turn as it was written when it was the last, with all reasoning and values as in `originals`.
 
     White space that the template strips off a field is restored; booleans and null are JSON; arguments that were JSON
@@ -263,9 +257,9 @@ def _write_patched(run: Run, messages: Messages, prompt: bool, originals: Messag
     """
     try:
         parsed = with_parsed_arguments(messages)
-        rendering = _run(run, parsed, prompt)
+        rendering = _run(run, parsed, prompted)
     except (InputError, TemplateError):  # arguments that are not JSON, or a template that takes only JSON text
-        parsed, rendering = list(messages), _run(run, messages, prompt)
+        parsed, rendering = list(messages), _run(run, messages, prompted)
     turns = _TurnRenderer(parsed, run)
 
     def rewrite(index: int, old: list[Span]) -> list[Span] | None:
@@ -276,7 +270,7 @@ def _write_patched(run: Run, messages: Messages, prompt: bool, originals: Messag
         return None if new == old else new
 
     text = keep_reasoning(_rewrite_turns(rendering, parsed, rewrite), parsed, run)
-    changes, notes = list[Change](), [*_moved(rendering), *text.notes]
+    changes, notes = list[Change](), [*dict.fromkeys(_moved(rendering)), *text.notes]
     try:
         changes = _compare_turns(run(messages, False), text.rendering, messages)
     except TemplateError as refusal:
@@ -284,22 +278,16 @@ def _write_patched(run: Run, messages: Messages, prompt: bool, originals: Messag
     return WrittenText(text.rendering, parsed, changes, notes)
 
 
-def _moved(rendering: Rendering) -> list[str]:
-    """Notes on messages and tools that the template writes out of order, so that history is not append-only."""
-    notes: dict[str, None] = {}
+def _moved(rendering: Rendering) -> Iterator[str]:
+    """Notes on messages and tools that the template writes out of order."""
     latest = -1
     for origin in rendering.origins:
-        if origin is None or origin.is_role:
-            continue
-        if origin.source == "tools" and latest > 0:
-            notes["the template writes tools after messages: its history is not append-only"] = None
-        index = origin.message
-        if index is not None and origin.field == "content":
-            if index < latest:
-                note = f"message {index}: the template writes it after later ones: its history is not append-only"
-                notes[note] = None
-            latest = max(latest, index)
-    return list(notes)
+        index = None if origin is None or origin.field != "content" else origin.message
+        if origin is not None and origin.source == "tools" and latest > 0:
+            yield "the template writes tools after messages: its history is not append-only"
+        if index is not None and index < latest:
+            yield f"message {index}: the template writes it after later ones: its history is not append-only"
+        latest = max(latest, -1 if index is None else index)
 
 
 def _compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) -> list[Change]:
@@ -324,8 +312,12 @@ def _with_original_values(spans: Sequence[Span], message: Mapping[str, Any]) -> 
         pieces = list(group)
         value, inside = _value(member, message) if member is not None else (None, ())
         if isinstance(value, str) and len(inside) == 1:  # arguments as JSON text: the member as it is written there
-            text = _json_member(value, inside[0])
-            out += pieces if text is None else [(text, pieces[0][1], member)]
+            try:
+                members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+            except (msgspec.DecodeError, ValueError):
+                members = {}
+            text = bytes(members.get(str(inside[0]), b"")).decode()
+            out += [(text, pieces[0][1], member)] if text and not text.startswith('"') else pieces
         else:
             out += [(_original(text, origin, message), turn, origin) for text, turn, origin in pieces]
     return out
@@ -362,16 +354,6 @@ def _original(text: str, origin: Origin | None, message: Mapping[str, Any]) -> s
         is_whole = origin[-1] == "arguments" or (text and value.strip() == text.strip())
         return value if is_whole else text
     return json.dumps(value) if isinstance(value, bool) or (value is None and text == "None") else text
-
-
-def _json_member(source: str, name: str | int) -> str | None:
-    """The text of one member of a JSON object, as written in `source`; None for a string, or if there is none."""
-    try:
-        members = msgspec.json.decode(source, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, ValueError):
-        return None
-    text = bytes(members.get(str(name), b"")).decode()
-    return None if text.startswith('"') else text or None
 
 
 # -- spans

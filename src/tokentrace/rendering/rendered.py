@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, cast, overload
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..computed import computed
 from ..conversation.forms import Change
-from ..conversation.messages import ROLES
+from ..conversation.messages import ROLES, conversation_remarks
 from ..errors import RendererError, brief, place
 from ..settings import flag, whole
 from ..showing import ShowsItself
@@ -20,7 +20,7 @@ from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.ids import segments
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import LeftOut, Lost
@@ -60,7 +60,6 @@ class RenderedTokens(ShowsItself):
     """
 
     tokenizer: Tokenizer
-    """What it was encoded with."""
     encoded: Encoded
     conversation: Sequence[Mapping[str, Any]]
     turns: list[SampledTurn]
@@ -68,9 +67,12 @@ class RenderedTokens(ShowsItself):
     mask: npt.NDArray[np.bool_]
     prompted: bool = False
     """Whether it ends with a generation prompt."""
+    continued: bool = False
+    """Whether its last message is left open."""
     changes: list[Change] = field(default_factory=list)
     """What made the messages fit the template, and turns that differ from the shipped template's (`past`)."""
-    find_notes: Callable[[], Iterable[str]] = tuple
+    problems: Sequence[str] = ()
+    """What could not be proven."""
     find_lost: Callable[[], LeftOut] = lambda: LeftOut([], [], [])
 
     # -- per token
@@ -96,7 +98,9 @@ class RenderedTokens(ShowsItself):
     @computed
     def notes(self) -> list[str]:
         """What could not be proven or does not agree, and fields that are not written as in the message."""
-        return list(dict.fromkeys([*self.find_notes(), *self._left_out.altered]))
+        remarks = conversation_remarks(self.conversation, continued=self.continued)
+        notes = [*self.problems, *self._tag_notes(), *self._control_notes(), *remarks, *self._left_out.altered]
+        return list(dict.fromkeys(notes))
 
     @property
     def lost(self) -> list[Lost]:
@@ -109,9 +113,7 @@ class RenderedTokens(ShowsItself):
         return self._left_out.dropped
 
     def __getstate__(self) -> dict[str, Any]:
-        """All of it, with what the functions find in their place."""
-        notes, lost = partial(list[str], self.notes), partial(LeftOut, *self._left_out)
-        return {**vars(self), "find_notes": notes, "find_lost": lost}
+        return {**vars(self), "find_lost": partial(LeftOut, *self._left_out)}
 
     @computed
     def messages(self) -> npt.NDArray[np.int32]:
@@ -136,22 +138,21 @@ class RenderedTokens(ShowsItself):
     @computed
     def origins(self) -> list[Origin | None]:
         """The origin of each token: a path such as ``("messages", 2, "content")``, or None for scaffold."""
-        origins = self.rendering.origins
-        return [origins[span] for span in self.encoded.spans.tolist()]
+        return list(map(self.rendering.origins.__getitem__, self.encoded.spans))
 
     @computed
     def fields(self) -> list[str]:
         """The field of each token: ``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``…"""
-        names = self._span_fields
-        return [names[span] for span in self.encoded.spans.tolist()]
+        return list(map(self._span_fields.__getitem__, self.encoded.spans))
 
     @computed
     def _span_fields(self) -> list[str]:
         rendering = self.rendering
-        return [
-            "generation_prompt" if origin is None and self.prompted and start >= rendering.tail else field_name(origin)
-            for start, origin in zip([0, *rendering.ends], rendering.origins, strict=False)  # one start too many
-        ]
+        names = list(map(field_name, rendering.origins))
+        for span, start in enumerate([0, *rendering.ends[:-1]] if self.prompted else ()):
+            if start >= rendering.tail and rendering.origins[span] is None:
+                names[span] = "generation_prompt"
+        return names
 
     @property
     def control(self) -> npt.NDArray[np.bool_]:
@@ -160,7 +161,7 @@ class RenderedTokens(ShowsItself):
 
     def tokens(self) -> list[str]:
         """The text of each token on its own, for people: bytes that are no UTF-8 become U+FFFD."""
-        return [self.tokenizer.decode((index,)) for index in self.ids.tolist()]
+        return [self.tokenizer.decode((index,)) for index in self.token_ids]
 
     # -- selecting
 
@@ -169,10 +170,9 @@ class RenderedTokens(ShowsItself):
 
     def spans(self) -> Iterator[TokenSpan]:
         """All tokens, as spans of one message and one field, in order."""
-        spans = self.encoded.spans
-        for start, stop in segments(spans):
-            message = int(self.messages[start])
-            yield TokenSpan(start, stop, message, self.role(message), self._span_fields[int(spans[start])])
+        for start, stop in segments(self.encoded.spans):
+            token = self[start]
+            yield TokenSpan(start, stop, token.message, token.role, token.field)
 
     def select(
         self,
@@ -217,13 +217,13 @@ class RenderedTokens(ShowsItself):
     def __getitem__(self, at: slice) -> list[Token]: ...
 
     def __getitem__(self, at: int | slice) -> Token | list[Token]:
-        """One token with all that is known of it, or a list of them."""
         if isinstance(at, slice):
             return [self[index] for index in range(*at.indices(len(self)))]
         index = range(len(self))[at]  # IndexError where there is none
         span, message, number = (int(column[index]) for column in (self.encoded.spans, self.messages, self.ids))
-        place = (message, self.role(message), self._span_fields[span], self.rendering.origins[span])
-        return Token(number, self.tokenizer.decode((number,)), *place, bool(self.mask[index]))
+        origin = self.rendering.origins[span]
+        text, role, name = self.tokenizer.decode((number,)), self.role(message), self._span_fields[span]
+        return Token(number, text, message, role, name, origin, bool(self.mask[index]))
 
     def __iter__(self) -> Iterator[Token]:
         return (self[index] for index in range(len(self)))
@@ -233,6 +233,31 @@ class RenderedTokens(ShowsItself):
 
     def __repr__(self) -> str:
         return f"RenderedTokens({len(self.ids)} tokens, {int(self.mask.sum())} sampled)"
+
+    # -- notes
+
+    def _tag_notes(self) -> Iterator[str]:
+        """A note if generation tags disagree with the mask."""
+        if not self.rendering.generation:
+            return
+        tagged = np.zeros(len(self), np.bool_)
+        begins, ends = zip(*self.rendering.generation, strict=True)
+        for first, stop in zip(self.encoded.first_touching(begins), self.encoded.first_after(ends), strict=True):
+            tagged[first:stop] = True
+        differ = tagged != self.mask
+        if differ.any():
+            only_tagged, only_sampled = (int(np.count_nonzero(differ & one)) for one in (tagged, self.mask))
+            yield (
+                f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but "
+                f"not sampled, {only_sampled} sampled but not tagged; the first at token {int(differ.argmax())}"
+            )
+
+    def _control_notes(self) -> Iterator[str]:
+        """Notes on control tokens that stayed text, as transformers would not have it."""
+        forged = ((self.rendering.origins[span], token) for span, token in self.encoded.forged)
+        for origin, token in dict.fromkeys(forged):
+            where = place(None if origin is None else origin.message, field_name(origin))
+            yield f"{where}spells the control token {token!r}, which stays text (control_tokens='literal')"
 
 
 _FIELDS: Final = frozenset(
@@ -284,27 +309,3 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
         if owners[k] < 0 and (origin is None or origin.source == "kwargs") and before_prompt:
             owners[k] = quoted[0]
     return owners
-
-
-def mask_notes(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> Iterator[str]:
-    """Notes on generation tags that disagree with the mask, and on control tokens that stayed text."""
-    rendering = encoded.rendering
-    if rendering.generation:
-        tagged = np.zeros(len(mask), np.bool_)
-        begins, ends = zip(*rendering.generation, strict=True)
-        for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
-            tagged[first:stop] = True
-        differ = tagged != mask
-        only_tagged, only_derived = (int(np.count_nonzero(differ & one)) for one in (tagged, mask))
-        if only_tagged or only_derived:
-            yield (
-                f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but "
-                f"not sampled, {only_derived} sampled but not tagged; the first at token {int(differ.argmax())}"
-            )
-    origins = rendering.origins if encoded.forged else []
-    for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.forged):
-        message = None if origin is None else origin.message
-        yield (  # transformers would make it one
-            f"{place(message, field_name(origin))}spells the control token {token!r}, which stays text "
-            "(control_tokens='literal')"
-        )

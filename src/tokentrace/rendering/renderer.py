@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt
-from ..conversation.messages import Messages, check_messages, check_tools, conversation_remarks
+from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.place import Place
 from ..conversation.values import is_plain, plain_json
 from ..errors import InputError, RendererError, TokentraceError
@@ -24,7 +24,7 @@ from ..parsing.marked import MarkedBytes
 from ..parsing.parser import StreamingParser, parse
 from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
-from ..parsing.values import Tools, schemas_of
+from ..parsing.values import Tools
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL, USER
@@ -36,15 +36,14 @@ from ..template.chat_template import Template, wrap_tools
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
-from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
+from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
-from .bridged import BridgedTokens, SeamFinder, Stream, Truncation
+from .bridged import BridgedTokens, Stream, Truncation
 from .bridging import Bridger
-from .lost import LeftOut, LostPolicy, find_lost, report_lost
+from .lost import LostPolicy, find_lost, report_lost
 from .past import Past, after_prompt, left_open, with_mark, write_conversation
-from .rendered import RenderedTokens, mask_notes
+from .rendered import RenderedTokens
 from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
 Value = TypeVar("Value")
@@ -106,28 +105,23 @@ class Renderer:
                 "continue_final_message leaves the last message open, add_generation_prompt begins a new one; "
                 "ask for one of them"
             )
-        return self._reported(self._render(messages, tools, prompt, continued))
+        return self._render(messages, tools, prompt, continued)
 
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
         """As `render`, after the history that the prompt for the last turn shows, which some templates then change."""
-        return self._reported(self._render(messages, tools, False, as_prompted=True))
-
-    def _reported(self, rendered: RenderedTokens) -> RenderedTokens:
-        """The rendering, after its lost text was reported."""
-        if self.lost is not LostPolicy.IGNORE:
-            report_lost(rendered.lost, self.lost)
-        return rendered
+        return self._render(messages, tools, as_prompted=True)
 
     def _render(
-        self, messages: Any, tools: Any, prompt: bool, continued: bool = False, as_prompted: bool = False
+        self, messages: Any, tools: Any, prompted: bool = False, continued: bool = False, as_prompted: bool = False
     ) -> RenderedTokens:
-        """The stages of `render`: check, adapt, write, encode, find the turns. Reports no lost text."""
+        """The stages of `render`: check, adapt, write, encode, find the turns, report lost text."""
         study = self.study(tools)
-        checked, adapted = self._read(study, messages, tools)
+        checked = self.check_messages(messages, tools=tools)
+        adapted = self._adapt(checked, study)
         schemas = self._tools.wrap(tools)
         run = functools.partial(study.run, schemas)
         conversation = with_mark(adapted.messages) if continued else adapted.messages
-        text = write_conversation(run, conversation, prompt, self.past, originals=checked)
+        text = write_conversation(run, conversation, prompted, self.past, originals=checked)
         rendering = left_open(text.rendering, len(checked) - 1) if continued else text.rendering
         if as_prompted:
             rendering = after_prompt(run, rendering, text.messages, self.past)
@@ -136,20 +130,24 @@ class Renderer:
         sampling = find_sampled(study, encoded, text.messages, schemas)
         if continued:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
-        mask = sampling.mask(len(encoded.ids))
-
-        def notes() -> list[str]:
-            remarks = conversation_remarks(checked, continued=continued)
-            return [*text.notes, *sampling.notes, *mask_notes(encoded, mask), *remarks]
-
-        def lost() -> LeftOut:
-            originals = list(adapted.messages if continued else text.messages)
-            for at in adapted.wrapped:
-                originals[at] = checked[at]
-            return find_lost(rendering, originals, study.forms, tools=schemas or ())
-
-        changes = [*adapted.changes, *text.changes]
-        return RenderedTokens(self.tokenizer, encoded, checked, sampling.turns, mask, prompt, changes, notes, lost)
+        originals = list(adapted.messages if continued else text.messages)
+        for at in adapted.wrapped:
+            originals[at] = checked[at]
+        rendered = RenderedTokens(
+            self.tokenizer,
+            encoded,
+            checked,
+            sampling.turns,
+            sampling.mask(len(encoded.ids)),
+            prompted,
+            continued,
+            [*adapted.changes, *text.changes],
+            [*text.notes, *sampling.notes],
+            functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
+        )
+        if self.lost is not LostPolicy.IGNORE:
+            report_lost(rendered.lost, self.lost)
+        return rendered
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
@@ -189,32 +187,24 @@ class Renderer:
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows. Raises InputError."""
         study, control = self.study(tools), self.tokenizer.vocabulary.control_pattern
-
-        def is_printed(role: str) -> bool:
-            return study.forms.prints_roles and (control is None or not control.search(role))
-
-        return check_messages(messages, more_roles=study.template.constants, any_role=is_printed)
+        return check_messages(
+            messages,
+            more_roles=study.template.constants,
+            any_role=lambda role: study.forms.prints_roles and not (control and control.search(role)),
+        )
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
         """The messages in the form that the template reads, and what was changed for it."""
-        return self._read(self.study(tools), messages, tools)[1]
+        return self._adapt(self.check_messages(messages, tools=tools), self.study(tools))
 
-    def _read(self, study: TemplateStudy, messages: Any, tools: Any) -> tuple[list[Mapping[str, Any]], Adapted]:
-        """The messages, checked, and in the form that the template reads."""
-        checked = self.check_messages(messages, tools=tools)
-        return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
+    def _adapt(self, checked: Messages, study: TemplateStudy) -> Adapted:
+        return Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
 
     # -- facts of the template
 
     def template_digests(self) -> dict[str, str]:
         """A hash of each template, by its name."""
         return {name: study.template.digest for name, study in self._studies.items()}
-
-    def switches(self) -> list[tuple[str, bool]]:
-        """Template variables that the templates read, each with a truth value that it does not have now."""
-        read = {name for study in self._studies.values() for name in study.template.variables}
-        names, values = sorted(read - set(self.tokenizer.variables)), self.template_kwargs
-        return [(name, value) for name in names for value in (False, True) if values.get(name) is not value]
 
     def turn_stop_ids(self) -> frozenset[int]:
         """The ids that the template ends an assistant's turn with, with tools or without."""
@@ -248,7 +238,7 @@ class Renderer:
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
-        adapted = Adapted(()) if is_empty else self._read(study, new_messages, tools)[1]
+        adapted = Adapted(()) if is_empty else self.adapt_messages(new_messages, tools=tools)
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
@@ -275,20 +265,20 @@ class Renderer:
 
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
-            compiled = functools.partial(self._compiled, study, has_tools)
-            seams = SeamFinder(study, study.endings(has_tools), self.truncation, compiled)
             write = functools.partial(self._render_small, study)
-            return Bridger(write, seams, as_inference=self.past is Past.INFERENCE)
+            compiled = functools.partial(self._compiled, study, has_tools)
+            as_inference = self.past is Past.INFERENCE
+            return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, as_inference)
 
         return self._cache.once(("bridger", id(study), has_tools), make)
 
     def _render_small(
-        self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
+        self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompted: bool
     ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
         run = functools.partial(study.run, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
-        rendering = write_conversation(run, messages, prompt, self.past if has_past else Past.TEMPLATE).rendering
+        rendering = write_conversation(run, messages, prompted, self.past if has_past else Past.TEMPLATE).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
         return self.encode_text(rendering, messages, tools=tools), turns
 
@@ -332,7 +322,7 @@ class Renderer:
 
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
         """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
-        rendered = self._render(messages, tools, False)
+        rendered = self.silent().render(messages, tools=tools)
         turns: dict[int, list[ParsedResponse]] = {}
         for turn in rendered.turns:
             ids, prompt = rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
@@ -365,7 +355,7 @@ class Renderer:
         """Where a grammar does not read back what its own template writes."""
         for name, message in PROOFS.items():
             try:
-                rendered = self._render([USER, {"role": "assistant", **message}], tools, False)
+                rendered = self.silent().render([USER, {"role": "assistant", **message}], tools=tools)
             except TokentraceError:
                 continue
             for turn in rendered.turns[:1]:
@@ -379,13 +369,6 @@ class Renderer:
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """A value that other modules compute once for this renderer. Its shallow copies share it."""
         return self._cache.once(("other", key), make)
-
-    def with_past(self, past: Past) -> Renderer:
-        """This renderer with another `past`. Shares what is known of the template."""
-        other = copy.copy(self)
-        other.past = past
-        other._cache = Memory()
-        return self if self.past is past else other
 
     def silent(self) -> Renderer:
         """This renderer without reports of lost text: for renders that the user did not ask for."""
@@ -445,7 +428,7 @@ class _ToolCache:
 
     def schemas(self, tools: Any) -> Tools:
         """Tools, checked, for a parser that needs the types of bare values."""
-        return self._once("schemas", tools, lambda: schemas_of(check_tools(tools)))
+        return self._once("schemas", tools, lambda: Tools(check_tools(tools)))
 
     def key(self, tools: Any) -> object:
         """Equal for equal tools. Raises InputError for tools that are not valid, or too deep or too large to print."""

@@ -1,14 +1,10 @@
 """The public names of samples and where each is defined."""
 
-from .batches import Pack as Pack
 from .batches import collate as collate
-from .batches import flatten as flatten
 from .batches import fresh_samples as fresh_samples
-from .batches import pack as pack
 from .batches import row_staleness as row_staleness
 from .batches import token_staleness as token_staleness
 from .batches import token_versions as token_versions
-from .batches import unpack as unpack
 from .pasts import HistoryWarning as HistoryWarning
 from .pasts import TurnStartWarning as TurnStartWarning
 from .sample import Overlong as Overlong

@@ -90,15 +90,27 @@ class PastTurns:
     ) -> list[Remark]:
         """What to know about the chosen turns of a row; `of_history`: also if inference shows them otherwise."""
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
+        thinking = [at for at in replies if reasoning_of(messages[at]) is not None]
+        spans: dict[int | None, list[Span]] = {}
+        for span in rendered.rendering.spans() if thinking else ():
+            if span[2] is not None:
+                spans.setdefault(span[2].message, []).append(span)
         left_out: list[int] = []
         nowhere: list[int] = []
-        for at in _without_reasoning(rendered, messages, replies):
-            can_think = at < len(messages) - 1 and self._can_think(_kind(messages[at], tools), tools)
-            (left_out if can_think else nowhere).append(at)
+        for at in thinking:
+            if not shows_reasoning(messages[at], spans.get(at, []), at):
+                can_think = at < len(messages) - 1 and self._can_think(_kind(messages[at], tools), tools)
+                (left_out if can_think else nowhere).append(at)
         if not of_history:  # it matters only to turns that another warning is about
             prompted = {turn.message for turn in rendered.turns if turn.other_prompt}
             replies = [at for at in replies if at in prompted]
-        changed = self._changed_among(messages, [at for at in replies if at not in left_out], tools) if replies else []
+        last = {message["role"]: at for at, message in enumerate(messages) if not message.get("tool_calls")}
+        user, answer = last.get("user", -1), last.get("assistant", -1)
+        changed = []
+        for at in replies:
+            if at not in left_out and at < len(messages) - 1:
+                kind = _kind(messages[at], tools)._replace(before_user=at < user, before_answer=at < answer)
+                changed += [at] if self._is_changed(kind, tools) else []
         of_past = ((left_out, REASONING_LEFT_OUT), (changed, CHANGED)) if of_history else ()
         return [
             *(HistoryWarning(f"{listed(turns)}: {what}") for turns, what in of_past if turns),
@@ -129,17 +141,6 @@ class PastTurns:
                 return True
 
         return self._renderer.once(("can think", kind), find)
-
-    def _changed_among(self, messages: Messages, turns: Sequence[int], tools: Any) -> list[int]:
-        """Those of the turns that the template writes otherwise than when they were the last."""
-        last = {message["role"]: at for at, message in enumerate(messages) if not message.get("tool_calls")}
-        user, answer = last.get("user", -1), last.get("assistant", -1)
-        kinds = {
-            at: _kind(messages[at], tools)._replace(before_user=at < user, before_answer=at < answer)
-            for at in turns
-            if at < len(messages) - 1
-        }
-        return [at for at, kind in kinds.items() if self._is_changed(kind, tools)]
 
     def _is_changed(self, kind: _TurnKind, tools: Any) -> bool:
         """Whether such a turn is written differently when others follow; False if the template refuses it."""
@@ -180,27 +181,13 @@ def turn_starts(rendered: RenderedTokens, chosen: Collection[int]) -> list[TurnS
 
 def _kind(message: Mapping[str, Any], tools: Any) -> _TurnKind:
     reasoning, content = reasoning_of(message), message.get("content")
-    field = "" if reasoning is None else reasoning[1]
+    outline = "answer" if content else ""
+    if isinstance(content, str) and content.strip():  # some templates strip white space off past turns
+        head, tail = content[:8], content[-8:]
+        outline = head[: len(head) - len(head.lstrip())] + "answer" + tail[len(tail.rstrip()) :]
     inline = isinstance(content, str) and "</think>" in content
-    return _TurnKind(field, inline, _outline(content), bool(message.get("tool_calls")), bool(tools))
-
-
-def _outline(content: Any) -> str:
-    """A short text that begins and ends with the same white space, which some templates strip off past turns."""
-    if not isinstance(content, str) or not content.strip():
-        return "answer" if content else ""
-    head, tail = content[:8], content[-8:]
-    return head[: len(head) - len(head.lstrip())] + "answer" + tail[len(tail.rstrip()) :]
-
-
-def _without_reasoning(rendered: RenderedTokens, messages: Messages, turns: Sequence[int]) -> list[int]:
-    """The turns whose reasoning is not in the rendering."""
-    thinking = [at for at in turns if reasoning_of(messages[at]) is not None]
-    spans: dict[int | None, list[Span]] = {}
-    for span in rendered.rendering.spans() if thinking else ():
-        if span[2] is not None:
-            spans.setdefault(span[2].message, []).append(span)
-    return [at for at in thinking if not shows_reasoning(messages[at], spans.get(at, []), at)]
+    field = "" if reasoning is None else reasoning[1]
+    return _TurnKind(field, inline, outline, bool(message.get("tool_calls")), bool(tools))
 
 
 def listed(messages: Sequence[int]) -> str:

@@ -77,6 +77,8 @@ class Sample(ShowsItself, TokenTable):
 
     def __post_init__(self) -> None:
         TokenTable.__post_init__(self)
+        if callable(self.notes):
+            self._defer("notes", self.notes)
         if self.reward is not None and (not is_number(self.reward) or as_float(self.reward) is None):
             raise SampleError(f"reward must be a finite number or None, not {brief(self.reward)}")
         for name, kind in (("versions", VersionSpan), ("completions", CompletionSpan)):
@@ -210,8 +212,8 @@ class Truncated:
 
 
 @dataclass(slots=True)
-class _MessagePlace:
-    """The place of a message: where its header starts, where its own tokens end, and where its close ends."""
+class _Extent:
+    """A message: where its header starts, where its tokens end, and where its close ends."""
 
     start: int
     end: int
@@ -271,7 +273,7 @@ def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
     return (starts[0], count) if starts else (0, 0)
 
 
-def _cut_right(sample: Sample, messages: list[_MessagePlace], length: int) -> int:
+def _cut_right(sample: Sample, messages: list[_Extent], length: int) -> int:
     """The last good place for a cut, at `length` or before it."""
     borders = {0, *(at for message in messages for at in (message.start, message.stop))}
     scaffold = [sample.kinds == Kind.SCAFFOLD, sample.kinds == Kind.SYNTHETIC]
@@ -289,12 +291,12 @@ def _cut_right(sample: Sample, messages: list[_MessagePlace], length: int) -> in
     return border if empty.all() else cut
 
 
-def _messages(sample: Sample) -> list[_MessagePlace]:
+def _messages(sample: Sample) -> list[_Extent]:
     """The messages of a sample, in order: each run of one number, with the tokens of no message that go with it."""
     scaffold = sample.kinds == Kind.SCAFFOLD
     if sample.parts is not None:
         scaffold |= sample.parts == Part.SCAFFOLD
-    places: list[_MessagePlace] = []
+    extents: list[_Extent] = []
     loose: int | None = None
     for start, stop in segments(sample.messages):
         number = int(sample.messages[start])
@@ -302,20 +304,20 @@ def _messages(sample: Sample) -> list[_MessagePlace]:
             loose = start
             continue
         begin = start
-        if not places:
+        if not extents:
             begin = 0
         elif loose is not None:
-            if places[-1].number == number:  # a turn that was resumed
-                places[-1].end = places[-1].stop = stop
+            if extents[-1].number == number:  # a turn that was resumed
+                extents[-1].end = extents[-1].stop = stop
                 loose = None
                 continue
             begin = start if scaffold[start] else _after_close(sample, loose, start)
-            places[-1].stop = begin
-        places.append(_MessagePlace(begin, stop, stop, number))
+            extents[-1].stop = begin
+        extents.append(_Extent(begin, stop, stop, number))
         loose = None
-    if places and loose is not None:
-        places[-1].stop = _after_close(sample, loose, len(sample))
-    return places
+    if extents and loose is not None:
+        extents[-1].stop = _after_close(sample, loose, len(sample))
+    return extents
 
 
 def _after_close(sample: Sample, start: int, stop: int) -> int:

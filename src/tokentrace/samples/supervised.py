@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -130,7 +130,7 @@ def build_supervised_sample(
     """
     if isinstance(past, str) and past == Past.EXPAND:
         raise SampleError("past='expand' makes several rows: call build_supervised_samples")
-    settings = {"turns": turns, "parts": parts, "roles": roles, "past": past, "final_stop": final_stop}
+    settings = SampleSettings(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
     return _built(renderer, settings, messages, tools, since)[0]
 
 
@@ -142,25 +142,14 @@ def build_supervised_samples(
     Each assistant turn then is trained exactly once, in a row that shows what the model would have seen before it. A
     row continues with the next turn as long as that turn's history is the row so far.
     """
-    return _built(renderer, settings, messages, tools, since)
+    return _built(renderer, SampleSettings(**settings), messages, tools, since)
 
 
-def _built(renderer: Renderer, settings: dict[str, Any], messages: Any, tools: Any, since: int) -> list[Sample]:
+def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
     """The rows, after the first warning of each kind was given to the caller of the public function."""
-
-    def make() -> SampleBuilder:
-        return SampleBuilder(renderer, SampleSettings(**settings))
-
-    try:
-        builder = renderer.once(("rows", *settings.items()), make)
-    except TypeError:  # lists, which are no keys
-        chosen = SampleSettings(**settings)
-        builder = renderer.once(chosen, lambda: SampleBuilder(renderer, chosen))
+    builder = renderer.once(settings, lambda: SampleBuilder(renderer, settings))
     samples = builder.build(messages, tools, since, keep=False)
-    first: dict[type[Warning], Warning] = {}
-    for sample in samples:
-        for warning in sample.warnings:
-            first.setdefault(type(warning), warning)
+    first = {type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)}
     for warning in first.values():
         warnings.warn(warning, stacklevel=3)
     return samples
@@ -206,7 +195,7 @@ class SampleBuilder:
 
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
-        self.renderer = renderer.with_past(Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
+        self.renderer = replace(renderer, past=Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
         self._pasts = PastTurns(self.renderer)
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
@@ -251,19 +240,22 @@ class SampleBuilder:
             if messages[at]["role"] != "assistant":
                 continue
             rendered = self.renderer.render_turn(messages[: at + 1], tools=tools)
-            if rows and _extends(rendered, *rows[-1]):
-                rows[-1] = (rendered, [*rows[-1][1], at])
-            else:
-                rows.append((rendered, [at]))
+            turns = [at]
+            if rows:  # does it begin with the row before it, up to the end of that one's last trained turn?
+                before, trained = rows[-1]
+                stop = max((turn.stop for turn in before.turns if turn.message == trained[-1]), default=len(before.ids))
+                if np.array_equal(rendered.ids[:stop], before.ids[:stop]):
+                    turns = [*rows.pop()[1], at]
+            rows.append((rendered, turns))
         if not rows:
             rows = [(self.renderer.render(messages, tools=tools), [])]
-        samples, before = [], -1
+        samples, previous = [], -1
         for rendered, turns in rows:
             last = turns[-1] if turns else len(messages) - 1
-            texts = [at for at in chosen if before < at <= last and messages[at]["role"] != "assistant"]
+            texts = [at for at in chosen if previous < at <= last and messages[at]["role"] != "assistant"]
             remarks: list[Remark] = [*notes, *turn_starts(rendered, turns)]
             samples.append(self._sample(rendered, messages, tools, sorted([*turns, *texts]), remarks, keep))
-            before = last
+            previous = last
         return samples
 
     def _sample(
@@ -275,33 +267,33 @@ class SampleBuilder:
         remarks: Sequence[Remark],
         keep: bool,
     ) -> Sample:
-        notes = [*rendered.notes, *map(str, remarks)]
-        added: int | None = None
+        notes = [*map(str, remarks)]
+        stop = None
         last = rendered.turns[-1] if rendered.turns else None
         if last is not None and last.stop_token is None and last.message in chosen and last.stop == len(rendered.ids):
-            stop, is_sampled = self._left_open(messages, last.message, tools)
-            if is_sampled or self.settings.final_stop:
-                added = stop
-            elif stop is not None:
-                notes.append(
-                    f"message {last.message}: ends without the token {self.renderer.tokenizer.decode([stop])!r} that "
-                    "the model stops with: final_stop=True adds it"
-                )
-        columns = functools.cache(lambda: part_columns(self.renderer, rendered, tools is not None))
-        deferred: Any = columns
+            is_last = last.message == len(messages) - 1
+            if is_last or self.settings.past is Past.EXPAND:
+                stop = self._stop_of(messages, last.message, tools)
+            if stop is not None and is_last and not self.settings.final_stop:
+                text = self.renderer.tokenizer.decode([stop])
+                problem = f"ends without the token {text!r} that the model stops with: final_stop=True adds it"
+                notes.append(f"message {last.message}: {problem}")
+                stop = None
+        columns: Any = functools.cache(lambda: part_columns(self.renderer, rendered, tools is not None))
+        all_notes: Any = lambda: {"notes": (*rendered.notes, *notes)}  # noqa: E731
         sample = Sample(
             ids=rendered.ids,
             mask=self._mask(rendered, messages, columns, chosen),
-            messages=deferred,
-            kinds=deferred,
-            parts=deferred,
-            notes=tuple(notes),
+            messages=columns,
+            kinds=columns,
+            parts=columns,
+            notes=all_notes,
             warnings=tuple(one for one in remarks if isinstance(one, Warning)),
             rendered=rendered if keep else None,
         )
-        if last is None or added is None:
+        if last is None or stop is None:
             return sample
-        stop_table = TokenTable.of(np.array([added], np.int32), Kind.SAMPLED, last.message)
+        stop_table = TokenTable.of(np.array([stop], np.int32), Kind.SAMPLED, last.message)
         joined = join([TokenTable(**sample.columns()), stop_table])
         joined.mask[-1] = Part.STOP in self.settings.parts
         joined.columns()["parts"][-1] = Part.STOP
@@ -324,27 +316,20 @@ class SampleBuilder:
             mask |= texts & (columns()["parts"] == Part.CONTENT) & ~rendered.mask
         return mask
 
-    def _left_open(self, messages: Messages, at: int, tools: Any) -> tuple[int | None, bool]:
-        """The token that the model ends turn `at` with, the last of a row; and whether the conversation shows it.
+    def _stop_of(self, messages: Messages, at: int, tools: Any) -> int | None:
+        """The token that ends turn `at` when another message follows: the one that does, else any.
 
         A row that expansion ends before the conversation ends has to show how this turn stopped: no other row trains
         it, and a model that never learns to stop after its calls makes hundreds of them.
         """
-        if at == len(messages) - 1:
-            return self._stop_of(messages, tools), False
-        if self.settings.past is not Past.EXPAND:
-            return None, False
-        stop = self._pasts.stop_before(messages[: at + 1], messages[at + 1], tools)
-        return (self._stop_of(messages[: at + 1], tools) if stop is None else stop), True
-
-    def _stop_of(self, messages: Messages, tools: Any) -> int | None:
-        """The token that ends the last turn when another message follows."""
         following: dict[str, Any] = {"role": "user", "content": "and then?"}
-        for call in (messages[-1].get("tool_calls") or ())[:1]:
+        for call in (messages[at].get("tool_calls") or ())[:1]:
             name, call_id = (call.get("function") or call).get("name", ""), call.get("id")
             following = {"role": "tool", "name": name, "content": "result"}
             following |= {"tool_call_id": call_id} if call_id else {}
-        return self._pasts.stop_before(messages, following, tools)
+        candidates = (*messages[at + 1 : at + 2], following)
+        stops = (self._pasts.stop_before(messages[: at + 1], one, tools) for one in candidates)
+        return next((stop for stop in stops if stop is not None), None)
 
 
 def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
@@ -356,12 +341,6 @@ def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
             return bool(value)
         raise SampleError(f"message {at}, {name}: must be true or false (1 or 0), not {value!r}")
     return None
-
-
-def _extends(rendered: RenderedTokens, before: RenderedTokens, turns: Sequence[int]) -> bool:
-    """Whether a rendering begins with another one, up to the end of the last trained turn of that one."""
-    stop = max((turn.stop for turn in before.turns if turn.message == turns[-1]), default=len(before.ids))
-    return bool(np.array_equal(rendered.ids[:stop], before.ids[:stop]))
 
 
 # -- parts: what each token of a conversation is, delimiters inside an assistant's turn included

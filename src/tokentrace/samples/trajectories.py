@@ -93,36 +93,34 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
 
 
 def _completion(turn: Turn) -> CompletionSpan:
-    sampling: dict[str, Any] = turn.sampling or {}
-    whole = {name: value for name, value in sampling.items() if type(value) is int and abs(value) < 2**31}
-    numbers = whole | {name: value for name, value in sampling.items() if type(value) is float}
+    numbers = {
+        name: value
+        for name, value in (turn.sampling or {}).items()
+        if type(value) is float or (type(value) is int and abs(value) < 2**31)
+    }
     names = ("temperature", "top_p", "min_p", *PENALTIES)
     how: dict[str, Any] = {name: float(numbers[name]) for name in names if name in numbers}
-    place = (turn.start, turn.stop, turn.logprobs_kind)
-    return CompletionSpan(*place, top_k=whole.get("top_k"), cached_tokens=turn.cached_tokens, **how)
+    top_k = numbers.get("top_k")
+    how["top_k"] = top_k if type(top_k) is int else None
+    return CompletionSpan(turn.start, turn.stop, turn.logprobs_kind, cached_tokens=turn.cached_tokens, **how)
 
 
 def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
     """A note where logprobs are not of what was sampled from. What top-k, top-p and min-p leave out is not noted."""
-    odd = [
-        f"{turn.logprobs_kind}, sampled with {' and '.join(changed)}"
-        for turn in turns
-        if (changed := _changes(turn)) and turn.logprobs_kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
-    ]
+    odd: list[str] = []
+    for turn in turns:
+        span = _completion(turn)
+        if span.temperature == 0 or span.logprobs_kind not in (LogprobKind.RAW, LogprobKind.UNKNOWN):
+            continue
+        usual = {"temperature": 1.0, **PENALTIES}
+        changed = [
+            f"{name} {getattr(span, name):g}" for name in usual if getattr(span, name) not in (None, usual[name])
+        ]
+        changed += ["a structure that it must have"] if (turn.sampling or {}).get("structure") else []
+        odd += [f"{span.logprobs_kind}, sampled with {' and '.join(changed)}"] if changed else []
     what = "; ".join(dict.fromkeys(odd))
     count = f"{len(odd)} of {len(turns)}"
     return (f"logprobs of {count} completions are not of what was sampled from: {what}",) if odd else ()
-
-
-def _changes(turn: Turn) -> list[str]:
-    """What makes the distribution that was sampled from another than the model's; nothing where it was greedy."""
-    span = _completion(turn)
-    if span.temperature == 0:
-        return []
-    changed = [] if span.temperature in (None, 1) else [f"temperature {span.temperature:g}"]
-    penalties = {name: getattr(span, name) for name in PENALTIES}
-    changed += [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, PENALTIES[name])]
-    return changed + (["a structure that it must have"] if (turn.sampling or {}).get("structure") else [])
 
 
 def recorded_reward(trajectory: Trajectory) -> float | None:
@@ -148,24 +146,22 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
         values = [*advantage]
     if len(values) != len(turns):
         counts = f"{len(values)} advantages for {len(turns)} turns"
-        raise SampleError(f"{_called(trajectory)}{counts}: give one value for each turn, in the order of their writes")
-    place = "the advantage of turn {} (branch {}, message {}, tokens {}..{})"
-    return {
-        turn.write: _finite(value, place.format(number, turn.branch, turn.message, turn.start, turn.stop), trajectory)
-        for number, (turn, value) in enumerate(zip(turns, values, strict=True))
-    }
+        what = f"{counts}: give one value for each turn, in the order of their writes"
+        raise SampleError(f"trajectory {trajectory.name!r}: {what}")
+    advantages: dict[int, float] = {}
+    for at, (turn, value) in enumerate(zip(turns, values, strict=True)):
+        where = f"branch {turn.branch}, message {turn.message}, tokens {turn.start}..{turn.stop}"
+        advantages[turn.write] = _finite(value, f"the advantage of turn {at} ({where})", trajectory)
+    return advantages
 
 
 def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
     """A number that float32 can hold, as float."""
     number = as_float(value) if is_number(value) else None
     if number is None or abs(number) > float(np.finfo(np.float32).max):
-        raise SampleError(f"{_called(trajectory)}{what} is {brief(value)}: it must be a finite number (float32)")
+        problem = f"{what} is {brief(value)}: it must be a finite number (float32)"
+        raise SampleError(f"trajectory {trajectory.name!r}: {problem}")
     return number
-
-
-def _called(trajectory: Trajectory) -> str:
-    return f"trajectory {trajectory.name!r}: " if trajectory.name else ""
 
 
 # -- advantages: how a rollout or a turn compares with the others of its group
@@ -256,7 +252,7 @@ def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """For each rollout by its name an advantage for each of its turns, as `trajectory_samples` takes it."""
+    """An advantage for each turn of each rollout, by the rollout's name."""
 
     values: Mapping[str, Sequence[float]]
     """In the order in which turns were recorded. A rollout without a reward is not in here."""

@@ -7,21 +7,16 @@ surrounds content. Calls are in `study.derive_calls`. Nothing here knows a model
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ..conversation.messages import Messages
-from ..errors import TemplateError
 from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, TurnGrammar
-from ..template.trace import Rendering
 from .derive_calls import CallDeriver
 from .probes import call
 from .reading import TurnReader, WrittenTurn, leading, trailing
-from .turns import find_turns
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
@@ -33,42 +28,16 @@ BARE_CALLS: Final = "nothing sets calls off from content: they are found only wh
 
 def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:
     """The grammar of a template's turns, which `ends` end. `tools` declares one."""
-    added = study.tokenizer.vocabulary.added
-    stops = [added[index].text for index in sorted(ends) if index in added]
-    reader = TurnReader(functools.partial(_last_turn, study, tools), study.tokenizer.vocabulary, stops)
-    toggles = [{name: value} for name in sorted(study.template.variables) for value in (True, False)]
     alone = study.prompts.alone(tools)
     prompt = (alone.tail or alone.added) if alone is not None else ""
-    return _Deriver(reader, prompt, study.template.constants, toggles).derive()
-
-
-def _last_turn(
-    study: TemplateStudy, tools: bool, messages: Messages, changes: Mapping[str, Any]
-) -> tuple[Rendering, int, int] | None:
-    """A conversation, and where its last turn is; None if the template refuses it."""
-
-    def render(some: Messages, prompt: bool) -> Rendering:
-        rendering = study.probe(some, tools, prompt, changes)
-        if rendering is None:
-            raise TemplateError("the template refuses the probe")
-        return rendering
-
-    rendering, last = study.probe(messages, tools, changes=changes), len(messages) - 1
-    if rendering is None:
-        return None
-    turns, _ = find_turns(rendering, messages, render, study.tokenizer, only=last)
-    turns = [turn for turn in turns if turn.message == last and turn.start < turn.end]
-    return (rendering, turns[0].start, turns[-1].end) if turns else None
+    return _Deriver(study, TurnReader(study, ends, tools), prompt).derive()
 
 
 @dataclass(frozen=True, slots=True)
 class _Deriver:
+    study: TemplateStudy
     reader: TurnReader
     prompt: str
-    constants: frozenset[str]
-    """The strings that the template compares things with."""
-    toggles: Sequence[Mapping[str, Any]]
-    """Template variables that may show hidden reasoning."""
 
     def derive(self) -> TurnGrammar:
         reader = self.reader
@@ -108,7 +77,7 @@ class _Deriver:
         calls = {"tool_calls": [call()]}
         text_calls = {"tool_calls": [call(as_text=True)]}
         beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
-        for variables, more in itertools.product(({}, *self.toggles), (*beside, {"content": None, **text_calls})):
+        for variables, more in itertools.product(({}, *self.study.toggles), (*beside, {"content": None, **text_calls})):
             turn = self.reader.turn({"reasoning_content": "thought", **more}, variables)
             if turn.first("reasoning") is not None:
                 return turn
@@ -161,7 +130,7 @@ class _Deriver:
         How the model sets it off cannot be seen, so no white space belongs to the grammar.
         """
         prompt = self.prompt.rstrip()
-        texts = "\n".join((self.prompt, head, *sorted(self.constants)))
+        texts = "\n".join((self.prompt, head, *sorted(self.study.template.constants)))
         for left, name, right in dict.fromkeys(re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", texts)):
             opened, closed = f"{left}{name}{right}", f"{left}/{name}{right}"
             beyond = prompt.endswith(opened) and opened not in head

@@ -21,8 +21,8 @@ _TYPED: Final = {"boolean": True, "null": None, "array": ["one"], "object": {"in
 AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
 _CDATA: Final = ("<![CDATA[", "]]>")
 
-Extent = Callable[[WrittenTurn, int], tuple[int, int] | None]
-"""Where a call stands in a turn: from its first field to the end of its arguments."""
+Extent = Callable[[WrittenTurn, int], tuple[int, int, Any] | None]
+"""Where a call is in a turn: from its first field to the end of its arguments. And what it says, if it is JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,7 @@ class CallDeriver:
     two: WrittenTurn
 
     def derive(self) -> CallGrammar | None:
-        json_object = self._object(self.one, 0)
-        if json_object is not None:
+        if (json_object := self._object(self.one, 0)) is not None:
             return self._json_call(json_object[2])
         arguments = self.one.arguments(0)
         if self.one.first_of_calls() is None or not arguments:
@@ -69,24 +68,15 @@ class CallDeriver:
         return None
 
     def _json_call(self, value: dict[str, Any]) -> CallGrammar | None:
-        fields = {"probe1": "name", "call00001": "id"}
-        keys: list[tuple[str, tuple[str, ...]]] = []
-        for path, leaf in _leaves(value, ()):
-            if isinstance(leaf, str) and leaf in fields:
-                keys.append((fields[leaf], path))
-            elif leaf in (ONE_ARGUMENT, json.dumps(ONE_ARGUMENT)):
-                keys.append(("arguments", path))
+        fields = {"probe1": "name", "call00001": "id", json.dumps(ONE_ARGUMENT): "arguments"}
+        leaves = ((path, leaf if isinstance(leaf, str) else json.dumps(leaf)) for path, leaf in _leaves(value, ()))
+        keys = tuple((fields[leaf], path) for path, leaf in leaves if leaf in fields)
         named_key = value == {"probe1": ONE_ARGUMENT}
         if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
             return self._not_understood("they are JSON, but name or arguments are not in it")
-
-        def extent(turn: WrittenTurn, number: int) -> tuple[int, int] | None:
-            json_object = self._object(turn, number)
-            return json_object[:2] if json_object is not None else None
-
-        paths = () if named_key else tuple(keys)
-        around = self._around(extent)
-        return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=paths, **around)
+        around = self._around(self._object)
+        keys = () if named_key else keys
+        return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=keys, **around)
 
     # -- a name, and arguments that are JSON
 
@@ -198,14 +188,11 @@ class CallDeriver:
 
     def _values(self) -> dict[str, Any]:
         text = self._value_text(AWKWARD)
-        strings = Value.BARE
-        if text in (json.dumps(AWKWARD), json.dumps(AWKWARD, ensure_ascii=False)):
-            strings = Value.JSON
-        elif text == AWKWARD.join(_CDATA):
-            strings = Value.CDATA
-        elif text != AWKWARD:
+        ways = {json.dumps(AWKWARD): Value.JSON, json.dumps(AWKWARD, ensure_ascii=False): Value.JSON}
+        ways |= {AWKWARD.join(_CDATA): Value.CDATA, AWKWARD: Value.BARE}
+        if text not in ways:
             self.reader.notes.append("strings among the arguments are changed by the template")
-        return {"strings": strings, "others": self._other_values()}
+        return {"strings": ways.get(text or "", Value.BARE), "others": self._other_values()}
 
     def _other_values(self) -> Value:
         return Value.PYTHON if self._value_text(True) == "True" else Value.JSON
@@ -232,12 +219,12 @@ class CallDeriver:
     def _extent(self, more: int = 0, bracket: str = "") -> Extent:
         """Calls from their first field to their arguments and `more`, or a bracket."""
 
-        def extent(turn: WrittenTurn, at: int) -> tuple[int, int] | None:
+        def extent(turn: WrittenTurn, at: int) -> tuple[int, int, Any] | None:
             fields, arguments = self._fields(turn, at), turn.arguments(at)
             if not fields or not arguments or bracket not in turn.text[arguments[-1].stop :]:
                 return None
             stop = arguments[-1].stop + more
-            return fields[0].start, turn.text.index(bracket, stop) + 1 if bracket else stop
+            return fields[0].start, turn.text.index(bracket, stop) + 1 if bracket else stop, None
 
         return extent
 

@@ -24,20 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..formats.grammar import TurnGrammar
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.vocabulary import Vocabulary
-from .probes import (
-    ANSWERED,
-    ASSISTANT_TURNS,
-    CALLED,
-    CALLED_TWICE,
-    CONTINUED,
-    OTHER_TURNS,
-    REASONED,
-    RETURNED,
-    Probe,
-    role_turn,
-)
+from . import probes
+from .probes import Probe
 from .turns import turn_spans
 
 if TYPE_CHECKING:
@@ -75,12 +65,12 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
     closers: set[int] = set()
     heads: set[int] = set()
     open_ended = seen = False
-    for probe in (ANSWERED, CONTINUED, RETURNED, CALLED):
+    for probe in (probes.ANSWERED, probes.CONTINUED, probes.RETURNED, probes.CALLED):
         ending = _ending(study, probe, tools)
         if ending is None:
             continue
         closer, head = ending
-        if probe in (ANSWERED, CONTINUED):
+        if probe in (probes.ANSWERED, probes.CONTINUED):
             seen = True
             open_ended |= closer is None and head is not None
         elif open_ended:
@@ -88,27 +78,25 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
         elif seen and not closers and closer not in study.eos:
             continue  # answers end in text, and so do calls: what is at their end is a delimiter
         elif closer is not None and closer not in closers | study.eos:
-            twice = study.readable(CALLED_TWICE, tools)
+            twice = study.readable(probes.CALLED_TWICE, tools)
             if twice is not None and int((study.encode(twice).ids == closer).sum()) > 1:
                 closer = None  # it ends each call
         if closer is not None:
             closers.add(closer)
         elif head is not None:
             heads.add(head)
-    rendering = study.probe(REASONED, tools)
-    between = {
-        token
-        for turn in (turn_spans(rendering) if rendering is not None else ())
-        if rendering is not None and turn.message == 1 and turn.body < turn.body_end
-        for token in _control_tokens(study.encode(rendering), turn.body, turn.body_end)
-    }
+    between: set[int] = set()
+    rendering = study.probe(probes.REASONED, tools)
+    for turn in turn_spans(rendering, {1}) if rendering is not None else ():
+        if rendering is not None and turn.body < turn.body_end:
+            between.update(_control_tokens(study.encode(rendering), turn.body, turn.body_end))
     return TurnEndings(frozenset(closers), frozenset(heads), open_ended, frozenset(closers & between), seen)
 
 
 def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None, int | None] | None:
     """The last control token after the turn's text, and the next after the turn."""
     rendering = study.readable(probe, tools)
-    turns = [turn for turn in turn_spans(rendering) if turn.message == 1 and turn.start < turn.end] if rendering else []
+    turns = [turn for turn in turn_spans(rendering, {1}) if turn.start < turn.end] if rendering else []
     if rendering is None or not turns:
         return None
     encoded = study.encode(rendering)
@@ -125,11 +113,9 @@ def _control_tokens(encoded: Encoded, start: int, end: int) -> list[int]:
 
 def past_close(study: TemplateStudy) -> str:
     """What the template writes after the words of a past answer, in its turn."""
-    for probe in (CONTINUED, ANSWERED):
-        rendering = study.probe(probe)
-        turns = [turn for turn in turn_spans(rendering) if turn.message == 1] if rendering else []
-        if rendering is not None and turns:
-            return rendering.text[turns[0].body_end : turns[0].end]
+    for rendering in map(study.probe, (probes.CONTINUED, probes.ANSWERED)):
+        for turn in turn_spans(rendering, {1}) if rendering else ():
+            return rendering.text[turn.body_end : turn.end] if rendering else ""
     return ""
 
 
@@ -137,11 +123,10 @@ def past_close(study: TemplateStudy) -> str:
 
 
 class ControlTokens(NamedTuple):
-    """The control tokens that a template writes, by whose turn they are in."""
+    """The control tokens that a template writes: in assistants' turns, elsewhere without tools, and all."""
 
     assistant: set[int]
     elsewhere: set[int]
-    """Outside of assistants' turns, without tools."""
     all: set[int]
 
 
@@ -155,8 +140,7 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
         never |= study.endings(tools).closers | study.endings(tools).heads
     never.update(index for name, index in named.items() if name in _NAMED)
     tokens = control_tokens(study)
-    toggles = [{name: value} for name in sorted(study.template.variables) for value in (True, False)]
-    prompts = (study.prompts.alone(False, toggle) for toggle in toggles)
+    prompts = (study.prompts.alone(False, toggle) for toggle in study.toggles)
     added = (prompt.added for prompt in prompts if prompt is not None)
     delimiters = _spelled(vocabulary, "\n".join([*_delimiters(grammar), *added]))
     inside = (delimiters | (tokens.assistant - tokens.elsewhere)) - never
@@ -169,14 +153,14 @@ def control_tokens(study: TemplateStudy) -> ControlTokens:
     roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][:64]  # maybe other roles
     tokens = ControlTokens(set(), set(), set())
     for tools, prompt in itertools.product((False, True), (False, True)):
-        for probe in (*ASSISTANT_TURNS, *OTHER_TURNS, *map(role_turn, roles)):
+        for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS, *map(probes.role_turn, roles)):
             rendering = study.readable(probe, tools, prompt)
             spans = rendering.spans() if rendering is not None else ()
             for message, turn in itertools.groupby(spans, key=lambda span: span[1]):
                 scaffold = "".join(text if origin is None else "\0" for text, _, origin in turn)
                 spelled = _spelled(study.tokenizer.vocabulary, scaffold)
                 tokens.all.update(spelled)
-                if probe in ASSISTANT_TURNS and message == 1:
+                if probe in probes.ASSISTANT_TURNS and message == 1:
                     tokens.assistant.update(spelled)
                 elif not tools and (message < 0 or probe[message]["role"] != "assistant"):
                     tokens.elsewhere.update(spelled)
@@ -188,12 +172,10 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
     for frame in (grammar.reasoning, grammar.content):
         if frame is not None:
             yield from (frame.open, frame.close)
-    calls = grammar.calls
-    if calls is not None:
+    if (calls := grammar.calls) is not None:
         yield from (calls.section_open, calls.section_close, calls.separator, calls.open, calls.begin, calls.end)
         yield from (calls.close, calls.key_open, calls.value_open, calls.value_close, calls.string_open, calls.quote)
-        yield from (text for text, _ in calls.head)
-        yield from (text for _, text in calls.typed_opens)
+        yield from (*(text for text, _ in calls.head), *(text for _, text in calls.typed_opens))
 
 
 def _spelled(vocabulary: Vocabulary, text: str) -> set[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..computed import computed
@@ -22,6 +22,9 @@ from .probes import ANSWER, CONTINUED, INLINE_THOUGHT, RESULT, SILENT, THOUGHT, 
 if TYPE_CHECKING:
     from .probes import Message, Probe
     from .study import TemplateStudy
+
+    Case = tuple[Probe, int, bool]
+    """A probe, the message to look at, and whether a tool is declared."""
 
 Spans = Sequence[tuple[FieldPath, str]]
 """Texts of one message's fields, each with its path."""
@@ -42,7 +45,6 @@ class TemplateForms:
         self.calls = ReadCalls(study, self)
 
     def content(self, role: str) -> ReadContent:
-        """The forms of content that the template reads from messages of a role."""
         return self._study.facts.once(("content", role), lambda: ReadContent(self._study, self, role))
 
     @computed
@@ -67,79 +69,68 @@ class TemplateForms:
 
     def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool:
         """True if the template shows the last reasoning, as a field or inline."""
-        key = ("reasoning", beside_calls, inline)
-        return self._study.facts.once(key, lambda: self._finds_reasoning(beside_calls, inline))
 
-    def _finds_reasoning(self, beside_calls: bool, inline: bool) -> bool:
-        reply = INLINE_THOUGHT if inline else THOUGHT
-        ways: list[Message] = [{**reply, "tool_calls": [self.calls.readable]} if beside_calls else reply]
-        if beside_calls and not inline:
-            ways.append({**self.calls.message, "reasoning_content": "thought"})
-        names = ("content",) if inline else REASONING_FIELDS
-        return any(
-            path[0] in names and "thought" in text
-            for way in ways
-            for path, text in _spans(self._study, [USER, way], 1, beside_calls) or ()
-        )
+        def find() -> bool:
+            reply = INLINE_THOUGHT if inline else THOUGHT
+            ways: list[Message] = [{**reply, "tool_calls": [self.calls.readable]} if beside_calls else reply]
+            if beside_calls and not inline:
+                ways.append({**self.calls.message, "reasoning_content": "thought"})
+            spans = (span for way in ways for span in _spans(self._study, [USER, way], 1, beside_calls) or ())
+            names = ("content",) if inline else REASONING_FIELDS
+            return any(path[0] in names and "thought" in text for path, text in spans)
+
+        return self._study.facts.once(("reasoning", beside_calls, inline), find)
 
 
 class ReadContent:
     """The forms of content that a template reads from messages of one role."""
 
     def __init__(self, study: TemplateStudy, forms: TemplateForms, role: str) -> None:
-        self._study = study
-        self._forms = forms
-        self._role = role
+        self._study, self._forms, self._role = study, forms, role
 
     @computed
     def text(self) -> bool:
-        return all(self._reads_text(*case) or not self._reads_parts(*case) for case in self._cases()) or not self.parts
+        return all(self._reads(case) or not self._reads(case, _PARTS) for case in self._cases) or not self.parts
 
     @computed
     def parts(self) -> bool:
-        reads = [(self._reads_parts(*case), case) for case in self._cases()]
-        return any(read for read, _ in reads) and all(read or not self._reads_text(*case) for read, case in reads)
+        reads = [(self._reads(case, _PARTS), case) for case in self._cases]
+        return any(read for read, _ in reads) and all(read or not self._reads(case) for read, case in reads)
 
     @computed
     def mapping(self) -> bool:
         """A tool's result that is a JSON object."""
         if self._role not in RESULT_ROLES:
             return False
-        read = [case for case in self._cases() if self._reads_text(*case) or self._reads_parts(*case)]
+        read = [case for case in self._cases if self._reads(case) or self._reads(case, _PARTS)]
         return bool(read) and all(
             _is_json(_spans(self._study, _replaced(probe, at, TWO_ARGUMENTS), at, tools), ("content",))
             for probe, at, tools in read
         )
 
-    def _cases(self) -> Iterator[tuple[Probe, int, bool]]:
-        for (probe, at), tools in itertools.product(self._places(), _TOOLS):
-            yield probe, at, tools
-
-    def _places(self) -> list[tuple[Probe, int]]:
+    @computed
+    def _cases(self) -> list[Case]:
         role, calls = self._role, self._forms.calls
         message = {"role": role, "content": "question"}
+        places: list[tuple[Probe, int]] = [([message], 0), ([USER, ANSWER, message], 2)]
         if role == "user":
-            return [(CONTINUED, 0), (CONTINUED, 2)]
-        if role in ("system", "developer"):
-            return [([message, USER], 0)]
-        if role == "assistant":
-            return [
-                ([USER, ANSWER], 1),
-                (CONTINUED, 1),
-                ([USER, {**ANSWER, "tool_calls": [calls.readable]}, RESULT], 1),
-            ]
-        if role in RESULT_ROLES:
-            return [([USER, calls.message, {**RESULT, "role": role}], 2)]
-        return [([message], 0), ([USER, ANSWER, message], 2)]
+            places = [(CONTINUED, 0), (CONTINUED, 2)]
+        elif role in ("system", "developer"):
+            places = [([message, USER], 0)]
+        elif role == "assistant":
+            beside = {**ANSWER, "tool_calls": [calls.readable]}
+            places = [([USER, ANSWER], 1), (CONTINUED, 1), ([USER, beside, RESULT], 1)]
+        elif role in RESULT_ROLES:
+            places = [([USER, calls.message, {**RESULT, "role": role}], 2)]
+        return [(probe, at, tools) for probe, at in places for tools in _TOOLS]
 
-    def _reads_text(self, probe: Probe, at: int, tools: bool) -> bool:
-        return self._reads(probe, at, tools, {("content",): str(probe[at]["content"])})
-
-    def _reads_parts(self, probe: Probe, at: int, tools: bool) -> bool:
-        expected = {("content", n, "text"): part["text"] for n, part in enumerate(_PARTS)}
-        return self._reads(_replaced(probe, at, _PARTS), at, tools, expected)
-
-    def _reads(self, probe: Probe, at: int, tools: bool, expected: Mapping[Any, str]) -> bool:
+    def _reads(self, case: Case, parts: list[dict[str, str]] | None = None) -> bool:
+        """True if the template reads content as text, or as these parts."""
+        probe, at, tools = case
+        expected: dict[FieldPath, str] = {("content",): str(probe[at]["content"])}
+        if parts is not None:
+            expected = {("content", n, "text"): part["text"] for n, part in enumerate(parts)}
+            probe = _replaced(probe, at, parts)
         spans = _spans(self._study, probe, at, tools) or ()
         actual = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
         return {path for path, _ in actual} == set(expected) and all(expected[path] == text for path, text in actual)
@@ -149,8 +140,7 @@ class ReadCalls:
     """The forms of tool calls that a template reads; all of them where it reads none."""
 
     def __init__(self, study: TemplateStudy, forms: TemplateForms) -> None:
-        self._study = study
-        self._forms = forms
+        self._study, self._forms = study, forms
 
     @computed
     def mapping(self) -> bool:
@@ -178,7 +168,6 @@ class ReadCalls:
 
     @property
     def readable(self) -> Mapping[str, Any]:
-        """A call that the template reads."""
         return call(1, TWO_ARGUMENTS, as_text=not self.mapping)
 
     @property

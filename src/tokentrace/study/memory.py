@@ -16,11 +16,9 @@ _MISSING: Final[Any] = object()
 
 
 class Memory:
-    """Values by key. Computing one may ask for others."""
-
     def __init__(self, most: int = MAX_ENTRIES) -> None:
         self._most = most
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._values: dict[Hashable, Any] = {}
         _ALL.add(self)
 
@@ -29,7 +27,7 @@ class Memory:
         value: Value = self._values.get(key, _MISSING)
         if value is not _MISSING:
             return value
-        with self._lock:  # computed outside an except clause: an error of `find` has no KeyError as its context
+        with self.lock:  # computed outside an except clause: an error of `find` has no KeyError as its context
             value = self._values.get(key, _MISSING)
             if value is _MISSING:
                 value = find()
@@ -39,9 +37,6 @@ class Memory:
                     self._values[key] = value
         return value
 
-    def renew_lock(self) -> None:
-        self._lock = threading.RLock()
-
 
 _ALL: weakref.WeakSet[Memory] = weakref.WeakSet()
 
@@ -49,7 +44,7 @@ _ALL: weakref.WeakSet[Memory] = weakref.WeakSet()
 def _renew_locks() -> None:
     """A child process has one thread: locks of other threads would never be free."""
     for memory in list(_ALL):
-        memory.renew_lock()
+        memory.lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -30,7 +30,6 @@ class TemplateOutline:
 
     @computed
     def answer(self) -> str:
-        """An assistant's turn with reasoning and content."""
         return _turn(self._study.probe(REASONED), 1)
 
     @computed
@@ -40,12 +39,10 @@ class TemplateOutline:
 
     @computed
     def result(self) -> str:
-        """A tool's turn."""
         return _turn(self._called, 2)
 
     @computed
     def prompt(self) -> str:
-        """The generation prompt after a user's message."""
         rendering = self._study.probe((USER,), prompt=True)
         return rendering.text[rendering.tail :] if rendering is not None else ""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..computed import computed
 from ..conversation.messages import Messages
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
 from .memory import Memory
 from .probes import CONTINUED, USER
@@ -83,7 +83,7 @@ class GenerationPrompts:
             length = 0
         if not length and scaffold:
             lengths = [self._end_in(scaffold, other) for other in alternatives()]
-            length = max((other for other in lengths if other), default=length)
+            length = max((other for other in lengths if other and scaffold[:other].strip()), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
 
     def _end_in(self, scaffold: str, tail: str) -> int | None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from ..conversation.messages import Messages
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
-from ..tokens.vocabulary import Vocabulary
 from .probes import USER, call
+from .turns import find_turns
 
-Message = Mapping[str, Any]
-Draw = Callable[[Sequence[Message], Mapping[str, Any]], tuple[Rendering, int, int] | None]
-"""Renders a conversation with other variables, and finds its last turn."""
+if TYPE_CHECKING:
+    from .study import TemplateStudy
 
 _NAME: Final = r"[^\s<>=\"'/\[\]]+"
 _TAG: Final = f"</?{_NAME}(?:>|=|(?=\\s))"
@@ -49,15 +49,12 @@ class WrittenTurn:
     def read(cls, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> WrittenTurn:
         """The turn that is written from `start` to `stop`. One of `ends` after its last field ends it."""
         holes: list[Hole] = []
-        begin = 0
-        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
-            low, high = max(begin, start), min(end, stop)
-            begin = end
-            hole = _hole(low - start, high - start, origin) if low < high else None
+        at = 0
+        for text, _, origin in rendering.spans(start, stop):
+            hole, at = _hole(at, at + len(text), origin), at + len(text)
             if hole is not None and holes and holes[-1] == replace(hole, start=holes[-1].start, stop=hole.start):
-                holes[-1] = replace(holes[-1], stop=hole.stop)
-            elif hole is not None:
-                holes.append(hole)
+                hole = replace(hole, start=holes.pop().start)
+            holes += [hole] if hole is not None else []
         full = rendering.text[start:stop]
         after = max((hole.stop for hole in holes), default=0)
         places = [at for at in (full.find(token, after) for token in ends) if at >= 0]
@@ -67,7 +64,6 @@ class WrittenTurn:
         return bool(self.holes)
 
     def after(self, at: int) -> WrittenTurn:
-        """The turn from a position on."""
         holes = [replace(one, start=one.start - at, stop=one.stop - at) for one in self.holes if one.start >= at]
         return WrittenTurn(self.full[at:], self.text[at:], holes)
 
@@ -81,7 +77,6 @@ class WrittenTurn:
         return [hole for hole in self.holes if hole.field == "arguments" and hole.call == call]
 
     def first_of_calls(self) -> Hole | None:
-        """The first field of the first call."""
         return next((hole for hole in self.holes if hole.call == 0), None)
 
 
@@ -106,16 +101,18 @@ def _hole(start: int, stop: int, origin: Origin | None) -> Hole | None:
 class TurnReader:
     """Renders turns of one template, and takes its scaffold apart."""
 
-    def __init__(self, draw: Draw, vocabulary: Vocabulary, ends: Sequence[str]) -> None:
-        self._draw = draw
-        self.ends = sorted(ends, key=len, reverse=True)
+    def __init__(self, study: TemplateStudy, ends: Iterable[int], tools: bool) -> None:
+        self._study, self._tools = study, tools
+        vocabulary = study.tokenizer.vocabulary
+        stops = [vocabulary.added[index].text for index in sorted(ends) if index in vocabulary.added]
+        self.ends = sorted(stops, key=len, reverse=True)
         """What ends a turn."""
         self.body = ""
         """What precedes the body of a call's message, if calls are messages."""
         self.notes: list[str] = []
         controls = sorted(vocabulary.control, key=len, reverse=True)
         self._compile(map(re.escape, controls))
-        tag = self._control_tag(vocabulary)
+        tag = self._control_tag(vocabulary.control_pattern) if vocabulary.control_pattern is not None else None
         if tag is not None:
             opens, closes = (f"(?:{'|'.join(map(re.escape, some))})" for some in tag)
             plain = (re.escape(text) for text in controls if text not in {*tag[0], *tag[1]})
@@ -127,14 +124,11 @@ class TurnReader:
         """A control token, or a tag that is spelled out."""
         self._lexeme = re.compile(f"{either}|\\s|\\w+|.", re.DOTALL)
 
-    def _control_tag(self, vocabulary: Vocabulary) -> tuple[list[str], list[str]] | None:
+    def _control_tag(self, pattern: re.Pattern[str]) -> tuple[list[str], list[str]] | None:
         """What begins and what ends tags that consist of control tokens and a name, if the template writes such.
 
         ``<|open|>think<|sep|>…<|close|>think<|sep|>``: after two tokens the same name comes before the same third.
         """
-        pattern = vocabulary.control_pattern
-        if pattern is None:
-            return None
         for turn in (self.turn({"content": "answer"}), self.called({"key": "value"})):
             openings: dict[tuple[str, str], str] = {}
             for left, right in itertools.pairwise(pattern.finditer(turn.full)):
@@ -148,8 +142,17 @@ class TurnReader:
 
     def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> WrittenTurn:
         """An assistant's turn with these fields; empty if the template refuses it or writes none."""
-        drawn = self._draw([USER, {"role": "assistant", **fields}], variables or {})
-        return WrittenTurn.read(*drawn, self.ends) if drawn is not None else WrittenTurn()
+
+        def render(some: Messages, prompt: bool) -> Rendering | None:
+            return self._study.probe(some, self._tools, prompt, variables or {})
+
+        messages = [USER, {"role": "assistant", **fields}]
+        rendering = render(messages, False)
+        if rendering is None:
+            return WrittenTurn()
+        turns, _ = find_turns(rendering, messages, render, self._study.tokenizer, only=1)
+        turns = [turn for turn in turns if turn.message == 1 and turn.start < turn.end]
+        return WrittenTurn.read(rendering, turns[0].start, turns[-1].end, self.ends) if turns else WrittenTurn()
 
     def called(self, *arguments: Any, content: str | None = None) -> WrittenTurn:
         """A turn with calls, in the first form in which the template shows all of it; empty if there is none."""
@@ -169,7 +172,6 @@ class TurnReader:
     # -- scaffold
 
     def common_prefix(self, one: str, other: str) -> str:
-        """What two texts begin with, in whole lexemes."""
         return "".join(_common(self._lexeme.findall(one), self._lexeme.findall(other)))
 
     def common_suffix(self, one: str, other: str) -> str:
@@ -194,10 +196,8 @@ def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
 
 
 def leading(text: str) -> str:
-    """The white space a text begins with."""
     return text[: len(text) - len(text.lstrip())]
 
 
 def trailing(text: str) -> str:
-    """The white space a text ends with."""
     return text[len(text.rstrip()) :]

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from ..conversation.messages import Messages
 from ..template.traced import TracedList
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from .endings import TurnEndings
 from .study import TemplateStudy
-from .turns import TurnSpan, assistant_turns
+from .turns import TurnSpan, find_turns
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class Sampling:
 
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
-    """The tokens that the model samples."""
     render = functools.partial(study.run, tools)
-    turns, notes = assistant_turns(encoded.rendering, messages, render, study.tokenizer)
+    turns, notes = find_turns(encoded.rendering, messages, render, study.tokenizer)
+    turns = [turn for turn in turns if messages[turn.message]["role"] == "assistant"]
     if not turns:
         return Sampling(notes=notes)
     endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, render)
@@ -62,22 +62,22 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
         every = {id(one): one for one in (study.prompts.alone(bool(tools)), *prompts)}.values()
         return {text for prompt in every if prompt is not None for text in prompt.texts}
 
-    lengths = [
-        study.prompts.length(encoded, turn, prompt, alternatives) for turn, prompt in zip(turns, prompts, strict=True)
-    ]
-    problem = "this turn does not start with the template's generation prompt"
-    unprompted = (turn.message for turn, length in zip(turns, lengths, strict=True) if length is None)
-    notes = [*(f"message {index}: {problem}; all of the turn counts as sampled" for index in unprompted), *notes]
+    pairs = list(zip(turns, prompts, strict=True))
+    lengths = [study.prompts.length(encoded, turn, prompt, alternatives) for turn, prompt in pairs]
     begins = [turn.start + (length or 0) for turn, length in zip(turns, lengths, strict=True)]
-    sampling, before = Sampling(notes=notes), -1
-    rows = zip(turns, prompts, begins, encoded.first_touching(begins), encoded.first_after(begins), strict=True)
-    for turn, prompt, begin, start, after in rows:
+    places = zip(lengths, begins, encoded.first_touching(begins), encoded.first_after(begins), strict=True)
+    sampling, before = Sampling(), -1
+    for (turn, prompt), (length, begin, start, after) in zip(pairs, places, strict=True):
+        if length is None:
+            problem = "this turn does not start with the template's generation prompt"
+            sampling.notes.append(f"message {turn.message}: {problem}; all of the turn counts as sampled")
         sampled = _sampled_turn(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
             follows_prompt = after == start and encoded.rendering.text.endswith(prompt.texts, 0, begin)
             sampled.other_prompt = "" if follows_prompt else prompt.texts[0]
         sampling.turns.append(sampled)
         before = turn.message
+    sampling.notes += notes
     return sampling
 
 

@@ -13,7 +13,7 @@ what follows that turn's end. This is right only if what follows does not depend
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -22,9 +22,8 @@ from ..conversation.messages import RESULT_ROLES, Messages
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError
-from ..template.chat_template import Template
 from ..template.trace import Rendering
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, calling
@@ -87,27 +86,18 @@ class Continuation:
 
     @property
     def tail(self) -> str:
-        """The text after the assistant's stop token."""
         return self.encoded.rendering.text[self.cut :]
 
     @property
     def cut(self) -> int:
-        """Where the turn ends, in characters."""
         return self.encoded.position(self.turn.stop)
 
-    @property
-    def shows_call(self) -> bool:
-        """True if the turn holds text of a call."""
-        return self.shows(("tool_calls",))
-
-    def shows(self, fields: Sequence[str]) -> bool:
+    def shows(self, *fields: str) -> bool:
         """True if text of one of these fields of the assistant's message is written."""
-        origins = (origin for origin in self.encoded.rendering.origins if origin is not None)
-        return any(origin.message == self.first_new - 1 and origin.field in fields for origin in origins)
+        return shows_field(self.encoded.rendering, fields, self.first_new - 1)
 
     @property
     def ids(self) -> Ids:
-        """What follows the stop token."""
         return self.encoded.ids[self.turn.stop :]
 
 
@@ -163,12 +153,10 @@ CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
 """Conversations before the turn, each in the ways that one or another template takes."""
 
 
-def shows_earlier_call(rendering: Rendering) -> bool:
-    """True if a context's call is written at all."""
-    return any(origin is not None and origin.field == "tool_calls" for origin in rendering.origins)
-
-
-UNKNOWN_NAME: Final = "unknown_function"
+def shows_field(rendering: Rendering, fields: Container[str | None], message: int | None = None) -> bool:
+    """True if text of one of these fields is written, of one message or of any."""
+    origins = (origin for origin in rendering.origins if origin is not None)
+    return any(origin.field in fields and message in (None, origin.message) for origin in origins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +182,7 @@ class StandIn:
             for at, result in enumerate(answered or [{}]):
                 call_id = result.get("tool_call_id")
                 call_id = call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
-                function = {"name": names[at] if at < len(names) else UNKNOWN_NAME, "arguments": arguments}
+                function = {"name": names[at] if at < len(names) else "unknown_function", "arguments": arguments}
                 message["tool_calls"].append({"id": call_id, "type": "function", "function": function})
         return message
 
@@ -229,7 +217,7 @@ def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
-    """All of the messages that a template's control flow is likely to look at.
+    """All of the messages that a template's control flow is likely to look at, with the `words` it looks for.
 
     Raises InputError for a field that contains itself, or is too deep or too large to print.
     """
@@ -245,11 +233,6 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
         fields = tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role"))
         out.append((message["role"], fields, inside))
     return tuple(out)
-
-
-def searched_words(template: Template) -> list[str]:
-    """Words that the template looks for in messages: a part of their shape."""
-    return sorted(word for word in template.searched if len(word) > 1)
 
 
 def _sketch(value: Any) -> str:

@@ -23,8 +23,7 @@ from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_va
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.control import Trust
-from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy, encode_spans
+from ..tokens.encoding import ControlPolicy, Encoded, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from . import derive, endings
 from .forms import TemplateForms
@@ -89,10 +88,10 @@ class TemplateStudy:
         self, messages: Probe, tools: bool, prompt: bool = False, changes: Mapping[str, Any] | None = None
     ) -> Rendering | None:
         def render() -> Rendering | None:
-            variables = {**self.variables, **wrap_variables(changes)} if changes else self.variables
-            declared = self._tool if tools else None
             if self._limit is not None:
                 raise self._limit
+            variables = {**self.variables, **wrap_variables(changes or {})}
+            declared = self._tool if tools else None
             try:
                 return self.template.render(messages, declared, add_generation_prompt=prompt, variables=variables)
             except TemplateLimitError as error:
@@ -122,6 +121,11 @@ class TemplateStudy:
         named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))
         return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
 
+    @property
+    def toggles(self) -> list[dict[str, Any]]:
+        """Other values of template variables, which may show what is hidden."""
+        return [{name: value} for name in sorted(self.template.variables) for value in (True, False)]
+
     @learned
     def needs_tools(self) -> bool:
         """True if the template refuses even an answer without tools, and takes it with them."""
@@ -135,12 +139,10 @@ class TemplateStudy:
 
     @learned
     def past_close(self) -> str:
-        """What the template writes after the words of a past answer, in its turn."""
         return endings.past_close(self)
 
     @learned
     def turn_tokens(self) -> frozenset[int]:
-        """The control tokens that the template writes in an assistant's turn."""
         return frozenset(endings.control_tokens(self).assistant)
 
     @learned
@@ -162,7 +164,6 @@ class TemplateStudy:
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
-        """The control tokens that an assistant's text may hold."""
         return endings.inner_tokens(self, grammar)
 
 

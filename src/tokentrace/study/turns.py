@@ -8,6 +8,7 @@ ends where the conversation with it ends.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,8 @@ from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 
-Render = Callable[[Messages, bool], Rendering]
-"""Renders messages with or without a generation prompt."""
+Render = Callable[[Messages, bool], Rendering | None]
+"""Renders messages with or without a generation prompt; a template may refuse them."""
 
 
 @dataclass(slots=True)
@@ -39,50 +40,29 @@ class TurnSpan:
 def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list[TurnSpan]:
     """The turns of a rendering, of `only` some messages; others may interrupt one."""
     spans: list[TurnSpan] = []
-    current = before = -1
-    first = 0
-    for span, turn in enumerate((*rendering.turns, -1)):
-        if turn != current:
-            if current >= 0:
-                if only is None or current in only:
-                    spans.append(_turn_span(rendering, current, first, span, before))
-                before = current
-            current, first = turn, span
+    ends, before, stop = rendering.ends, -1, 0
+    for message, run in itertools.groupby(rendering.turns):
+        first, stop = stop, stop + len(list(run))
+        if message >= 0 and (only is None or message in only):
+            start, end = ends[first - 1] if first else 0, ends[stop - 1]
+            fields = [
+                span
+                for span, origin in enumerate(rendering.origins[first:stop], first)
+                if origin is not None and not (origin[-1] == "role" and origin.is_role)
+            ]
+            body = (ends[fields[0] - 1] if fields[0] else 0) if fields else end
+            spans.append(TurnSpan(message, start, end, body, ends[fields[-1]] if fields else start, before))
+        before = message if message >= 0 else before
     return spans
-
-
-def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before: int) -> TurnSpan:
-    ends = rendering.ends
-    start, end = ends[first - 1] if first else 0, ends[stop - 1]
-    fields = [
-        span
-        for span, origin in enumerate(rendering.origins[first:stop], first)
-        if origin is not None and not (origin[-1] == "role" and origin.is_role)
-    ]
-    if not fields:
-        return TurnSpan(message, start, end, end, start, before)
-    return TurnSpan(message, start, end, ends[fields[0] - 1] if fields[0] else 0, ends[fields[-1]], before)
-
-
-def assistant_turns(
-    rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer
-) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of assistants, and notes on those that cannot be proven."""
-    assistants = _assistants(messages)
-    spans = turn_spans(rendering, assistants) if assistants else []
-    if assistants.issubset(turn.message for turn in spans):
-        return spans, []
-    turns, notes = find_turns(rendering, messages, render, tokenizer)
-    return [turn for turn in turns if turn.message in assistants], notes
 
 
 def find_turns(
     rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of a rendering, and notes on those (or `only` one) without proof."""
-    turns = turn_spans(rendering)
-    notes: list[str] = []
-    missing = _assistants(messages) - {turn.message for turn in turns}
+    """The turns of a rendering, and notes on those of assistants (or `only` one) without proof."""
+    turns, notes = turn_spans(rendering), list[str]()
+    assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
+    missing = assistants - {turn.message for turn in turns}
     if missing:  # those that are written, without a turn
         missing &= {one.message for one in rendering.origins if one is not None and one.field not in (None, "role")}
     for index in sorted(missing if only is None else missing & {only}):
@@ -97,10 +77,6 @@ def find_turns(
         stops = [at for at, origin in ends if origin is not None and origin.message == index and start < at <= end]
         turns.append(TurnSpan(index, start, end, start, stops[-1] if stops else start, index - 1))
     return sorted(turns, key=lambda turn: turn.start) if missing else turns, notes
-
-
-def _assistants(messages: Messages) -> set[int]:
-    return {at for at, message in enumerate(messages) if message["role"] == "assistant"}
 
 
 def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:
@@ -145,7 +121,6 @@ class GenerationPrompt:
 
     @computed
     def texts(self) -> tuple[str, ...]:
-        """Both, the shorter first."""
         return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))
 
 

@@ -22,8 +22,8 @@ _CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "par
 _CHECKS: Final = tuple((name, _CODES.get(name, "f")) for name in COLUMNS)
 _WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
 
-Deferred = Callable[[], Mapping[str, npt.NDArray[Any]]]
-"""Computes columns by name, when one of them is first read."""
+Deferred = Callable[[], Mapping[str, Any]]
+"""Computes values by name, when one of them is first read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class TokenTable:
     """The engine's; NaN where nothing was sampled."""
     advantages: npt.NDArray[np.float32] | None = None
     """0 where there is no loss."""
-    _deferred: Deferred | None = dataclasses.field(default=None, init=False, repr=False)
+    _deferred: dict[str, Deferred] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
     def of(
@@ -61,8 +61,7 @@ class TokenTable:
         for name, codes in _CHECKS:
             column = getattr(self, name)
             if callable(column):
-                object.__setattr__(self, "_deferred", column)
-                object.__delattr__(self, name)
+                self._defer(name, column)
             elif column is not None or name not in _OPTIONAL:
                 if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
                     raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {brief(column)}")
@@ -71,21 +70,22 @@ class TokenTable:
         if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):
             raise SampleError("ids must be 0 to 2**31 - 1")
 
+    def _defer(self, name: str, compute: Deferred) -> None:
+        self._deferred[name] = compute
+        object.__delattr__(self, name)
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Compute deferred columns. Called only for attributes without a value."""
-            if name not in COLUMNS:
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            compute = self._deferred
+            """Compute deferred values. Called only for attributes without a value."""
+            compute = self._deferred.get(name) if name != "_deferred" else None
             if compute is not None:  # None: another thread has computed them
-                for key, column in compute().items():
-                    object.__setattr__(self, key, column)
-                object.__setattr__(self, "_deferred", None)
+                for key, value in compute().items():
+                    object.__setattr__(self, key, value)
+                    self._deferred.pop(key, None)
             return object.__getattribute__(self, name)
 
     def columns(self) -> dict[str, Any]:
-        """The columns that the table has, by name."""
         return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
 
     def slice(self, start: int, stop: int) -> Self:
@@ -94,7 +94,6 @@ class TokenTable:
         return dataclasses.replace(self, **columns)
 
     def message_spans(self) -> list[tuple[int, int, int]]:
-        """Runs of tokens of one message, as ``(start, stop, message)``."""
         return message_spans(self.messages)
 
     def __len__(self) -> int:
@@ -106,15 +105,13 @@ def join(tables: Sequence[TokenTable]) -> TokenTable:
     if len(tables) == 1 and type(tables[0]) is TokenTable:
         return tables[0]
     parts = [table.columns() for table in tables]
-    names = [name for name in COLUMNS if name not in _OPTIONAL or any(name in part for part in parts)]
-    columns = {name: [part[name] if name in part else _filler(name, part) for part in parts] for name in names}
-    return TokenTable(**{name: np.concatenate(pieces) for name, pieces in columns.items()})
+    for name, filler in _OPTIONAL.items():
+        for part in parts if any(name in part for part in parts) else ():
+            if name not in part:
+                part[name] = np.full(len(part["ids"]), filler, np.uint8 if name == "parts" else np.float32)
+    return TokenTable(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def message_spans(owners: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
     """Runs of tokens of one message, as ``(start, stop, message)``, from the message of each token (-1: none)."""
     return [(start, stop, int(owners[start])) for start, stop in segments(owners) if owners[start] >= 0]
-
-
-def _filler(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return np.full(len(columns["ids"]), _OPTIONAL[name], np.uint8 if name == "parts" else np.float32)

@@ -115,14 +115,10 @@ class Loaded:
 
 def to_bytes(trajectory: Trajectory) -> bytes:
     """The whole trajectory."""
-    rewards = (_record(_Reward(write, reward)) for write, reward in trajectory.rewarded)
-    return b"".join((preamble(trajectory), *write_records(trajectory), *rewards))
-
-
-def preamble(trajectory: Trajectory) -> bytes:
-    """What comes before the writes: magic, version, and the header record."""
     header = _Header(trajectory.name, trajectory.vocab_size, trajectory.has_logprobs, trajectory.metadata)
-    return MAGIC + _VERSION.pack(VERSION) + _record(header)
+    rewards = (_record(_Reward(write, reward)) for write, reward in trajectory.rewarded)
+    preamble = (MAGIC, _VERSION.pack(VERSION), _record(header))
+    return b"".join((*preamble, *write_records(trajectory), *rewards))
 
 
 def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:

@@ -40,7 +40,6 @@ class Cut:
 
     @property
     def append_only(self) -> bool:
-        """Whether the template itself leaves the stream as it was."""
         return self.full.token_ids[: len(self.stream)] == self.stream
 
     def bridge(self, renderer: Renderer, **settings: Any) -> BridgedTokens | BridgeRefusal:
@@ -48,7 +47,6 @@ class Cut:
 
 
 def rendered(renderer: Renderer, messages: Sequence[Message], tools: Any, prompt: bool) -> RenderedTokens | None:
-    """The rendering, or None where the template refuses."""
     try:
         return renderer.render(list(messages), tools=tools, add_generation_prompt=prompt)
     except TokentraceError:
@@ -98,7 +96,6 @@ def turn_ends(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
 
 
 def cuts(renderer: Renderer, conversation: Conversation) -> Iterator[Cut]:
-    """A conversation, cut after every turn to which something was said."""
     for at, end in turn_ends(conversation.messages):
         found = cut(renderer, conversation.messages, at, end, conversation.tools) if end > at + 1 else None
         if found is not None:
@@ -139,7 +136,6 @@ def check_credit(made: Cut, bridged: BridgedTokens) -> None:
 
 @lru_cache(maxsize=4)
 def trl_renderer(name: str) -> Renderer:
-    """A template of TRL, with a vocabulary of bytes and of what looks like control tokens in it."""
     source = templates_of_trl()[name]
     tokenizer = Tokenizer(tokenizer_json_for(source), name=name, variables=SPECIAL, fast=False)
     return create_renderer(tokenizer, "default", chat_template=source)

@@ -62,8 +62,6 @@ said beside a call behind its results). The bridge leaves them where they are.
 
 
 class Tally:
-    """What was compared, and what was found."""
-
     def __init__(self, family: str, renderer: Renderer) -> None:
         self.family = family
         self.renderer = renderer
@@ -71,7 +69,6 @@ class Tally:
         self.count: Counter[str] = Counter()
 
     def take(self, name: str, made: Cut, **settings: Any) -> Any:
-        """Bridge one cut, hold it against the full render; the bridge, or None where it was refused."""
         bridged = made.bridge(self.renderer, **settings)
         place = f"{self.family}, {name}, message {made.at}"
         if isinstance(bridged, BridgeRefusal):
@@ -107,7 +104,6 @@ class Tally:
             self.failures.append(f"{place}: not {what}: {decode(ours[at:])!r} instead of {decode(theirs[at:])!r}")
 
     def compare_credit(self, place: str, made: Cut, bridged: Any) -> None:
-        """Kinds and messages are those that the full render tells of."""
         check_credit(made, bridged)
         origins = made.full.origins[made.stop :]
         context = [origin is not None and origin.message is not None and not origin.is_role for origin in origins]
@@ -179,7 +175,6 @@ SOME = (
 
 
 def some_of(key: str) -> list[str]:
-    """The first of them, and of the others a quarter in each run: each family, and each setting, has another."""
     return [SOME[0], *rotating(SOME[1:], key, 4)]
 
 
@@ -187,7 +182,6 @@ PASTS = [{"past": past} for past in ("preserve", "tool_calls", "patched")]
 
 
 def test_a_bridge_is_the_full_render_under_other_settings(any_family: str) -> None:
-    """Template variables, and every way to keep history."""
     for chosen in (*variable_choices(any_family)[1:], *rotating(PASTS, any_family, 2)):
         tally = Tally(any_family, make_renderer(any_family, **chosen))
         for name in some_of(f"{any_family} {chosen}"):
@@ -199,9 +193,22 @@ def test_a_bridge_is_the_full_render_under_other_settings(any_family: str) -> No
 # -- what else new messages can be
 
 CALL_JSON = call("get_weather", '{"city": "Paris"}')
-INJECTED = {
+SAID = [SYS, HI, assistant("Yes?")]
+CALLS = [PARIS, ROME, call("add", {"a": 1, "b": 2}, "call00003")]
+RESULTS = [SUNNY, RAINY, result("3", "call00003")]
+NAMED = [answer | {"name": made["function"]["name"]} for made, answer in zip(CALLS, RESULTS, strict=True)]
+
+
+def answered(count: int, *, text: bool, named: bool) -> list[Any]:
+    """So many calls, with arguments as a mapping or as JSON text, and their results, with names or without."""
+    calls = [call(made["function"]["name"], "{}", made["id"]) for made in CALLS] if text else CALLS
+    return [ASK, assistant(None if text else "", *calls[:count]), *(NAMED if named else RESULTS)[:count]]
+
+
+NEW: dict[str, list[Any]] = {
     "answer, user": [ASK, ANSWER, assistant("And warm."), user("Thanks")],
-    "user, answer, user": [SYS, HI, assistant("Yes?"), ASK, ANSWER, user("Thanks")],
+    "user, answer, user": [*SAID, ASK, ANSWER, user("Thanks")],
+    "user, answer": [*SAID[1:], ASK, ANSWER],
     "result, answer, user": [ASK, assistant("", PARIS), SUNNY, ANSWER, user("Thanks")],
     "result, answer, user, JSON": [ASK, assistant(None, CALL_JSON), SUNNY, ANSWER, user("Thanks")],
     "result, call, result": [ASK, assistant("", PARIS), SUNNY, assistant("", ROME), RAINY],
@@ -209,77 +216,42 @@ INJECTED = {
         *(ASK, assistant("", PARIS, reasoning="Look.")),
         *(SUNNY, assistant("Sunny.", reasoning="So it says."), user("Thanks")),
     ],
-    "user, answer": [HI, assistant("Yes?"), ASK, ANSWER],
+    "system": [*SAID[1:], system("Be brief."), user("Why?")],
+    "system after system": [*SAID, system("Be brief."), user("Why?")],
+    "system at the end": [*SAID, user("Why?"), system("Be brief.")],
+    "system alone": [*SAID[1:], system("Go on.")],
+    "developer": [*SAID[1:], developer("Be brief."), user("Why?")],
+    "developer at the end": [*SAID, user("Why?"), developer("Be brief.")],
+    "system after a result": [ASK, assistant("", PARIS), SUNNY, system("Be brief.")],
+    **{
+        f"{count} results, {text}, {named}, {len(after)}": [*answered(count, text=text, named=named), *after]
+        for count in (1, 2, 3)
+        for text in (False, True)
+        for named in (False, True)
+        for after in ([], [user("So?")])
+    },
 }
-"""Conversations of which all that follows the first turn is put in by the caller: other assistants' turns too."""
+"""Conversations of which all that follows the first turn is put in by the caller: other assistants' turns, later system
+messages, and results, which are one group however many there are.
+"""
 
 
 @pytest.mark.parametrize("past", ["template", "preserve"])
-def test_turns_put_in_by_the_caller_are_written_as_in_the_full_render(any_family: str, past: str) -> None:
+def test_whatever_the_caller_puts_in_is_written_as_in_the_full_render_or_refused(any_family: str, past: str) -> None:
     tally = Tally(any_family, make_renderer(any_family, past=past))
-    for name, messages in INJECTED.items():
+    for name, messages in NEW.items() if past == "template" else list(NEW.items())[:7]:
         tools = SIMPLE if any(message["role"] == "tool" for message in messages) else None
         at = next(turn_ends(messages))[0]
         made = cut(tally.renderer, messages, at, len(messages), tools)
         if made is not None:
             bridged = tally.take(name, made)
-            assert bridged is not None
-            assert Kind.SAMPLED not in bridged.kinds
-    assert not tally.failures, some(tally.failures)
-    assert tally.count["same tail"] >= 1
-
-
-IN_THE_MIDDLE = {
-    "system": [HI, assistant("Yes?"), system("Be brief."), user("Why?")],
-    "system after system": [SYS, HI, assistant("Yes?"), system("Be brief."), user("Why?")],
-    "system at the end": [SYS, HI, assistant("Yes?"), user("Why?"), system("Be brief.")],
-    "system alone": [HI, assistant("Yes?"), system("Go on.")],
-    "developer": [HI, assistant("Yes?"), developer("Be brief."), user("Why?")],
-    "developer at the end": [SYS, HI, assistant("Yes?"), user("Why?"), developer("Be brief.")],
-    "system after a result": [ASK, assistant("", PARIS), SUNNY, system("Be brief.")],
-}
-
-
-def test_a_later_system_or_developer_message_is_written_as_in_the_full_render_or_refused(any_family: str) -> None:
-    tally = Tally(any_family, make_renderer(any_family))
-    for name, messages in IN_THE_MIDDLE.items():
-        tools = SIMPLE if any(message["role"] == "tool" for message in messages) else None
-        at, end = next(turn_ends(messages))
-        made = cut(tally.renderer, messages, at, end, tools)
-        if made is not None:
-            tally.take(name, made)
+            assert bridged is None or Kind.SAMPLED not in bridged.kinds
         elif tools is None and (prompt := rendered(tally.renderer, messages[:at], tools, True)) is not None:
             refused = tally.renderer.bridge(prompt.ids, [], messages[at + 1 :], tools=tools)
             assert isinstance(refused, BridgeRefusal), name
             assert refused.reason is RefusalReason.TEMPLATE_REFUSED
-            tally.count["refused by the template"] += 1
     assert not tally.failures, some(tally.failures)
-    assert tally.count.total()
-
-
-THREE = [PARIS, ROME, call("add", {"a": 1, "b": 2}, "call00003")]
-RESULTS = [SUNNY, RAINY, result("3", "call00003")]
-
-
-def as_json(*calls: Any) -> list[Any]:
-    return [call(made["function"]["name"], "{}", made["id"]) for made in calls]
-
-
-def test_several_results_are_one_group(any_family: str) -> None:
-    """However many there are, in whatever order, with names or without: they are written as in the full render."""
-    tally = Tally(any_family, make_renderer(any_family))
-    named = [answer | {"name": made["function"]["name"]} for made, answer in zip(THREE, RESULTS, strict=True)]
-    for count in (1, 2, 3):
-        for calls, content in ((THREE[:count], ""), (as_json(*THREE[:count]), None)):
-            for results in (RESULTS[:count], named[:count]):
-                for after in ([], [user("So?")]):
-                    messages = [ASK, assistant(content, *calls), *results, *after]
-                    made = cut(tally.renderer, messages, 1, len(messages), SIMPLE)
-                    if made is not None:
-                        tally.take(f"{count} results", made)
-    assert not tally.failures, some(tally.failures)
-    if any_family != "gemma-3":  # has no tools
-        assert tally.count["same tail"] >= 4
+    assert tally.count["same tail"] >= (1 if past == "preserve" or any_family == "gemma-3" else 6)
 
 
 # -- templates without a vocabulary of their own

@@ -65,8 +65,6 @@ SITUATIONS: dict[str, list[dict[str, Any]]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Situation:
-    """A completion, and what the bridge adds to it."""
-
     name: str
     made: Cut
     bridged: BridgedTokens
@@ -79,7 +77,6 @@ class Situation:
 
 @per_family
 def situations(family: str) -> list[Situation]:
-    """The situations that a family's template shows."""
     renderer = make_renderer(family)
     found = []
     for name, messages in SITUATIONS.items():
@@ -105,7 +102,6 @@ def stops_of(family: str) -> frozenset[int]:
 
 
 def check_law(family: str, situation: Situation, odd: Sequence[int]) -> BridgedTokens:
-    """What is added to an odd completion is what is added to the canonical one, after what ends the turn."""
     renderer, stops = make_renderer(family), stops_of(family)
     made = dataclasses.replace(situation.made, completion=list(odd))
     bridged = made.bridge(renderer)
@@ -160,7 +156,6 @@ Oddity = Callable[[random.Random, Tokenizer, list[int]], list[int]]
 
 @lru_cache(maxsize=1)
 def tokens_by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
-    """The first ordinary tokens of a vocabulary, the shorter ones, by what they spell."""
     found: dict[bytes, list[int]] = {}
     for index in range(min(vocabulary.size, 50_000)):
         if index not in vocabulary.added:
@@ -170,7 +165,6 @@ def tokens_by_bytes(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
 
 
 def runs(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[bool, list[int]]]:
-    """The ids in stretches of control tokens and of text."""
     is_control = tokenizer.vocabulary.is_control
     out: list[tuple[bool, list[int]]] = []
     for index in ids:
@@ -196,7 +190,6 @@ def respelled(rng: random.Random, raw: bytes, known: dict[bytes, list[int]]) -> 
 
 
 def retokenized(rng: random.Random, tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """The same text in other tokens; control tokens stay."""
     known = tokens_by_bytes(tokenizer.vocabulary)
     out: list[int] = []
     for control, run in runs(tokenizer, ids):
@@ -299,7 +292,6 @@ def test_a_completion_cut_off_after_any_token_is_closed(any_family: str) -> None
 
 
 def test_an_empty_completion_is_closed_anywhere_in_the_matrix(any_family: str) -> None:
-    """Wherever the canonical completion is bridged, no completion at all is."""
     renderer = make_renderer(any_family)
     checked = 0
     for name, conversation in rotating(CONVERSATIONS.items(), f"empty {any_family}", 3):

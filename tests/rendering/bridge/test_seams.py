@@ -31,8 +31,6 @@ LOOK = [
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """One completion of one family: what was sampled, what closes it, what follows."""
-
     family: str
     sampled: str
     close: str
@@ -255,14 +253,12 @@ NEVER_SHOWN = {"qwq-32b", "deepseek-r1"}
 
 
 def controls(family: str, ids: list[int]) -> list[str]:
-    """The control tokens among the ids, as text."""
     tokenizer = load_family(family)
     found = [tokenizer.decode([index]) for index in ids if tokenizer.vocabulary.is_control[index]]
     return ["<|end|>" if token == "<|return|>" else token for token in found]  # gpt-oss ends a turn with either
 
 
 def cut_within(family: str, made: Cut, words: str) -> list[list[int]]:
-    """The completion cut off after each of its tokens that ends inside of the words."""
     decode = load_family(family).decode
     found = []
     for length in range(1, len(made.completion)):
@@ -273,7 +269,6 @@ def cut_within(family: str, made: Cut, words: str) -> list[list[int]]:
 
 
 def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_written(any_family: str) -> None:
-    """Cut off in reasoning or in words, and closed, the turn is one that the template writes for what was said."""
     if any_family in NEVER_SHOWN:
         pytest.skip("the template never shows the reasoning that it prompts for")
     renderer, oracle = make_renderer(any_family), make_renderer(any_family, use_patched=True)
@@ -312,7 +307,6 @@ def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_writt
     ids=["qwen3", "glm-4.6"],
 )
 def test_reasoning_without_words_is_put_in_whole(family: str, thought: str) -> None:
-    """A turn of the caller's own that has reasoning and no words, with all reasoning kept."""
     renderer = make_renderer(family, preserve_all_thinking=True)
     prompt = renderer.render([HELLO], add_generation_prompt=True)
     stop = renderer.get_stop_token_ids()[:1]
@@ -331,20 +325,6 @@ def test_no_new_messages_give_another_generation_prompt() -> None:
     assert renderer.tokenizer.decode(bridged.new_ids) == "\n<|im_start|>assistant\n"
 
 
-def test_names_of_results_come_from_the_completion() -> None:
-    """gpt-oss writes the name of the called function above its result; the result need not bring it."""
-    renderer = make_renderer("gpt-oss")
-    calls = [call("get_weather", {"city": "Paris"}), call("add", {"a": 1}, "call00002")]
-    for made, name in zip(calls, ("get_weather", "add"), strict=True):
-        messages = [HELLO, assistant("", made), result("42", made["id"])]
-        where = cut(renderer, messages, 1, 3, SIMPLE)
-        assert where is not None
-        bridged = where.bridge(renderer)
-        assert isinstance(bridged, BridgedTokens)
-        assert f"<|start|>functions.{name} to=assistant" in renderer.tokenizer.decode(bridged.new_ids)
-        assert bridged == where.full.token_ids
-
-
 TEXT_CLOSED = (
     "{% for message in messages %}{% if message.role == 'assistant' %}<assistant><think>"
     "{{ message.reasoning_content or '' }}</think>{{ message.content or '' }}"
@@ -355,27 +335,6 @@ TEXT_CLOSED = (
 """A template that closes turns with text: only ``<think>`` and ``<tool_call>`` are control tokens."""
 
 
-@pytest.mark.parametrize(
-    ("completion", "added"),
-    [
-        ("Hm.</think>Hi!</assistant>\n", ""),
-        ("Hm.</think>Hi!</assistant>", "\n"),
-        ("Hm.</think>Hi!</s>", "</assistant>\n"),
-        ("Hm.</think>Hi", "</assistant>\n"),
-        ("Hm", "</think></assistant>\n"),
-        ("</think>", "</assistant>\n"),
-        ("</think><tool_call>look</tool_call>", "</assistant>\n"),
-    ],
-)
-def test_a_turn_that_ends_in_text_is_closed_once(completion: str, added: str) -> None:
-    tokenizer = Tokenizer(tokenizer_json_for(TEXT_CLOSED), variables=SPECIAL, fast=False)
-    renderer = create_renderer(tokenizer, "default", chat_template=TEXT_CLOSED)
-    prompt = renderer.render_ids([user("Hello.")], add_generation_prompt=True)
-    bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
-    assert bridged is not None
-    assert tokenizer.decode(bridged.new_ids) == f"{added}<user>Bye.</user>\n<assistant><think>"
-
-
 OPEN_AT_THE_END = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role != 'assistant' or not loop.last %}"
     "{{ '\\n<|end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -383,16 +342,54 @@ OPEN_AT_THE_END = (
 """A template that ends a turn with a newline and a token, and the last one with nothing."""
 
 
+TEXT_AFTER = "<user>Bye.</user>\n<assistant><think>"
+CONTROL_AFTER = "\n<|user|>Bye.\n<|end|>\n<|assistant|>"
+
+
 @pytest.mark.parametrize(
-    ("completion", "added"), [("Hi.", "\n<|end|>"), ("Hi.\n", "<|end|>"), ("Hi.\n<|end|>", ""), ("Hi.<|end|>", "")]
+    ("template", "completion", "added"),
+    [
+        (TEXT_CLOSED, "Hm.</think>Hi!</assistant>\n", TEXT_AFTER),
+        (TEXT_CLOSED, "Hm.</think>Hi!</assistant>", "\n" + TEXT_AFTER),
+        (TEXT_CLOSED, "Hm.</think>Hi!</s>", "</assistant>\n" + TEXT_AFTER),
+        (TEXT_CLOSED, "Hm.</think>Hi", "</assistant>\n" + TEXT_AFTER),
+        (TEXT_CLOSED, "Hm", "</think></assistant>\n" + TEXT_AFTER),
+        (TEXT_CLOSED, "</think>", "</assistant>\n" + TEXT_AFTER),
+        (TEXT_CLOSED, "</think><tool_call>look</tool_call>", "</assistant>\n" + TEXT_AFTER),
+        (OPEN_AT_THE_END, "Hi.", "\n<|end|>" + CONTROL_AFTER),
+        (OPEN_AT_THE_END, "Hi.\n", "<|end|>" + CONTROL_AFTER),
+        (OPEN_AT_THE_END, "Hi.\n<|end|>", CONTROL_AFTER),
+        (OPEN_AT_THE_END, "Hi.<|end|>", CONTROL_AFTER),
+    ],
 )
-def test_a_cut_off_turn_is_closed_with_the_white_space_before_its_stop(completion: str, added: str) -> None:
-    tokenizer = Tokenizer(tokenizer_json_for("<|user|><|assistant|><|end|>"), variables=SPECIAL, fast=False)
-    renderer = create_renderer(tokenizer, "default", chat_template=OPEN_AT_THE_END)
+def test_a_turn_is_closed_once_with_what_the_template_writes_at_its_end(
+    template: str, completion: str, added: str
+) -> None:
+    tokenizer = Tokenizer(tokenizer_json_for(template + "<|user|><|assistant|>"), variables=SPECIAL, fast=False)
+    renderer = create_renderer(tokenizer, "default", chat_template=template)
     prompt = renderer.render_ids([user("Hello.")], add_generation_prompt=True)
     bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
     assert bridged is not None
-    assert tokenizer.decode(bridged.new_ids) == f"{added}\n<|user|>Bye.\n<|end|>\n<|assistant|>"
+    assert tokenizer.decode(bridged.new_ids) == added
     if completion == "Hi.":
-        conversation = [user("Hello."), {"role": "assistant", "content": "Hi."}, user("Bye.")]
+        conversation = [user("Hello."), assistant("Hi."), user("Bye.")]
         assert bridged.token_ids == renderer.render_ids(conversation, add_generation_prompt=True)
+
+
+HANDED_OVER = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}"
+    "{% if m.tool_calls %}<result>{% else %}{{ '<|end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A template that ends a turn with a call otherwise than an answer."""
+
+
+@pytest.mark.parametrize("reply", [assistant("Hi."), assistant("", call("look", {}))])
+def test_a_user_may_speak_before_a_call_is_answered(reply: Any) -> None:
+    names = "<|user|><|assistant|><|end|><call></call><result>"
+    tokenizer = Tokenizer(tokenizer_json_for(names), variables=SPECIAL, fast=False)
+    renderer = create_renderer(tokenizer, "default", chat_template=HANDED_OVER)
+    where = cut(renderer, [user("Hello."), reply, user("Stop.")], 1, 3, SIMPLE)
+    assert where is not None
+    assert where.bridge(renderer) == where.full.token_ids
