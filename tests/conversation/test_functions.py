@@ -55,20 +55,11 @@ def mixed(
     f: Literal[1, "one", None],
     g: list,  # type: ignore[type-arg]
 ) -> dict[str, Any]:
-    """Mix things.
-
-    Args:
-        a: One
-        b: Two
-        c: Three
-        d: Four
-        e: Five
-        f: Six
-        g: Seven
-    Raises:
-        ValueError: never
-    """
     raise ValueError
+
+
+letters = "\n".join(f"    {letter}: One" for letter in "abcdefg")
+mixed.__doc__ = f"Mix things.\n\nArgs:\n{letters}\nRaises:\n    ValueError: never"
 
 
 def now() -> str:

@@ -17,14 +17,12 @@ from tokentrace.conversation.responses import from_responses, sealed, unsealed
 USER = {"role": "user", "content": "weather?"}
 ARGUMENTS = '{"city":  "Zürich" , "days":3}'
 TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
-REPLY = {
-    "role": "assistant",
-    "content": "  Let me look.\n",
-    "reasoning_content": "I should.",
-    "tool_calls": [TOOL_CALL],
-}
+LOOK = "  Let me look.\n"
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sunny  \n"}
-ANSWER = {"role": "assistant", "content": "Sunny."}
+
+
+def reply(content: Any, *calls: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {}), **more}
 
 
 def thought(text: str | None = None, **more: Any) -> dict[str, Any]:
@@ -37,41 +35,29 @@ def message(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "message", "id": "msg_a_1", "role": "assistant", "status": "completed", "content": content, **more}
 
 
-def call(id: str = "c1", name: str = "weather", arguments: str = ARGUMENTS, **more: Any) -> dict[str, Any]:
-    return {"type": "function_call", "call_id": id, "name": name, "arguments": arguments, **more}
+def call(id: str = "c1", name: str | None = "weather", **more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": id, "name": name, "arguments": ARGUMENTS, **more}
 
 
 def result(id: str = "c1", output: Any = "sunny  \n") -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": id, "output": output}
 
 
+CALL = call(status="completed") | {"id": "fc_a_2"}
 ECHOES: dict[str, list[dict[str, Any]]] = {
-    "openai-agents": [
-        USER,
-        thought("I should."),
-        message("  Let me look.\n"),
-        call(id="c1", status="completed") | {"id": "fc_a_2"},
-        result(),
-    ],
+    "openai-agents": [USER, thought("I should."), message(LOOK), CALL, result()],
     "pydantic-ai: a message is a role and a string, calls have no id": [
-        USER,
-        thought("I should.", encrypted_content=None),
-        {"role": "assistant", "content": "  Let me look.\n"},
-        call(),
-        result(),
+        *(USER, thought("I should.", encrypted_content=None), reply(LOOK), call(), result()),
     ],
     "langchain: no status": [
         {"type": "message", **USER},
         thought("I should."),
-        {key: value for key, value in message("  Let me look.\n").items() if key != "status"},
-        call() | {"id": "fc_a_2"},
-        result(),
+        {key: value for key, value in message(LOOK).items() if key != "status"},
+        *(call() | {"id": "fc_a_2"}, result()),
     ],
     "inspect-ai: texts are parts, of the reasoning only what is opaque": [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
-        thought(encrypted_content=sealed("I should.")),
-        message("  Let me look.\n"),
-        call(status="completed") | {"id": "fc_a_2"},
+        *(thought(encrypted_content=sealed("I should.")), message(LOOK), CALL),
         result(output=[{"type": "input_text", "text": "sunny  \n"}]),
     ],
 }
@@ -85,27 +71,31 @@ def test_agents_repeat_a_turn_in_many_ways_that_are_the_same(name: str) -> None:
     if "no status" not in name:  # which the type insists on
         TypeAdapter(ResponseInputParam).validate_python(ECHOES[name])
     messages = from_responses(ECHOES[name])
-    assert messages == [USER, REPLY, RESULT]
+    assert messages == [USER, reply(LOOK, TOOL_CALL, reasoning_content="I should."), RESULT]
     assert check_messages(messages) == messages
+
+
+IMAGE = {"role": "user", "content": [{"type": "input_image", "detail": "auto", "image_url": "data:,"}]}
+
+
+def parts(*texts: str, kind: str = "text") -> list[dict[str, str]]:
+    return [{"type": kind, "text": text} for text in texts]
 
 
 INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "a string": ("weather?", [USER]),
     "parts stay parts": (
-        [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
-        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        [{"role": "user", "content": parts("a", "b", kind="input_text")}],
+        [{"role": "user", "content": parts("a", "b")}],
     ),
-    "images stay as they are": (
-        [{"role": "user", "content": [{"type": "input_image", "detail": "auto", "image_url": "data:,"}]}],
-        [{"role": "user", "content": [{"type": "input_image", "detail": "auto", "image_url": "data:,"}]}],
-    ),
+    "images stay as they are": ([IMAGE], [IMAGE]),
     "a turn of several messages and thoughts": (
         [USER, thought("a"), message("b "), thought("c"), message("d")],
-        [USER, {"role": "assistant", "content": "b d", "reasoning_content": "ac"}],
+        [USER, reply("b d", reasoning_content="ac")],
     ),
     "a summary where there is nothing else": (
         [USER, thought(summary=[{"type": "summary_text", "text": "In short."}]), message("x")],
-        [USER, {"role": "assistant", "content": "x", "reasoning_content": "In short."}],
+        [USER, reply("x", reasoning_content="In short.")],
     ),
     "a call of the same response comes after the first one's result": (
         [
@@ -113,33 +103,23 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
             message("Sunny.", id="msg_b_0"),
         ],
         [
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL, {**TOOL_CALL, "id": "c2"}]},
-            RESULT,
-            {**RESULT, "tool_call_id": "c2"},
-            ANSWER,
+            *(USER, reply("", TOOL_CALL, {**TOOL_CALL, "id": "c2"}), RESULT),
+            *({**RESULT, "tool_call_id": "c2"}, reply("Sunny.")),
         ],
     ),
     "two responses with nothing in between": (
         [USER, message("a", id="msg_a_0"), message("b", id="msg_b_0"), {**message("c"), "id": "msg_b_1"}],
-        [USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "bc"}],
+        [USER, reply("a"), reply("bc")],
     ),
     "two responses that cannot be told apart": (
         [USER, message("a", id="msg_68af40"), message("b", id="msg_68af41")],
-        [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        [USER, reply(parts("a", "b"))],
     ),
     "messages of one turn without ids": (
         [USER, message("I should.", id=None), message(" Let me look.", id=None), call(), message("c"), message("d")],
-        [
-            USER,
-            {
-                "role": "assistant",
-                "content": [{"type": "text", "text": text} for text in ("I should.", " Let me look.", "cd")],
-                "tool_calls": [TOOL_CALL],
-            },
-        ],
+        [USER, reply(parts("I should.", " Let me look.", "cd"), TOOL_CALL)],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -189,7 +169,7 @@ REFUSED: dict[str, tuple[Any, str, str | None]] = {
         "input_image",
         "content.0",
     ),
-    "call without name": ([USER, call(name=None)], "missing", "name"),  # type: ignore[arg-type]
+    "call without name": ([USER, call(name=None)], "missing", "name"),
     "damaged": ([USER, thought(encrypted_content=sealed("abc")[:-1])], "received", "encrypted_content"),
     "content nested without end": (
         [USER, {"role": "user", "content": [{"type": "input_image", "x": nested(2000)}]}],

@@ -205,7 +205,7 @@ def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict
     assert other.render_ids(CHAT) == renderer.render_ids(CHAT)
     assert other.get_stop_token_ids() == renderer.get_stop_token_ids()
     assert (other.once("x", lambda: None) is None) is (way is not copy.copy)
-    assert other.tokenizer._core is renderer.tokenizer._core  # loaded once
+    assert other.tokenizer.core is renderer.tokenizer.core  # loaded once
 
 
 def test_a_renderer_works_in_another_process() -> None:

@@ -3,25 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.engines.faults import FaultyEngine
 from tokentrace import create_renderer
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.pocket import POCKET
+from tokentrace.rollout.interactions import BaseInteraction
 from tokentrace.rollout.loop import Agent, Rollout, Task
+from tokentrace.rollout.tools import BaseTool, function_schema
 
 RENDERER = create_renderer(POCKET)
 SIZE = RENDERER.tokenizer.vocabulary.size
 QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
 TASK = Task(QUESTION, name="one")
 ANSWER = "It is 42.<|end|>"
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    """A call as the pocket model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+CALL = call("look")
 
 
 def look() -> str:
     """Look."""
     return "42"
+
+
+class Table(BaseTool):
+    """Has a value for each trajectory, and a diary."""
+
+    def __init__(self) -> None:
+        super().__init__(tool_schema=function_schema(look))
+        self.values: dict[str, Any] = {}
+        self.diary: list[str] = []
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        assert instance_id not in self.values, "two trajectories share an instance"
+        self.diary.append(f"create {instance_id}")
+        self.values[instance_id] = kwargs["value"]
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        self.diary.append("execute")
+        return f"{self.values[instance_id]}", 0.5, {"depth": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return float(self.values[instance_id])
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self.diary.append(f"release {instance_id}")
+        del self.values[instance_id]
 
 
 class Turns(FaultyEngine):
@@ -53,3 +91,26 @@ def run(*turns: str, task: Task = TASK, **options: Any) -> Rollout:
 def results(rollout: Rollout) -> list[str]:
     """What the tools returned, as the model saw it."""
     return [message["content"] for message in rollout.messages if message["role"] == "tool"]
+
+
+class Deadly(BaseInteraction):
+    """The process ends, as for lack of memory, when one rollout begins; the others have nothing said to them."""
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        if instance_id == "q3-1":
+            os._exit(1)
+
+    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
+        return None
+
+
+def run_at(clock: Callable[[], float], work: Coroutine[Any, Any, Rollout]) -> Rollout:
+    """What comes of a coroutine in an event loop whose time is a clock's."""
+
+    def loop() -> asyncio.AbstractEventLoop:
+        new = asyncio.new_event_loop()
+        new.time = clock  # type: ignore[method-assign]
+        return new
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(work)

@@ -1,4 +1,4 @@
-"""Many rollouts: groups, seeds that depend on nothing but the seed and the place, and what cancelling keeps."""
+"""Many rollouts: groups, and seeds that depend on nothing but the seed and the place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engines.faults import Fault
 from tests.rollout.support import QUESTION, RENDERER, Turns, look
 from tokentrace import InputError
 from tokentrace.rollout.batch import Summary, grouped, row_task, run_rollouts
-from tokentrace.rollout.loop import Agent, End, Rollout, Task
+from tokentrace.rollout.loop import Agent, End, Task
 from tokentrace.rollout.store import RolloutStore
 from tokentrace.rollout.tools import as_tools
 
@@ -65,45 +65,6 @@ def test_seeds_are_the_same_however_many_run_at_once_and_whatever_was_finished_b
     rest = seeds(2, store)
     assert rest == {name: one[name] for name in list(one)[7:]}
     store.close()
-
-
-def test_cancelling_keeps_what_is_finished(tmp_path: Path) -> None:
-    store = RolloutStore(tmp_path)
-    enough, started = asyncio.Event(), asyncio.Event()
-
-    async def latency(_: int) -> None:
-        if len(engine.requests) > 4:
-            started.set()
-            await asyncio.Event().wait()  # never
-
-    engine = Turns(latency=latency)
-    finished: list[str] = []
-
-    def done(rollout: Rollout) -> None:
-        finished.append(rollout.task.name)
-        if len(finished) == 4:
-            enough.set()
-
-    async def go() -> None:
-        running = asyncio.create_task(
-            run_rollouts(Agent(engine, RENDERER), grouped(TASKS, 2), concurrency=2, store=store, done=done)
-        )
-        await enough.wait()
-        await started.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(go())
-    assert len(finished) == 4
-    assert {row["name"] for row in store.finished} == set(finished)
-    assert store.unfinished
-    store.close()
-    again = RolloutStore(tmp_path)
-    summary = asyncio.run(run_rollouts(Agent(Turns(), RENDERER), grouped(TASKS, 2), store=again))
-    assert (summary.rollouts, summary.resumed) == (10, 4)
-    assert not again.unfinished
-    again.close()
 
 
 def test_failures_are_counted_and_the_others_go_on() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.ray_cluster import children_of, local_ray
-from tests.rollout.users import Deadly
+from tests.rollout.support import Deadly
 from tests.support import FULL
 from tokentrace import Agent, EmbeddedEngine, create_renderer
 from tokentrace.cli import main
@@ -65,14 +66,9 @@ Streams: TypeAlias = dict[str, tuple[list[int], list[bool], npt.NDArray[np.float
 def streams(folder: Path) -> Streams:
     """The trajectories of a run. The logprobs of the embedded model depend on what else it computes at the same time,
     in their last bits."""
-    store = RolloutStore(folder)
-    try:
-        return {
-            row["name"]: (one.stream().tolist(), one.loss_mask().tolist(), one.logprobs())
-            for row, one in store.trajectories()
-        }
-    finally:
-        store.close()
+    with closing(RolloutStore(folder)) as store:
+        rollouts = {row["name"]: one for row, one in store.trajectories()}
+    return {name: (one.stream().tolist(), one.loss_mask().tolist(), one.logprobs()) for name, one in rollouts.items()}
 
 
 def assert_same(folder: Path, expected: Streams) -> None:

@@ -119,83 +119,65 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
     assert second.interaction_settings == {"mood": "good"}
 
 
-@pytest.mark.parametrize(("line", "wanted"), [("", False), ("resume_aborted: true\n", True)])
-def test_aborted_turns_go_on_where_the_file_says_so(tmp_path: Path, line: str, wanted: bool) -> None:
-    run = read_run(written(tmp_path, POCKET_RUN + line))
-    assert run.agent(EmbeddedEngine()).resume_aborted is wanted
-    assert "resume_aborted" not in run.settings, "a run may go on with it or without"
+def test_what_a_run_may_change_when_it_goes_on_is_not_remembered(tmp_path: Path) -> None:
+    limits = "budget: {seconds: 900, interaction_timeout: 5, reward_timeout: null}\nresume_aborted: true\n"
+    for line, patience in (("", 600.0), ("patience: 30\n", 30.0), ("patience: null\n", None)):
+        run = read_run(written(tmp_path, POCKET_RUN + limits + line))
+        agent = run.agent(EmbeddedEngine())
+        assert (run.file.patience, agent.resume_aborted) == (patience, True)
+        assert agent.budget == Budget(seconds=900, interaction_timeout=5, reward_timeout=None)
+        assert run.settings.keys().isdisjoint({"patience", "resume_aborted", "concurrency", "output"})
 
 
+BESIDE_POCKET = {
+    "sampelling: {}": "line 5: sampelling: there is no such setting",
+    "budget:\n  turns: many": "line 6: budget.turns: Expected `int`",
+    "budget: {turns: 0}": "line 5: budget: turns must be at least 1, not 0",
+    "concurrency: 0": "line 5: concurrency: .*>= 1",
+    "sampling:\n  top_k: 3\n  top_p: 2": "line 5: sampling: top_p must be",
+    "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}": "line 6: sampling.max_tokens",
+    "resume_aborted: true\nsampling: {presence_penalty: 1}": "line 5: resume_aborted: .*presence_penalty",
+    "seed: 1\nsampling: {seed: 2}": "line 6: sampling.seed: there is a seed",
+    "output: x": "line 5, .*'output' is there twice",
+    "seed: 2024-13-45": "line 5, .*'2024-13-45' cannot be read",
+    "budget: {max_tool_response_length: 5}": "line 5: budget.max_tool_response_length: .*result_tokens",
+    "budget: {turns: 1, max_assistant_turns: 2}": "turns is the same",
+    "reward: own_tools:jugde": "line 5: reward: own_tools has no jugde",
+    "reward: nowhere:judge": "line 5: reward: nowhere cannot be imported",
+    "tools:\n  - class_name: own_tools.User": "line 6: tools.0.class_name: is not a class with an execute method",
+    "tools:\n  - class_name: own_tools.Table": "class_name: KeyError: 'size'",
+    "tools: [{function: own_tools.add}, {function: own_tools.add}]": "two tools are called",
+    "tools: [{function: own_tools.add}]": "line 5: tools: data.questions brings",
+    "tools_file: none.yaml": "line 5: tools_file: there is no file",
+    "interaction: {class_name: own_tools.Table}": "line 5: .*BaseInteraction",
+    "renderer: {control_tokens: odd}": "line 5: renderer: .*control_tokens",
+}
+HTTP = "embedded}", f"vllm, url: 'http://x', http: {{retry: 3}}}}\ntokenizer: {POCKET}"
 BAD = {
-    "unknown key": (POCKET_RUN + "sampelling: {}\n", "line 5: sampelling: there is no such setting"),
-    "nested key": (POCKET_RUN + "budget:\n  turns: 3\n  turn_token: 5\n", "line 7: budget.turn_token: .*turn_tokens"),
-    "wrong type": (POCKET_RUN + "budget:\n  turns: many\n", "line 6: budget.turns: Expected `int`"),
-    "true is no number": (POCKET_RUN + "concurrency: true\n", "line 5: concurrency: Expected `int`"),
-    "too small": (POCKET_RUN + "concurrency: 0\n", "line 5: concurrency: .*>= 1"),
-    "no budget": (POCKET_RUN + "budget: {turns: 0}\n", "line 5: budget: turns must be at least 1, not 0"),
-    "odd choice": (POCKET_RUN + "budget: {result_keep: haed}\n", "line 5: budget.result_keep: .*'haed'"),
-    "sampling": (POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n", "line 5: sampling: top_p must be"),
-    "stop is a list": (POCKET_RUN + "sampling: {stop: x}\n", "line 5: sampling.stop: Expected `array`"),
-    "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
-    "a turn that cannot go on": (
-        POCKET_RUN + "resume_aborted: true\nsampling: {presence_penalty: 1}\n",
-        "line 5: resume_aborted: .*presence_penalty",
-    ),
-    "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
-    "not a mapping": (POCKET_RUN + "sampling: 3\n", "line 5: sampling: Expected `object`"),
-    "twice": (POCKET_RUN + "output: x\n", "line 5, .*'output' is there twice"),
-    "no YAML": ("engine: {kind: embedded\ndata: [\n", "line 2, column 5: not valid YAML"),
-    "no mapping": ("- 1\n", "must be a mapping of settings"),
-    "bad date": (POCKET_RUN + "seed: 2024-13-45\n", "line 5, .*'2024-13-45' cannot be read"),
-    "itself": ("engine: &a {kind: *a}\n", "nested too deeply, or an anchor"),
-    "a key that is none": ("? [engine]\n: 1\n", "line 1, .*the name of a setting must be text"),
-    "verl's characters": (
-        POCKET_RUN + "budget: {max_tool_response_length: 5}\n",
-        "line 5: budget.max_tool_response_length: .*result_tokens",
-    ),
-    "verl's name beside ours": (POCKET_RUN + "budget: {turns: 1, max_assistant_turns: 2}\n", "turns is the same"),
-    "patience": (POCKET_RUN + "patience: -1\n", "line 5: patience: .*>= 0"),
-    "no engine": ("data: {questions: {count: 1}}\n", "required field `engine`"),
-    "engine kind": (POCKET_RUN.replace("embedded", "vlm"), "line 1: engine.kind: .*'vlm'"),
-    "no url": (POCKET_RUN.replace("embedded", "vllm") + f"tokenizer: {POCKET}\n", "line 1: engine: .*address of vllm"),
-    "no tokenizer": (POCKET_RUN.replace("embedded", "sglang"), "'tokenizer' is missing: .* that sglang serves"),
-    "embedded url": (POCKET_RUN.replace("embedded", "embedded, url: x"), "line 1: engine: .*no settings"),
-    "no output": (POCKET_RUN.replace("output: out\n", ""), "'output' is missing"),
-    "question kind": (POCKET_RUN.replace("2}", "2, kinds: [riddle]}"), "line 3: data.questions: .*'riddle'"),
-    "split": (POCKET_RUN.replace("2}", "2, split: train}"), "line 3: data.questions.split: there is no such setting"),
-    "no file": (FILE_RUN, "line 2: data.file: there is no file or folder 'rows.jsonl'"),
-    "no data": (FILE_RUN.replace("file: rows.jsonl", "limit: 2"), "line 2: data: 'file' is missing"),
-    "reward": (POCKET_RUN + "reward: own_tools:jugde\n", "line 5: reward: own_tools has no jugde"),
-    "reward module": (POCKET_RUN + "reward: nowhere:judge\n", "line 5: reward: nowhere cannot be imported"),
-    "tool class": (
-        POCKET_RUN + "tools:\n  - class_name: own_tools.User\n",
-        "line 6: tools.0.class_name: is not a class with an execute method",
-    ),
-    "tool making": (POCKET_RUN + "tools:\n  - class_name: own_tools.Table\n", "class_name: KeyError: 'size'"),
-    "tool key": (POCKET_RUN + "tools:\n  - clas_name: x\n", "line 6: tools.0.clas_name: there is no such setting"),
-    "same tool": (
-        POCKET_RUN + "tools: [{function: own_tools.add}, {function: own_tools.add}]\n",
-        "two tools are called",
-    ),
-    "questions and tools": (
-        POCKET_RUN + "tools: [{function: own_tools.add}]\n",
-        "line 5: tools: data.questions brings",
-    ),
-    "tools file": (POCKET_RUN + "tools_file: none.yaml\n", "line 5: tools_file: there is no file"),
-    "interaction": (POCKET_RUN + "interaction: {class_name: own_tools.Table}\n", "line 5: .*BaseInteraction"),
-    "renderer": (POCKET_RUN + "renderer: {control_tokens: odd}\n", "line 5: renderer: .*control_tokens"),
-    "http": (
-        POCKET_RUN.replace("embedded", "vllm, url: 'http://x', http: {retry: 3}") + f"tokenizer: {POCKET}\n",
-        "line 1: engine.http.retry: there is no such setting",
-    ),
+    **{f"{POCKET_RUN}{text}\n": problem for text, problem in BESIDE_POCKET.items()},
+    "engine: {kind: embedded\ndata: [\n": "line 2, column 5: not valid YAML",
+    "- 1\n": "must be a mapping of settings",
+    "engine: &a {kind: *a}\n": "nested too deeply, or an anchor",
+    "? [engine]\n: 1\n": "line 1, .*the name of a setting must be text",
+    "data: {questions: {count: 1}}\n": "required field `engine`",
+    POCKET_RUN.replace("embedded", "vlm"): "line 1: engine.kind: .*'vlm'",
+    POCKET_RUN.replace("embedded", "vllm") + f"tokenizer: {POCKET}\n": "line 1: engine: .*address of vllm",
+    POCKET_RUN.replace("embedded", "sglang"): "'tokenizer' is missing: .* that sglang serves",
+    POCKET_RUN.replace("embedded", "embedded, url: x"): "line 1: engine: .*no settings",
+    POCKET_RUN.replace(*HTTP): "line 1: engine.http.retry: there is no such setting",
+    POCKET_RUN.replace("output: out\n", ""): "'output' is missing",
+    POCKET_RUN.replace("2}", "2, kinds: [riddle]}"): "line 3: data.questions: .*'riddle'",
+    POCKET_RUN.replace("2}", "2, split: train}"): "line 3: data.questions.split: there is no such setting",
+    FILE_RUN: "line 2: data.file: there is no file or folder 'rows.jsonl'",
+    FILE_RUN.replace("file: rows.jsonl", "limit: 2"): "line 2: data: 'file' is missing",
 }
 
 
-@pytest.mark.parametrize(("text", "said"), list(BAD.values()), ids=list(BAD))
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as raised:
-        read_run(written(tmp_path, text))
-    assert "run.yaml" in str(raised.value)
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+    for text, problem in BAD.items():
+        with pytest.raises(ConfigError, match=problem) as raised:
+            read_run(written(tmp_path, text))
+        assert "run.yaml" in str(raised.value)
 
 
 def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
@@ -248,16 +230,6 @@ def test_questions_are_known_only_where_somebody_brings_them(tmp_path: Path) -> 
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"line 4: reward: it judges the answers to data.questions"):
         read_run(written(tmp_path, FILE_RUN + "reward: questions\n"))
-
-
-def test_patience_and_limits_are_settings(tmp_path: Path) -> None:
-    limits = "budget: {seconds: 900, interaction_timeout: 5, reward_timeout: null}\n"
-    run = read_run(written(tmp_path, POCKET_RUN + limits + "patience: 30\n"))
-    budget = Budget(seconds=900, interaction_timeout=5, reward_timeout=None)
-    assert (run.file.patience, run.agent(EmbeddedEngine()).budget) == (30.0, budget)
-    assert "patience" not in run.settings, "a run may go on with more"
-    assert read_run(written(tmp_path, POCKET_RUN)).file.patience == 600
-    assert read_run(written(tmp_path, POCKET_RUN + "patience: null\n")).file.patience is None
 
 
 def test_passwords_in_addresses_are_not_shown(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.engines.faults import Fault
-from tests.rollout.support import ANSWER, CALL, QUESTION, RENDERER, TASK, Turns, agent, look, run
+from tests.rollout.support import ANSWER, CALL, QUESTION, RENDERER, TASK, Table, Turns, agent, call, look, run, run_at
 from tests.trajectory.model import check_trajectory
 from tokentrace import InputError, trajectory_samples
 from tokentrace.rollout.batch import grouped, run_rollouts
@@ -21,7 +21,7 @@ from tokentrace.rollout.ends import FAILED_ENDS
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore, group_advantages
-from tokentrace.rollout.tools import BaseTool, FunctionTool, Keep, cut_text, function_schema
+from tokentrace.rollout.tools import FunctionTool, Keep, cut_text
 
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 MULTIPLY = THOUGHT + '<tool_call>\n{"name":"multiply",  "arguments":{"a": 6,"b":7}}\n</tool_call><|end|>'
@@ -59,33 +59,11 @@ def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
     check_exact(rollout, engine)
     text = RENDERER.tokenizer.decode(rollout.trajectory.stream()[rollout.trajectory.loss_mask()])
     assert text == MULTIPLY + ANSWER, "what was sampled is trained as it was sampled, odd spacing and all"
-    assert rollout.metrics() | {"seconds": 0, "engine_seconds": 0, "tool_seconds": 0} == {
-        "end": "answer",
-        "reward": None,
-        "turns": 2,
-        "tokens": len(rollout.trajectory),
-        "sampled": rollout.trajectory.num_sampled,
-        "samples": 1,
-        "breaks": 0,
-        "prompt_tokens": sum(len(request.prompt_ids) for request in engine.requests),
-        "cached_tokens": None,
-        "tool_calls": 1,
-        "tool_errors": 0,
-        "malformed_turns": 0,
-        "tool_seconds": 0,
-        "seconds": 0,
-        "engine_seconds": 0,
-    }
-
-
-def test_parallel_calls_are_answered_in_their_order() -> None:
-    calls = "\n".join(
-        f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {a}, "b": 2}}}}\n</tool_call>' for a in (1, 2, 3)
-    )
-    engine = Turns(f"{calls}<|end|>", ANSWER)
-    rollout = run_on(engine)
-    assert [message["content"] for message in rollout.messages[2:5]] == ["2", "4", "6"]
-    check_exact(rollout, engine)
+    expected = {"end": "answer", "reward": None, "turns": 2, "tokens": len(rollout.trajectory), "samples": 1}
+    expected |= {"sampled": rollout.trajectory.num_sampled, "breaks": 0, "tool_calls": 1, "tool_errors": 0}
+    expected |= {"prompt_tokens": sum(len(request.prompt_ids) for request in engine.requests), "cached_tokens": None}
+    metrics = rollout.metrics()
+    assert {name: metrics[name] for name in expected} == expected
 
 
 def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
@@ -102,37 +80,22 @@ def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "turns", "end"),
+    ("budget", "end"),
     [
-        (Budget(turns=3), [MULTIPLY], End.TURNS),
-        (Budget(tokens=60), [MULTIPLY], End.TOKENS),
-        (Budget(context=300), [MULTIPLY], End.CONTEXT),
-        (Budget(turn_tokens=5), [MULTIPLY], End.LENGTH),
-        (Budget(tool_seconds=0.0), [MULTIPLY], End.TOOL_TIME),
+        (Budget(turns=3), End.TURNS),
+        (Budget(tokens=60), End.TOKENS),
+        (Budget(context=300), End.CONTEXT),
+        (Budget(turn_tokens=5), End.LENGTH),
+        (Budget(tool_seconds=0.0), End.TOOL_TIME),
     ],
-    ids=["turns", "tokens", "context", "length", "tool time"],
 )
-def test_budgets_end_a_rollout_with_what_was_sampled_kept(budget: Budget, turns: list[str], end: End) -> None:
-    engine = Turns(*turns)
+def test_budgets_end_a_rollout_with_what_was_sampled_kept(budget: Budget, end: End) -> None:
+    engine = Turns(MULTIPLY)
     rollout = run_on(engine, budget=budget)
     assert rollout.end is end
     check_exact(rollout, engine)
-    if budget.tokens:
-        assert rollout.trajectory.num_sampled <= budget.tokens
-    if budget.context:
-        assert len(rollout.trajectory) <= budget.context
-
-
-def test_long_tool_results_are_cut_with_a_marker() -> None:
-    def shout() -> str:
-        """Say a lot."""
-        return "loud " * 5_000
-
-    call = '<tool_call>\n{"name": "shout", "arguments": {}}\n</tool_call><|end|>'
-    rollout = run_on(Turns(call, ANSWER), tools=[shout], budget=Budget(result_tokens=50))
-    content = rollout.messages[2]["content"]
-    assert "more characters]" in content
-    assert len(RENDERER.tokenizer.encode(content)) < 80
+    assert rollout.trajectory.num_sampled <= (budget.tokens or math.inf)
+    assert len(rollout.trajectory) <= (budget.context or math.inf)
 
 
 @pytest.mark.parametrize("keep", list(Keep))
@@ -164,10 +127,11 @@ def test_odd_results_do_no_harm(returned: str, shown: str) -> None:
         """Return something odd."""
         return returned
 
-    engine = Turns('<tool_call>\n{"name": "odd", "arguments": {}}\n</tool_call><|end|>', ANSWER)
-    rollout = run_on(engine, tools=[odd])
+    engine = Turns(call("odd"), ANSWER)
+    rollout = run_on(engine, tools=[odd], budget=Budget(result_tokens=50))
     assert rollout.end is End.ANSWER
     assert shown in rollout.messages[2]["content"]
+    assert len(RENDERER.tokenizer.encode_plain(rollout.messages[2]["content"])) < 80
     check_exact(rollout, engine)
     control = RENDERER.tokenizer.vocabulary.is_control
     table = rollout.trajectory.table()
@@ -220,11 +184,10 @@ def test_a_simulated_user_goes_on_until_content() -> None:
     check_exact(rollout, engine)
 
 
-def test_a_reward_function_decides_whether_it_is_a_coroutine_or_not() -> None:
+def test_a_reward_may_be_a_coroutine() -> None:
     async def later(rollout: Rollout) -> float:
         return float(len(rollout.messages))
 
-    assert run_on(Turns(ANSWER), reward=lambda rollout: 3.0).reward == 3.0
     assert run_on(Turns(ANSWER), reward=later).reward == 2.0
 
 
@@ -246,33 +209,8 @@ def test_many_rollouts_run_at_once_in_groups_and_never_more_than_allowed() -> No
     assert summary.rollouts == len(done) == 40
     assert 1 < most <= 8
     assert {rollout.task.metadata["group"] for rollout in done} == {f"q{n}" for n in range(10)}
-    assert summary.samples_per_rollout == 1.0
+    assert summary.described()["samples_per_rollout"] == 1.0
     assert summary.ends == {"answer": 40}
-
-
-# -- names
-
-
-class Table(BaseTool):
-    """Remembers a value of each instance."""
-
-    def __init__(self) -> None:
-        super().__init__(tool_schema=function_schema(look))
-        self.values: dict[str, Any] = {}
-
-    async def create(self, instance_id: str, **kwargs: Any) -> None:
-        assert instance_id not in self.values, "two trajectories share an instance"
-        self.values[instance_id] = kwargs["value"]
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        await asyncio.sleep(0)
-        return f"{self.values[instance_id]}"
-
-    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        return float(self.values[instance_id])
-
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
-        del self.values[instance_id]
 
 
 def valued(count: int, name: str = "") -> list[Task]:
@@ -288,7 +226,7 @@ def test_rollouts_of_one_name_that_are_under_way_together_are_told_apart(name: s
         return await asyncio.gather(*(one.run(task) for task in valued(8, name)))
 
     rollouts = asyncio.run(go())
-    assert [rollout.reward for rollout in rollouts] == list(range(8))
+    assert [rollout.reward for rollout in rollouts] == [number + 0.5 for number in range(8)]
     assert len({rollout.instance for rollout in rollouts}) == 8
     assert len(one.engine.counts) == 8  # what the engine is told, too
     again = asyncio.run(one.run(valued(1, "same")[0]))
@@ -315,23 +253,13 @@ async def never(*_: Any, **__: Any) -> None:
     await asyncio.Event().wait()
 
 
-class Once(BaseInteraction):
-    """Asks on once, with what it measured."""
-
-    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
-        asked = sum(message["role"] == "user" for message in messages)
-        return Reply("Sure?", reward=0.25, metrics={"mood": "good"}) if asked == 1 else None
-
-
 @pytest.mark.parametrize("step", ["start_interaction", "generate_response", "calculate_score", "finalize_interaction"])
 def test_a_simulated_user_that_hangs_is_given_up(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Once, step, never)
-    rollout = run(interaction=Once(), budget=Budget(interaction_timeout=0.01, reward_timeout=0.01))
+    monkeypatch.setattr(User, step, never)
+    rollout = run(interaction=User(), budget=Budget(interaction_timeout=0.01, reward_timeout=0.01))
     assert rollout.notes == [f"{step} took longer than 0.01 s"]
-    if step == "finalize_interaction":  # nothing is left to fail by then: it is told
-        assert (rollout.end, rollout.reward) == (End.USER, 0.25)
-    else:
-        assert (rollout.end, rollout.reward) == (End.HUNG, None)
+    hung = step != "finalize_interaction"  # nothing is left to fail by then: it is told
+    assert (rollout.end, rollout.reward) == ((End.HUNG, None) if hung else (End.USER, 2.0))
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["coroutine", "function"])
@@ -350,13 +278,7 @@ def test_a_reward_that_hangs_is_given_up_and_what_was_sampled_is_kept(blocks: bo
 
 @pytest.mark.parametrize("where", ["engine", "tool", "user"])
 def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    asked = 0
-
-    def loop() -> asyncio.AbstractEventLoop:
-        made = asyncio.new_event_loop()
-        made.time = lambda: now
-        return made
+    now, asked = 0.0, 0
 
     async def hang(*_: Any, **__: Any) -> None:
         nonlocal now
@@ -375,23 +297,19 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
             await hang()
         return "42"
 
-    monkeypatch.setattr(Once, "generate_response", hang)
+    monkeypatch.setattr(User, "generate_response", hang)
     made = Agent(
         Turns(ANSWER if where == "user" else CALL, latency=latency),
         RENDERER,
         tools=[FunctionTool(slow, name="look")],
-        interaction=Once() if where == "user" else None,
+        interaction=User() if where == "user" else None,
         reward=lambda rollout: float(rollout.turns),
         budget=Budget(seconds=10, tool_timeout=None, interaction_timeout=None),
     )
-    with asyncio.Runner(loop_factory=loop) as runner:
-        rollout = runner.run(made.run(TASK))
+    rollout = run_at(lambda: now, made.run(TASK))
     assert (rollout.end, rollout.notes) == (End.TIME, ["the rollout took longer than 10 s"])
     assert rollout.reward == rollout.turns == 1, "a budget has ended it: it is judged like any other"
     check_trajectory(rollout.trajectory)
-
-
-# -- rewards
 
 
 class Broken(Table):
@@ -434,22 +352,6 @@ def test_what_failed_has_no_reward_anywhere(fail: Callable[[], Rollout], tmp_pat
     row["metrics"]["reward"] = 0.0  # as an older journal might
     assert group_advantages([row]) == {}
     assert all(sample.reward is None and sample.advantages is None for sample in store.samples(advantages="group"))
-    store.close()
-
-
-def test_advantages_are_those_of_the_rollouts_that_succeeded(tmp_path: Path) -> None:
-    def reward(rollout: Rollout) -> float:
-        return [1.0, 1 / 0 if rollout.task.metadata["member"] == 1 else 3.0][min(rollout.task.metadata["member"], 1)]
-
-    store = RolloutStore(tmp_path)
-    asyncio.run(run_rollouts(agent(reward=reward), grouped([Task(QUESTION)], 3), store=store, concurrency=1))
-    found = group_advantages(store.finished)
-    assert found == {
-        "task-00000-0": pytest.approx(-1 / math.sqrt(2), rel=1e-5),
-        "task-00000-2": pytest.approx(1 / math.sqrt(2), rel=1e-5),
-    }, "the mean of 1 and 3, not of 1, 0 and 3"
-    with pytest.raises(InputError, match="advantages are 'group' or None, not 'grop'"):
-        list(store.samples(advantages="grop"))
     store.close()
 
 

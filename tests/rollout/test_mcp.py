@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
 import threading
@@ -15,32 +14,20 @@ from typing import Any
 
 import pytest
 import uvicorn
+from psutil import pid_exists as is_alive
 
 from tests.rollout.mcp_server import app
-from tests.rollout.support import agent, results
+from tests.rollout.support import agent, call, results
 from tokentrace import InputError
 from tokentrace.rollout import End, MCPConfig, Rollout, Task, mcp_tools, read_run
-from tokentrace.rollout.mcp import MCPSession
 from tokentrace.rollout.tools import BaseTool
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 STDIO = {"command": sys.executable, "args": [str(SERVER)]}
 
 
-def call(name: str, /, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 async def run(tools: list[BaseTool], *turns: str, name: str = "one") -> Rollout:
     return await agent(*turns, "Done.", tools=tools).run(Task([{"role": "user", "content": "Go."}], name=name))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_command_serves_the_trajectories_of_a_run_until_it_ends(tmp_path: Path) -> None:
@@ -82,7 +69,7 @@ def test_a_command_serves_the_trajectories_of_a_run_until_it_ends(tmp_path: Path
 
 
 def test_each_trajectory_can_have_a_session_of_its_own() -> None:
-    config = MCPConfig(**STDIO, session=MCPSession.TRAJECTORY, tools=["bump", "environment"], prefix="my_")
+    config = MCPConfig(**STDIO, session="trajectory", tools=["bump", "environment"], prefix="my_")
 
     async def go() -> list[Rollout]:
         tools = await mcp_tools(config)
@@ -100,7 +87,7 @@ def test_each_trajectory_can_have_a_session_of_its_own() -> None:
 
 
 @contextmanager
-def served(keys: list[str | None]) -> Iterator[tuple[str, uvicorn.Server]]:
+def served(keys: list[str]) -> Iterator[tuple[str, uvicorn.Server]]:
     """The server over HTTP on a free port; `keys` gets the header of each request."""
     served = app()
 
@@ -122,20 +109,19 @@ def served(keys: list[str | None]) -> Iterator[tuple[str, uvicorn.Server]]:
 
 
 def test_a_server_over_http_and_one_that_goes_away() -> None:
-    keys: list[str | None] = []
+    keys: list[str] = []
 
     async def go(url: str, server: uvicorn.Server) -> tuple[Rollout, Rollout, Rollout]:
         tools = await mcp_tools(MCPConfig(url=url, headers={"X-Key": "secret"}, tools=["add"]))
 
-        async def gone(a: int, b: int) -> str:
+        async def gone() -> None:
             """Stop the server."""
             server.should_exit = True
             while await asyncio.to_thread(_answers, url):
                 pass
-            return "stopped"
 
         there = await run(tools, call("add", a=1, b=2), name="there")
-        going = await run([*tools, gone], call("gone", a=1, b=1), call("add", a=1, b=2), name="going")  # type: ignore[list-item]
+        going = await run([*tools, gone], call("gone"), call("add", a=1, b=2), name="going")  # type: ignore[list-item]
         absent = await run(tools, call("add", a=1, b=2), name="absent")
         await tools[0].close()
         assert len(asyncio.all_tasks()) == 1
@@ -187,7 +173,7 @@ def test_servers_in_yaml(tmp_path: Path) -> None:
         assert results(await run(list(run_.tools), call("add", a=2, b=2))) == ["4"]
         await run_.close()
         assert len(asyncio.all_tasks()) == 1
-        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": STDIO}}), encoding="utf-8")
+        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": {"url": url}}}), encoding="utf-8")
         shared = {"file": "servers.json", "tools": ["add"]}
         file.write_text(json.dumps({**config, "tools": [{"mcp": shared}]}), encoding="utf-8")
         run_ = read_run(file)

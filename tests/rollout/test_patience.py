@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.rollout.support import CALL, RENDERER, look
+from tests.rollout.support import CALL, RENDERER, look, run_at
 from tokentrace.engines.errors import EngineRefusal, EngineUnavailable
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.rollout import cluster
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.patience import EngineDown, Outage, Patience
@@ -86,11 +88,8 @@ def test_a_run_waits_for_an_engine_that_is_down_and_goes_on_as_if_nothing_had_ha
     assert {one.end for one in rollouts} == {End.ANSWER}
     assert streams(rollouts) == whole, "nothing that was sampled is lost, and nothing is sampled differently"
     assert clock.pauses == [1, 2, 4, 8, 16], "one asks, less and less often, and the others wait for it"
-    assert said[-1] is None
-    first = said[0]
-    assert first is not None
-    assert (first.reason, first.waited, first.pause, first.remaining) == ("connection refused", 0, 1, 60)
-    assert "all rollouts wait: asking again in 1 s, the run stops in 60 s; connection refused" in str(first)
+    assert (said[0], said[-1]) == (Outage("connection refused", 0, 1, 60), None)
+    assert "all rollouts wait: asking again in 1 s, the run stops in 60 s; connection refused" in str(said[0])
 
 
 def test_a_run_whose_patience_runs_out_stops_and_goes_on_later(tmp_path: Path) -> None:
@@ -131,14 +130,7 @@ def test_waiting_for_the_engine_is_not_the_rollouts_time() -> None:
     clock, engine = Clock(), Engine()
     engine.refuses = lambda *_: EngineUnavailable("down") if engine.asked > 1 and clock.now < 99 else None
     patience = Patience(600, clock=clock, sleep=clock.sleep)
-
-    def loop() -> asyncio.AbstractEventLoop:
-        made = asyncio.new_event_loop()
-        made.time = clock  # the loop's time is the clock's: a limit that counted would be over
-        return made
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        rollout = runner.run(agent(engine, budget=Budget(seconds=10)).run(TASKS[0], patience=patience))
+    rollout = run_at(clock, agent(engine, budget=Budget(seconds=10)).run(TASKS[0], patience=patience))
     assert clock.now > 99
     assert (rollout.end, rollout.turns) == (End.ANSWER, 2)
 
@@ -156,3 +148,24 @@ def test_a_request_that_brings_the_engine_down_each_time_is_not_sent_forever() -
     rollouts = run(engine, Patience(600, clock=clock, sleep=clock.sleep))
     assert {one.task.name for one in rollouts if one.end is not End.ANSWER} == {"q1-0"}
     assert clock.pauses == [1] * 10
+
+
+class Unplaced:
+    """An actor that Ray finds no node for."""
+
+    def options(self, **_: Any) -> Any:
+        return self
+
+    def remote(self, *_: Any) -> Any:
+        return SimpleNamespace(ready=SimpleNamespace(remote=lambda: asyncio.Event().wait()))
+
+
+def test_a_cluster_without_a_node_is_reported_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.001)
+    notices: list[Outage | None] = []
+    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+    ray = SimpleNamespace(exceptions=exceptions, kill=lambda _: None, cluster_resources=lambda: {"memory": 1.0})
+    workers = cluster._Workers(ray, Unplaced(), (), TASKS, notices.append, 0.0)
+    with pytest.raises(EngineDown, match="the Ray cluster had no node with a CPU"):
+        asyncio.run(workers.seat(1))
+    assert "the Ray cluster has no node with a CPU, and all rollouts wait" in str(notices[0])

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from tests.rollout.support import RENDERER
 from tests.support import FULL
 from tests.trajectory.model import check_trajectory
-from tokentrace import EmbeddedEngine, Trajectory, create_renderer, trajectory_samples
+from tokentrace import EmbeddedEngine, Trajectory, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import ContinuationError
-from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
@@ -29,18 +29,13 @@ from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Turn
 from tokentrace.trajectory.storage import replay_records, write_records
 
-RENDERER = create_renderer(POCKET)
 TASK = Task([{"role": "user", "content": "What is 17 * 23?"}], name="one")
 GREEDY = SamplingParams(200, temperature=0.0)
 T = TypeVar("T")
 
 
 def calculator(expression: str) -> ToolResult:
-    """Compute.
-
-    Args:
-        expression: what to compute.
-    """
+    """Compute an expression."""
     return ToolResult(str(eval(expression, {"__builtins__": {}})), reward=0.25)
 
 
@@ -109,6 +104,15 @@ def whole() -> Rollout:
     return rollout
 
 
+def metrics(rollout: Rollout) -> list[Any]:
+    names = ("end", "reward", "turns", "tokens", "sampled", "samples", "tool_calls", "malformed_turns")
+    return [rollout.metrics()[name] for name in names]
+
+
+def rewards(trajectory: Trajectory) -> list[Any]:
+    return [trajectory.reward, *((turn.message, turn.reward) for turn in trajectory.turns() if turn.reward)]
+
+
 def check_same(rollout: Rollout, whole: Rollout) -> None:
     """The same tokens, messages, turns and rewards; what trains is what was sampled."""
     one, other = rollout.trajectory, whole.trajectory
@@ -117,14 +121,8 @@ def check_same(rollout: Rollout, whole: Rollout) -> None:
     np.testing.assert_allclose(one.logprobs(), other.logprobs(), rtol=0, atol=1e-4)
     assert one.message_indices().tolist() == other.message_indices().tolist()
     assert rollout.messages == whole.messages
-    names = ("end", "reward", "turns", "tokens", "sampled", "samples", "tool_calls", "malformed_turns")
-    assert {name: rollout.metrics()[name] for name in names} == {name: whole.metrics()[name] for name in names}
-    by_message = [
-        {turn.message: turn.reward for turn in trajectory.turns() if turn.reward} for trajectory in (one, other)
-    ]
-    assert by_message[0] == by_message[1]
-    assert one.reward == other.reward
-    assert len(one.turns()) == len(rollout.per_turn)
+    assert metrics(rollout) == metrics(whole)
+    assert rewards(one) == rewards(other)
     assert [turn.continues for turn in one.turns()] == [turn.continues for turn in rollout.per_turn]
     check_trajectory(one)
     (sample,) = trajectory_samples(one)
@@ -203,8 +201,7 @@ def test_a_rollout_goes_on_from_wherever_its_record_ends(whole: Rollout) -> None
     starts += [(turn.write + 1, tokens) for turn in trajectory.turns() for tokens in (0, 1, 4)]
     for writes, tokens in starts:
         rollout = asyncio.run(agent(repeating(trajectory)).run(TASK, resumed=cut(whole, writes, tokens)))
-        names = ("end", "reward", "turns", "tokens", "sampled", "tool_calls")
-        assert {name: rollout.metrics()[name] for name in names} == {name: whole.metrics()[name] for name in names}
+        assert metrics(rollout) == metrics(whole)
         assert rollout.trajectory.stream().tolist() == trajectory.stream().tolist()
         assert rollout.messages == whole.messages
         assert rollout.notes == []

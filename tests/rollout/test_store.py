@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import stat
@@ -14,22 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rollout.support import RENDERER, SIZE
 from tests.trajectory.model import check_trajectory
-from tokentrace import InputError, Trajectory, create_renderer
+from tokentrace import InputError, Trajectory
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.record import TurnMetrics
-from tokentrace.rollout.store import (
-    RUN,
-    STORE,
-    RolloutStore,
-    check_run,
-    discard_run,
-    group_advantages,
-)
+from tokentrace.rollout.store import RUN, STORE, RolloutStore, check_run, discard_run, group_advantages
 from tokentrace.store.store import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -84,28 +78,6 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another process writes"):
         discard_run(tmp_path)
     store.close()
-    discard_run(tmp_path)
-    assert not (tmp_path / STORE).exists()
-
-
-def test_what_ended_badly_can_be_run_again(tmp_path: Path) -> None:
-    store = stored(tmp_path, a_rollout("good"), a_rollout("bad", None, End.ENGINE))
-    assert store.run_again(["engine"]) == ["bad"]
-    store.close()
-    store = RolloutStore(tmp_path)
-    assert [row["name"] for row in store.finished] == ["good"]
-    store.start("bad")
-    store.finish(a_rollout("bad", 0.5))
-    assert [row["metrics"]["reward"] for row in store.finished] == [1.0, 0.5]
-    store.close()
-
-
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
-    check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
-    check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
-    with pytest.raises(InputError, match=r"sampling.temperature was 0.7 and is 1.0 now"):
-        check_run(tmp_path, {"sampling": {"temperature": 1.0}, "seed": 1})
-    stored(tmp_path, a_rollout("one")).close()
     (tmp_path / "mine.txt").write_text("kept", encoding="utf-8")
     discard_run(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "run.lock"]
@@ -144,6 +116,8 @@ def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
     assert advantages is not None
     assert advantages.tolist() == pytest.approx([0, 0, 0, found["a0"], found["a0"]])
     assert by_name["d1"].advantages is None
+    with pytest.raises(InputError, match="advantages are 'group' or None, not 'grop'"):
+        list(store.samples(advantages="grop"))
     store.close()
 
 
@@ -154,33 +128,24 @@ TASKS = [Task([{"role": "user", "content": f"Question {number}?"}], name=f"q{num
 
 def run_all(folder: Path, kill_after: int | None = None) -> RolloutStore:
     """Twelve rollouts whose answers depend on their seeds; after so many, says so and waits to be killed."""
-    renderer = create_renderer(POCKET)
-    (stop, *_) = renderer.get_stop_token_ids()
+    (stop, *_) = RENDERER.get_stop_token_ids()
+    requests, ended = itertools.count(), itertools.count(1)
 
     def script(_: Any, sampling: SamplingParams) -> list[int]:
         return [*np.random.default_rng(sampling.seed).integers(300, 4000, 20).tolist(), stop]
 
-    asked = 0
-
     async def latency(_: int) -> None:
-        nonlocal asked
-        asked += 1
-        if kill_after is not None and asked > kill_after + 1:
+        if kill_after is not None and next(requests) > kill_after:
             await asyncio.Event().wait()  # under way for good
         await asyncio.sleep(0)
 
-    engine = ScriptedEngine(script, vocab_size=renderer.tokenizer.vocabulary.size, latency=latency)
-    store = RolloutStore(folder)
-    count = 0
-
     def done(_: Rollout) -> None:
-        nonlocal count
-        count += 1
-        if count == kill_after:
+        if next(ended) == kill_after:
             print("ready", flush=True)
             sys.stdin.read()
 
-    asyncio.run(run_rollouts(Agent(engine, renderer), grouped(TASKS, 2), concurrency=4, store=store, seed=3, done=done))
+    engine, store = ScriptedEngine(script, vocab_size=SIZE, latency=latency), RolloutStore(folder)
+    asyncio.run(run_rollouts(Agent(engine, RENDERER), grouped(TASKS, 2), concurrency=4, store=store, seed=3, done=done))
     return store
 
 
@@ -202,11 +167,8 @@ def test_a_killed_process_leaves_finished_rollouts_whole_and_the_rest_is_run_aga
 
     resumed, whole = run_all(tmp_path / "killed"), run_all(tmp_path / "whole")
     assert not resumed.unfinished
-    ids = [
-        {row["name"]: trajectory.stream().tolist() for row, trajectory in one.trajectories()}
-        for one in (resumed, whole)
-    ]
-    assert len(ids[0]) == 12
-    assert ids[0] == ids[1], "as if nothing had happened"
+    streams = [{row["name"]: one.stream().tolist() for row, one in store.trajectories()} for store in (resumed, whole)]
+    assert len(streams[0]) == 12
+    assert streams[0] == streams[1], "as if nothing had happened"
     resumed.close()
     whole.close()

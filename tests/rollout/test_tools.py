@@ -4,88 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, agent, look, results, run
-from tokentrace import EmbeddedEngine, Trajectory
+from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, Table, agent, call, look, results, run
+from tokentrace import EmbeddedEngine
 from tokentrace.conversation.functions import function_schema
-from tokentrace.parsing import CallStatus, ParsedToolCall
-from tokentrace.parsing.response import TokenRange
 from tokentrace.rollout import Budget, ConfigError, End, Task, load_interactions, load_tools, read_run
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
-from tokentrace.rollout.record import Rollout, TurnMetrics
+from tokentrace.rollout.record import TurnMetrics
 from tokentrace.rollout.store import RolloutStore
-from tokentrace.rollout.tools import BaseTool, FunctionTool, Toolbox, ToolResult, as_result, as_tools
-
-
-def call(
-    name: str | None, arguments: dict[str, Any] | None, status: CallStatus = CallStatus.OK, index: int = 0
-) -> ParsedToolCall:
-    problem = "" if status is CallStatus.OK else "it is broken"
-    return ParsedToolCall(index, name, arguments, "", None, status, problem, "", {}, TokenRange(0, 1))
-
-
-def a_turn() -> TurnMetrics:
-    return TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
-
-
-def toolbox(tools: list[Any], timeout: float = 60.0, **settings: Any) -> Toolbox:
-    task = Task([], tool_settings=settings)
-    return Toolbox(Rollout(task, Trajectory(), as_tools(tools), [], instance="t1"), Budget(tool_timeout=timeout))
-
-
-def run_calls(tools: list[Any], calls: list[ParsedToolCall], **options: Any) -> tuple[list[ToolResult], TurnMetrics]:
-    async def go() -> tuple[list[ToolResult], TurnMetrics]:
-        turn = a_turn()
-        async with toolbox(tools, **options) as box:
-            return await box.run(calls, turn), turn
-
-    return asyncio.run(go())
-
-
-def add(a: int, b: int = 1) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b (int): The second, or one.
-    """
-    return a + b
-
-
-async def shout(text: str, loud: bool = True, how: Literal["a", "b"] = "a", tags: list[str] | None = None) -> str:
-    """Say it
-    louder."""
-    return text.upper() if loud else text
-
-
-def test_a_schema_is_read_off_signature_and_docstring() -> None:
-    made = function_schema(add)["function"]
-    assert made["description"] == "Add two numbers."
-    assert made["parameters"]["required"] == ["a"]
-    assert made["parameters"]["properties"] == {
-        "a": {"type": "integer", "description": "The first."},
-        "b": {"type": "integer", "description": "The second, or one."},
-    }
-    other = function_schema(shout)["function"]["parameters"]["properties"]
-    assert other == {
-        "text": {"type": "string"},
-        "loud": {"type": "boolean"},
-        "how": {"type": "string", "enum": ["a", "b"]},
-        "tags": {"type": "array", "items": {"type": "string"}, "nullable": True},
-    }
+from tokentrace.rollout.tools import BaseTool, FunctionTool, ToolResult, as_result
 
 
 def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
-    gate = asyncio.Event()
-    order: list[str] = []
+    gate, order = asyncio.Event(), list[str]()
 
     async def slow() -> str:
         """Wait for the other."""
@@ -99,51 +39,27 @@ def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
         gate.set()
         return "quick"
 
-    results, turn = run_calls([slow, quick], [call("slow", {}), call("quick", {}, index=1)])
+    rollout = run(call("slow") + call("quick"), ANSWER, tools=[slow, quick])
     assert order == ["quick", "slow"]
-    assert [result.content for result in results] == ["slow", "quick"]
-    assert turn.tool_calls == 2
-
-
-class Table(BaseTool):
-    """Keeps what it was told for each trajectory, and a diary."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(tool_schema=function_schema(add, "table"), **options)
-        self.diary: list[str] = []
-        self.rows: dict[str, dict[str, Any]] = {}
-
-    async def create(self, instance_id: str, **kwargs: Any) -> None:
-        self.diary.append(f"create {instance_id}")
-        self.rows[instance_id] = kwargs
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        self.diary.append("execute")
-        return f"{self.rows[instance_id]}", 0.5, {"asked": parameters["a"]}
-
-    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        return 2.0
-
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
-        self.diary.append(f"release {instance_id}")
+    assert results(rollout) == ["slow", "quick"]
+    assert rollout.tool_calls == 2
 
 
 def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
     tool = Table()
-    calls = [call("table", {"a": 1}), call("table", {"a": 2})]
-
-    async def go() -> dict[str, Any]:
-        async with toolbox([tool], table={"key": "value"}) as box:
-            turn = a_turn()
-            results = await box.run(calls, turn)
-            await box.run(calls[:1], turn)
-            assert results[0].content == "{'key': 'value'}"
-            assert turn.reward == 1.5
-            assert turn.metrics[1] == {"tool": "table", "asked": 2}
-            return await box.rewards()
-
-    assert asyncio.run(go()) == {"table: calc_reward": 2.0}
+    rollout = run(
+        CALL + CALL, CALL, ANSWER, tools=[tool], task=Task(QUESTION, "t1", tool_settings={"look": {"value": 2}})
+    )
+    assert results(rollout) == ["2", "2", "2"]
+    assert [turn.reward for turn in rollout.per_turn] == [1.0, 0.5, None]
+    assert rollout.per_turn[0].metrics == [{"tool": "look", "depth": 1}] * 2
+    assert rollout.reward == 2.0 + 1.5
     assert tool.diary == ["create t1", "execute", "execute", "execute", "release t1"]
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
 
 
 def boom() -> str:
@@ -151,41 +67,34 @@ def boom() -> str:
     raise ValueError("out of order")
 
 
-async def hang() -> str:
+async def hang() -> None:
     """Never come back."""
     await asyncio.Event().wait()
-    return ""
 
 
 def odd() -> Any:
     """Return what is no JSON."""
-    return {1, 2}
+    return {1}
 
 
 @pytest.mark.parametrize(
-    ("tool", "made", "shown"),
+    ("tool", "text", "result", "errors"),
     [
-        (boom, call("boom", {}), "error: ValueError: out of order"),
-        (add, call("add", {"a": 1, "c": 2}), "error: TypeError: add() got an unexpected keyword argument 'c'"),
-        (hang, call("hang", {}), "error: hang took longer than 0.01 s"),
-        (add, call("subtract", {}, CallStatus.UNKNOWN_TOOL), "error: there is no tool 'subtract'; there are: add"),
-        (add, call("add", None, CallStatus.INVALID_JSON), "error: it is broken"),
-        (add, call(None, None, CallStatus.MISSING_NAME), "error: it is broken"),
+        (boom, call("boom"), "error: ValueError: out of order", 1),
+        (add, call("add", a=1, c=2), "error: TypeError: add() got an unexpected keyword argument 'c'", 1),
+        (hang, call("hang"), "error: hang took longer than 0.1 s", 1),
+        (add, call("subtract"), "error: there is no tool 'subtract'; there are: add", 1),
+        (add, call("add").replace("}}", ""), "error: ", 1),
+        (add, call("add").replace("name", "nam"), "error: ", 1),
+        (add, call("add", a=2), "3", 0),
+        (odd, call("odd"), "{1}", 0),
     ],
-    ids=["raises", "wrong arguments", "hangs", "unknown", "invalid JSON", "no name"],
+    ids=["raises", "wrong arguments", "hangs", "unknown", "invalid JSON", "no name", "a number", "no JSON"],
 )
-def test_what_goes_wrong_becomes_a_result(tool: Callable[..., Any], made: ParsedToolCall, shown: str) -> None:
-    (result,), turn = run_calls([tool], [made], timeout=0.01 if tool is hang else 60.0)
-    assert result.content == shown
-    assert result.failed
-    assert turn.tool_errors == 1
-
-
-def test_anything_returned_becomes_text() -> None:
-    (result,), _ = run_calls([odd], [call("odd", {})])
-    assert result.content in ("{1, 2}", "{2, 1}")
-    (result,), _ = run_calls([add], [call("add", {"a": 2})])
-    assert result.content == "3"
+def test_whatever_a_call_gives_becomes_a_result(tool: Callable[..., Any], text: str, result: str, errors: int) -> None:
+    rollout = run(text, ANSWER, tools=[tool], budget=Budget(tool_timeout=0.1 if tool is hang else 60.0))
+    assert results(rollout)[0].startswith(result)
+    assert (rollout.end, rollout.tool_errors) == (End.ANSWER, errors)
 
 
 class Returns(BaseTool):
@@ -194,14 +103,10 @@ class Returns(BaseTool):
     def __init__(self, *answers: Any) -> None:
         super().__init__(tool_schema=function_schema(look))
         self._answers = list(answers)
-        self.released = False
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return await answer() if callable(answer) else answer
-
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
-        self.released = True
 
 
 async def cancelled(*_: Any) -> Any:
@@ -215,23 +120,11 @@ async def exits(*_: Any) -> Any:
     raise SystemExit(3)
 
 
-# -- what ends a task or a process
-
-
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
-        (cancelled, "error: RuntimeError: look was cancelled"),
-        (exits, "error: RuntimeError: SystemExit: 3"),
-    ],
-)
+@pytest.mark.parametrize(("does", "said"), [(cancelled, "look was cancelled"), (exits, "SystemExit: 3")])
 def test_a_tool_that_is_cancelled_or_exits_is_a_result_like_any_other(does: Callable[[], Any], said: str) -> None:
     rollout = run(CALL, ANSWER, tools=[Returns(does)])
     assert (rollout.end, rollout.tool_errors) == (End.ANSWER, 1)
-    assert rollout.messages[2]["content"] == said
-
-
-# -- what they return
+    assert rollout.messages[2]["content"] == f"error: RuntimeError: {said}"
 
 
 def circular() -> dict[str, Any]:
@@ -257,7 +150,7 @@ class Unsayable:
     ],
 )
 def test_metrics_that_json_cannot_hold_become_text(odd: Any, kept: Any) -> None:
-    turn = a_turn()
+    turn = TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
     turn.add("tool", "look", None, odd)
     assert turn.metrics == [{"tool": "look", **kept}]
 
@@ -294,7 +187,7 @@ def look_at(a: int) -> str:
 
 
 SCHEMA = function_schema(look_at, "look")
-LOOK = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+LOOK = call("look", a=1)
 
 
 @dataclass
@@ -326,9 +219,7 @@ class Foreign:
         self.diary.append(("create", instance_id, kwargs))
         return f"own-{instance_id}", Response()
 
-    async def execute(
-        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
-    ) -> tuple[Response, float, dict]:
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         data = kwargs.pop("agent_data")
         data.extra_fields["calls"] = data.extra_fields.get("calls", 0) + 1
         seen = [message["role"] for message in data.messages]
@@ -343,12 +234,8 @@ class Foreign:
         self.diary.append(("release", instance_id, kwargs))
 
 
-def foreign() -> Foreign:
-    return Foreign({}, Schema(**SCHEMA))
-
-
 def test_every_step_gets_its_own_arguments_and_the_id_that_create_gave() -> None:
-    tool = foreign()
+    tool = Foreign({}, Schema(**SCHEMA))
     settings = {
         "create_kwargs": {"ground_truth": "42"},
         "execute_kwargs": {"deep": True},
@@ -376,9 +263,7 @@ def test_images_are_refused_by_name_and_text_beside_them_is_kept() -> None:
             return Response("a cat", image=[1, 2], video=[3]), 0.0, {}
 
     rollout = run(LOOK, "42", tools=[Camera({}, Schema(**SCHEMA))])
-    assert rollout.messages[2]["content"] == (
-        "a cat\nerror: look returned 2 images and 1 video, which cannot be shown here"
-    )
+    assert results(rollout) == ["a cat\nerror: look returned 2 images and 1 video, which cannot be shown here"]
     assert rollout.tool_errors == 1
 
 
@@ -460,39 +345,33 @@ def test_several_simulated_users_are_chosen_by_name(tmp_path: Path) -> None:
     assert (rollout.end, rollout.reward) == (End.USER, 0.5)
     assert rollout.per_turn[0].metrics == [{"interaction": "loud", "kwargs": ["mood", "name"]}]
     rollout = run("42", interaction=found, task=Task(QUESTION, interaction_settings={"name": "lod"}))
-    assert (rollout.end, rollout.notes) == (
-        End.FAILED,
-        ["there is no simulated user 'lod': interaction_kwargs.name is loud or hush"],
-    )
-    rollout = run("42", interaction=found)
-    assert rollout.notes == ["there is no simulated user None: interaction_kwargs.name is loud or hush"]
+    assert rollout.end is End.FAILED
+    assert rollout.notes == ["there is no simulated user 'lod': interaction_kwargs.name is loud or hush"]
+    assert "no simulated user None" in run("42", interaction=found).notes[0]
     with pytest.raises(ConfigError, match="two simulated users are called 'loud'"):
         load_interactions(written(tmp_path, "users.yaml", users({"name": "loud"}, {"name": "loud"})))
 
 
 def test_a_run_refuses_a_row_that_names_nobody_before_it_begins(tmp_path: Path) -> None:
     written(tmp_path, "users.yaml", users({"name": "loud"}))
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "interaction_kwargs": {"name": "x"}}\n', encoding="utf-8")
     config = {"engine": {"kind": "embedded"}, "data": {"file": "rows.jsonl"}, "output": "out"}
     file = written(tmp_path, "run.yaml", {**config, "interaction_config_path": "users.yaml"})
-    with pytest.raises(ConfigError, match="there is no simulated user 'x'"):
-        read_run(file)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "interaction_kwargs": {"name": ["x"]}}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"there is no simulated user \['x'\]"):
-        read_run(file)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}\n', encoding="utf-8")
+    for name in ("x", ["x"]):
+        written(tmp_path, "rows.jsonl", {"prompt": "?", "interaction_kwargs": {"name": name}})
+        with pytest.raises(ConfigError, match=re.escape(f"there is no simulated user {name!r}")):
+            read_run(file)
+    written(tmp_path, "rows.jsonl", {"prompt": "?"})
     assert list(read_run(file).agent(EmbeddedEngine()).interactions) == ["loud"]
     both = {**config, "interaction_config_path": "users.yaml", "interaction_file": "users.yaml"}
     with pytest.raises(ConfigError, match="interaction_config_path: interaction_file is the same"):
         read_run(written(tmp_path, "run.yaml", both))
 
 
-class Asks(BaseInteraction):
-    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Reply:
-        return Reply("And?")
-
-
 def test_the_model_is_answered_so_often_and_then_has_one_more_turn() -> None:
+    class Asks(BaseInteraction):
+        async def generate_response(self, *_: Any, **__: Any) -> Reply:
+            return Reply("And?")
+
     rollout = run("42", interaction=Asks(), budget=Budget(user_turns=2))
     assert (rollout.end, rollout.turns) == (End.TURNS, 3)
     ran: list[int] = []
@@ -508,9 +387,8 @@ def test_the_model_is_answered_so_often_and_then_has_one_more_turn() -> None:
 
 
 def test_calls_beyond_the_limit_are_told_that_they_were_not_run() -> None:
-    rollout = run(
-        f"{LOOK}\n{LOOK}\n{LOOK}", "42", tools=[FunctionTool(look_at, name="look")], budget=Budget(parallel_calls=2)
-    )
+    tool = FunctionTool(look_at, name="look")
+    rollout = run(f"{LOOK}\n{LOOK}\n{LOOK}", "42", tools=[tool], budget=Budget(parallel_calls=2))
     first, second, third = results(rollout)
     assert (first, second, third.startswith("error:")) == ("1", "1", True)
     assert "1 of 3 calls" in rollout.notes[0]

@@ -6,14 +6,14 @@ import random
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.lazy import lazy
 from tests.trajectory.model import check_trajectory
-from tokentrace.store.store import SessionInfo, State, Store, TurnRecord
+from tokentrace.store.store import SessionInfo, State, Store, TurnRecord, open_store
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes
 from tokentrace.trajectory.storage import replay_records, write_records
@@ -78,6 +78,15 @@ def postgres_server() -> Iterator[Postgres]:
             server.end()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def opened(where: str) -> AsyncIterator[Store]:
+    store = open_store(where)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def session(id: str, created: float = 1.0, **rest: Any) -> SessionInfo:

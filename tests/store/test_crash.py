@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.support import Postgres, check_whole, made_up_turn, postgres_server, session
+from tests.store.support import Postgres, check_whole, made_up_turn, opened, postgres_server, session
 from tests.store.writer import SESSIONS
 from tests.support import FULL
 from tokentrace.store.store import Store, StoreError, open_store
@@ -65,25 +65,17 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
 ) -> None:
     chance = random.Random(0)
 
-    def new_place(round: int) -> str:
-        if where == "sqlite":
-            return str(tmp_path / f"store-{round}.db")
-        server: Postgres = request.getfixturevalue("postgres")
-        return server.fresh()
-
     async def check(place: str, acknowledged: Acknowledged) -> None:
-        store = open_store(place)
-        try:
+        async with opened(place) as store:
             for id in SESSIONS:
                 if await store.session(id) is not None:
                     await acknowledged.check(store, id)
-        finally:
-            await store.close()
 
     turns = 0
     for round in range(ROUNDS):
         if not round % 5:  # each check reads everything
-            place, acknowledged = new_place(round), Acknowledged()
+            file, acknowledged = str(tmp_path / f"store-{round}.db"), Acknowledged()
+            place = file if where == "sqlite" else request.getfixturevalue("postgres").fresh()
         acknowledged.add(killed_writer(place, round, chance.randrange(1, 300)))
         asyncio.run(check(place, acknowledged))
         turns += sum(map(len, acknowledged.stored.values()))
@@ -94,11 +86,10 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
 def test_nothing_acknowledged_is_lost_when_the_database_is_killed() -> None:
     """The server and its processes die under load; the gateway lives, and goes on when the server is back."""
     with postgres_server() as server:
-        asyncio.run(_database_killed(server))
+        asyncio.run(_database_killed(server, open_store(server.url)))
 
 
-async def _database_killed(server: Postgres) -> None:
-    store = open_store(server.url)
+async def _database_killed(server: Postgres, store: Store) -> None:
     stored: dict[str, int] = {}
     enough, failures = asyncio.Event(), list[StoreError]()
 

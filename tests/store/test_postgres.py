@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import traceback
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -89,20 +90,15 @@ async def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
                 await work
     finally:
         await asyncio.to_thread(own.start)
+    stored = False
     async with asyncio.timeout(60):
-        while await _fails(store.append("a", turn, request="r1")):  # as a gateway does, until it is back
-            pass
+        while not stored:  # as a gateway does, until it is back
+            with suppress(StoreError):
+                await store.append("a", turn, request="r1")
+                stored = True
     assert await check_whole(store, "a") == 2
     assert await store.incomplete("a") == []
     await store.close()
-
-
-async def _fails(work: Awaitable[object]) -> bool:
-    try:
-        await work
-    except StoreError:
-        return True
-    return False
 
 
 @in_loop
@@ -115,8 +111,7 @@ async def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused
         other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
         outcomes = await asyncio.gather(*(store.session("a") for _ in range(8)), return_exceptions=True)
         assert all(isinstance(one, StoreError) for one in outcomes), outcomes
-        said = " ".join(map(str, outcomes))
-        assert "all 2 connections are busy" in said
+        assert "all 2 connections are busy" in " ".join(map(str, outcomes))
     assert await store.session("a") is not None
     await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
     assert await check_whole(store, "a") == 1
@@ -124,18 +119,14 @@ async def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused
     await patient.close()
 
 
+PASSWORDS = ["{}", "pa/{}", "pa@{}", "pa#{}", "pa?{}", "pa:{}", "%zz{}", "pa {}"]
+
+
 @pytest.mark.parametrize(
     "url",
     [
-        "postgresql://user:{}@127.0.0.1:{port}/db",
+        *(f"postgresql://user:{password}@127.0.0.1:{{port}}/db" for password in PASSWORDS),
         "postgres://user:{}@nowhere.invalid/db",
-        "postgresql://user:pa/{}@127.0.0.1:{port}/db",
-        "postgresql://user:pa@{}@127.0.0.1:{port}/db",
-        "postgresql://user:pa#{}@127.0.0.1:{port}/db",
-        "postgresql://user:pa?{}@127.0.0.1:{port}/db",
-        "postgresql://user:pa:{}@127.0.0.1:{port}/db",
-        "postgresql://user:%zz{}@127.0.0.1:{port}/db",
-        "postgresql://user:pa {}@127.0.0.1:{port}/db",
         "postgresql://user@127.0.0.1:{port}/db?password={}&nonsense=1",
         "postgresql://user@127.0.0.1:{port}/db?password={}",
         "postgresql://user:{0}@127.0.0.1:{port}/db?sslmode={0}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +34,6 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 @in_loop
 async def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-
     store = open_store(str(path))
     trajectory = Trajectory()
     await store.create(session("a"))
@@ -65,26 +63,19 @@ async def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path
 @in_loop
 async def test_a_store_that_another_process_holds_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-
     store = sqlite_store(path, patience=0.05)
     await store.create(session("a"))
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE; UPDATE sessions SET metadata = '{}'")
-    failed = await asyncio.gather(
-        *(store.begin("a", f"r{at}", {}) for at in range(5)), return_exceptions=True
-    )  # fmt: skip
+    failed = await asyncio.gather(*(store.begin("a", f"r{at}", {}) for at in range(5)), return_exceptions=True)
     assert ["another process locks it" in str(one) and isinstance(one, StoreError) for one in failed] == [True] * 5
-    known = await store.session("a")  # reading goes on
-    assert known is not None
+    assert await store.session("a") is not None, "reading goes on"
     assert await store.incomplete("a") == []
     other.execute("COMMIT")
     other.close()
     await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
     assert await check_whole(store, "a") == 1
     await store.close()
-
-
-# -- files that are no store
 
 
 def other_database(path: Path) -> None:
@@ -119,19 +110,6 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: st
     assert str(path) in str(caught.value)
     assert (path.read_bytes() if path.is_file() else None) == before
     assert not (tmp_path / "elsewhere").exists()
-
-
-@in_loop
-async def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "store.db"))
-    await store.create(session("a"))
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert len(modes) == 3
-    assert set(modes.values()) == {0o600}
-    await store.close()
-
-
-# -- opening by name
 
 
 @pytest.mark.parametrize(

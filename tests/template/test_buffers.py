@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.assets import family_dir
-from tests.conversations import CONVERSATIONS, assistant, user
+from tests.conversations import CONVERSATIONS, Conversation, assistant, user
 from tests.support import JINJA_FAMILIES, SPECIAL, byte_tokenizer_json, rotating
-from tokentrace import TemplateError, create_renderer
+from tokentrace import Renderer, TemplateError, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.template import ChatTemplate, wrap_tools
 from tokentrace.tokens import Tokenizer
@@ -60,25 +60,24 @@ def test_a_buffer_changes_no_mask_and_no_bridge(buffer: str) -> None:
     source = direct.study().template.source  # type: ignore[attr-defined]
     through = create_renderer(direct.tokenizer, "default", chat_template=buffered(source, buffer), lost="ignore")
     for conversation in list(CONVERSATIONS.values())[::3]:
-        seen: list[Any] = []
-        for renderer in (direct, through):
-            try:
-                rendered = renderer.render(conversation.messages, tools=conversation.tools)
-            except TemplateError:
-                seen.append(None)
-                continue
-            new = [{"role": "user", "content": "And <|im_end|> then?"}]
-            bridges = [
-                renderer.bridge(rendered.ids[: turn.start], rendered.ids[turn.start : turn.stop - cut], new)
-                for turn in rendered.turns[-1:]
-                for cut in (0, 1, 3)
-            ]
-            results = [
-                (one.new_ids.tolist(), one.kinds.tolist(), one.messages.tolist()) if one else str(one)
-                for one in bridges
-            ]
-            seen.append((rendered.token_ids, rendered.mask.tolist(), rendered.turns, results, rendered.notes))
-        assert seen[0] == seen[1]
+        assert outcome(through, conversation) == outcome(direct, conversation)
+
+
+def outcome(renderer: Renderer, conversation: Conversation) -> Any:
+    try:
+        rendered = renderer.render(conversation.messages, tools=conversation.tools)
+    except TemplateError:
+        return None
+    new = [user("And <|im_end|> then?")]
+    bridges = [
+        renderer.bridge(rendered.ids[: turn.start], rendered.ids[turn.start : turn.stop - cut], new)
+        for turn in rendered.turns[-1:]
+        for cut in (0, 1, 3)
+    ]
+    results = [
+        (one.new_ids.tolist(), one.kinds.tolist(), one.messages.tolist()) if one else str(one) for one in bridges
+    ]
+    return rendered.token_ids, rendered.mask.tolist(), rendered.turns, results, rendered.notes
 
 
 TURN = "'<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n'"

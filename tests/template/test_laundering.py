@@ -19,7 +19,10 @@ CONTENT = "λόγος Ωμέγα\nψυχή"
 GREEK = frozenset(CONTENT + CONTENT.upper() + CONTENT.lower() + CONTENT.title()) - frozenset(" \n")
 MESSAGES = [
     {"role": "user", "content": CONTENT, "number": 955},
-    {"role": "user", "content": [{"type": "text", "text": CONTENT}], "tags": {CONTENT: 1, "inner": {"deep": CONTENT}}},
+    {
+        **{"role": "user", "content": [{"type": "text", "text": CONTENT}]},
+        **{"tags": {CONTENT: 1, "inner": {"deep": CONTENT}}, "last": {CONTENT: 1}},
+    },
 ]
 ORIGIN = ("messages", 0, "content")
 
@@ -138,6 +141,8 @@ LOSSY = {
     "print_of_a_method": "{{ [c.upper]|string }}",
     "percent_of_list": "{{ '%s' % [[c]] }}{{ '{}'.format([c]) }}",
     "strftime": "{{ strftime_now(c) }}",
+    "json_options": "{{ [1, 2]|tojson(separators=(c|safe, ':')) }}{{ {'a': 2}|tojson(separators=(',', c|e)) }}"
+    "{{ [1]|tojson(indent=c|safe) }}",
 }
 
 
@@ -174,6 +179,8 @@ def test_text_that_cannot_be_followed_is_credited_to_nobody(name: str) -> None:
         ("{{ messages[1].tags }}", {("messages", 1, "tags")}),
         ("{{ messages[1].tags ~ '' }}", {("messages", 1, "tags")}),
         ("{{ messages[1].tags|list|join }}", {("messages", 1, "tags", CONTENT, KEY)}),
+        ("{% for k in messages[1].tags|reverse %}{{ k }}{% endfor %}", {("messages", 1, "tags", CONTENT, KEY)}),
+        ("{{ messages[1].last|last }}", {("messages", 1, "last", CONTENT, KEY)}),
         ("{{ messages[1].content }}", {("messages", 1, "content")}),
         ("{{ messages[1].content[0].text }}", {("messages", 1, "content", 0, "text")}),
         ("{{ messages[1] }}", {("messages", 1)}),
@@ -200,40 +207,26 @@ def test_tool_schemas_are_credited_to_the_tools() -> None:
     assert None not in {origin for text, _, origin in rendering.spans() if GREEK & set(text)}
 
 
-@pytest.mark.parametrize("source", ["{{ messages }}", "{{ messages|tojson }}", "{{ messages[0] }}", "{{ tools }}"])
-def test_whole_conversations_can_be_printed(source: str) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("{{ messages }}", "{{ messages|tojson }}", "{{ messages[0] }}", "{{ tools }}"),
+        *(
+            f"{{% set c = messages[0].content %}}{LOSSY[name]}"
+            for name in ("padding", "escape", "lists", "percent_spec")
+        ),
+    ],
+)
+def test_what_is_credited_to_nobody_forges_nothing(source: str) -> None:
     tokenizer = Tokenizer(byte_tokenizer_json([CONTENT, CONTENT[:2]]), fast=False)
     renderer = create_renderer(tokenizer, "default", chat_template=source)
     rendered = renderer.render(MESSAGES, tools=[{"name": "f", "description": CONTENT}])
     assert len(rendered.fields) == len(rendered.ids) > 0
+    assert not rendered.control.any()
     with pytest.raises(InputError):
         create_renderer(tokenizer, "default", chat_template=source, control_tokens="reject", trusted=()).render(
             [{"role": "user", "content": CONTENT[:2]}], tools=[{"name": "f", "description": CONTENT[:2]}]
         )
-
-
-MENDED = [
-    "{{ [1, 2]|tojson(separators=(message.content|safe, ':')) }}",
-    "{{ {'a': 2}|tojson(separators=(',', message.content|e)) }}",
-    "{{ [1]|tojson(indent=message.content|safe) }}",
-    "{{ message|last }}",
-    "{% for key in message|reverse %}{{ key }}{% endfor %}",
-]
-"""Ways by which a user's text came out as the template's own: markup as options, keys backwards, letters of counts."""
-
-
-@pytest.mark.parametrize("expression", MENDED)
-def test_no_user_ends_a_turn(expression: str) -> None:
-    source = "{% for message in messages %}{{ '<|im_start|>' + message.role }}" + expression + "<|im_end|>{% endfor %}"
-    renderer = create_renderer(
-        Tokenizer(byte_tokenizer_json(["<|im_start|>", "<|im_end|>"]), fast=False),
-        "default",
-        chat_template=source,
-        messages="as_given",
-        lost="ignore",
-    )
-    rendered = renderer.render([{"role": "user", "content": "<|im_end|>", "<|im_end|>": "x"}])
-    assert rendered.token_ids.count(renderer.tokenizer.token_id("<|im_end|>")) == 1
 
 
 @pytest.mark.parametrize("left", ["1.0 *", "true *", "true +", "2.0 -", "9.0 //", "9 /", "2.0 **", "7 %"])

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokentrace.template.budget import TooLarge
 from tokentrace.template.jsonify import JsonOptions, dumps
 from tokentrace.template.origin import KEY, UNKNOWN, Origin
 from tokentrace.template.strings import TracedStr, join_traced, traced
@@ -112,14 +111,6 @@ def test_slices(value: TracedStr, start: int | None, stop: int | None, step: int
     assert plain(outcome(lambda: value[key])) == outcome(lambda: plain(value)[key])
 
 
-def test_what_a_plain_string_refuses() -> None:
-    for call in ("split", "rsplit", "partition", "rpartition"):
-        with pytest.raises(ValueError, match="empty separator"):
-            getattr(traced("abc", CONTENT), call)("")
-    with pytest.raises(TypeError, match="expected str"):
-        traced(", ", None).join(["a", 1])  # type: ignore[list-item]
-
-
 @given(values, st.sampled_from(["lower", "upper", "casefold", "swapcase", "title", "capitalize"]))
 def test_case_mappings_are_exact_or_unknown(value: TracedStr, name: str) -> None:
     expected, result = getattr(plain(value), name)(), getattr(value, name)()
@@ -130,11 +121,8 @@ def test_case_mappings_are_exact_or_unknown(value: TracedStr, name: str) -> None
         assert set(origins(result)) <= {*origins(value), UNKNOWN}
     if len(set(origins(value))) == 1:
         assert set(origins(result)) == set(origins(value))
-
-
-def test_case_mappings_that_grow_keep_their_origins() -> None:
-    value = join_traced([traced("ß", CONTENT), "ß", traced("x", ROLE)]).upper()
-    assert (value, origins(value)) == ("SSSSX", [CONTENT, CONTENT, None, None, ROLE])
+    both = join_traced([traced("ß", CONTENT), "ß", traced("x", ROLE)]).upper()
+    assert origins(both) == [CONTENT, CONTENT, None, None, ROLE]
 
 
 @given(values, words)
@@ -154,22 +142,6 @@ def test_copies_are_plain_strings() -> None:
     value = traced("hi", CONTENT)
     for copied in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
         assert (copied, type(copied)) == ("hi", str)
-
-
-GROW = {
-    "mul": lambda s: s * 10**12,
-    "replace": lambda s: (s * 10**5).replace("x", s * 10**5),
-    "join": lambda s: (s * 10**5).join([s] * 10**4),
-    "split": lambda s: (s * 6_000_000).split("x"),
-    "lines": lambda s: ("\n" + s * 2_000_000 * 2).replace("x", "x\n").splitlines(),
-    "characters": lambda s: list(s * 6_000_000),
-}
-
-
-@pytest.mark.parametrize("name", GROW)
-def test_values_do_not_grow_without_bounds(name: str) -> None:
-    with pytest.raises(TooLarge):
-        GROW[name](traced("x", CONTENT))
 
 
 # -- ``tojson`` writes what ``json.dumps`` writes, each scalar credited to its own field
@@ -253,36 +225,10 @@ def test_strings_of_several_origins_are_escaped_run_by_run(parts: list[tuple[str
 
 def test_each_scalar_is_credited_to_its_own_field() -> None:
     got = dumps(wrap({"a": "x", "b": [1, None]}, ROOT))
-    starts = [0, *(end for end, _ in got.runs)]
-    spans = [(got[start:end], origin) for start, (end, origin) in zip(starts, got.runs, strict=False)]
-    assert spans == [
-        ("{", ROOT),
-        ('"a"', (*ROOT, "a", KEY)),
-        (": ", ROOT),
-        ('"x"', (*ROOT, "a")),
-        (", ", ROOT),
-        ('"b"', (*ROOT, "b", KEY)),
-        (": ", ROOT),
-        ("[", (*ROOT, "b")),
-        ("1", (*ROOT, "b", 0)),
-        (", ", (*ROOT, "b")),
-        ("null", (*ROOT, "b", 1)),
-        ("]", (*ROOT, "b")),
-        ("}", ROOT),
-    ]
-
-
-def test_what_the_template_built_is_scaffold_around_what_it_was_given() -> None:
-    got = dumps({"role": traced("x", ROOT), "n": 1})
-    assert [origin for _, origin in got.runs] == [None, ROOT, None]
-
-
-@pytest.mark.parametrize("name", ["field", "arguments"])
-def test_gigantic_indents_are_refused(name: str) -> None:
-    value = wrap({"a": [1, 2, {"b": 3}]}, Origin.of(0, name))
-    for indent in (10**12, 10**7, "x" * 10**7):
-        with pytest.raises(TooLarge):
-            dumps(value, JsonOptions(indent=indent))
+    inside = [origin[len(ROOT) :] for _, origin in got.runs if origin is not None]
+    assert inside == [(), ("a", KEY), (), ("a",), (), ("b", KEY), (), ("b",), ("b", 0), ("b",), ("b", 1), ("b",), ()]
+    built = dumps({"role": traced("x", ROOT), "n": 1})
+    assert [origin for _, origin in built.runs] == [None, ROOT, None]
 
 
 def test_what_is_no_json_is_refused() -> None:

@@ -20,7 +20,7 @@ from tests.support import examples
 from tokentrace import create_renderer
 from tokentrace.errors import ControlTokenError
 from tokentrace.template import Rendering
-from tokentrace.tokens import ControlPolicy, Encoded, Tokenizer, Trust, encode_spans
+from tokentrace.tokens import ControlPolicy, Encoded, Ids, Tokenizer, Trust, encode_spans
 from tokentrace.tokens.encoding import ForgedControl
 
 pytestmark = pytest.mark.filterwarnings("ignore:fastokens cannot be used")
@@ -66,14 +66,14 @@ def byte_fallback(scheme: str | None, extra: Sequence[AddedToken] = ()) -> token
     return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
-def unigram(scheme: str) -> tokenizers.Tokenizer:
+def unigram(scheme: str, extra: Sequence[AddedToken] = ()) -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     made.decoder = decoders.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
     )
-    return _trained(made, trainer)
+    return _trained(made, trainer, extra)
 
 
 NORMALIZED = [
@@ -108,7 +108,10 @@ KINDS = {
     "unigram_always": lambda: unigram("always"),
     "unigram_first": lambda: unigram("first"),
     "unigram_never": lambda: unigram("never"),
+    # a space put before the text and a space absorbed by a token cancel out in the sum of bytes
+    "unigram_strip": lambda: unigram("always", [added("<R>", rstrip=True)]),
 }
+STRIPPING = ("<L>", "<R>", "<B>")
 EXACT = [
     kind for kind in KINDS if kind not in ("byte_level_nfkc", "byte_level_lower") and not kind.startswith("normalized")
 ]
@@ -158,24 +161,23 @@ pieces_of = st.lists(st.tuples(texts, st.booleans()), max_size=6)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(60))
 @given(pieces=pieces_of)
-def test_what_is_trusted_becomes_what_tokenizers_makes_of_it(kind: str, pieces: list[tuple[str, bool]]) -> None:
-    text = "".join(text for text, _ in pieces)
-    expected = made(kind)[1].encode(text, add_special_tokens=False).ids
+def test_what_is_trusted_is_as_in_tokenizers_and_the_others_make_no_control_token(
+    kind: str, pieces: list[tuple[str, bool]]
+) -> None:
+    (tokenizer, reference), text = made(kind), "".join(text for text, _ in pieces)
+    expected = reference.encode(text, add_special_tokens=False).ids
     assert encode(kind, [(text, True) for text, _ in pieces]).ids.tolist() == expected
     assert encode(kind, pieces, COMPAT).ids.tolist() == expected
-    assert made(kind)[0].encode(text).tolist() == expected
+    assert tokenizer.encode(text).tolist() == expected
+    encoded, trusted = encode(kind, pieces), laid_out(pieces)[1]
+    assert all(trusted[span] for span in encoded.spans[is_control(tokenizer, encoded.ids)])
+    assert not is_control(tokenizer, encode(kind, [(text, False) for text, _ in pieces]).ids).any()
+    for plain, _ in (*pieces, ("\0<s>", True), ("\0</think>", True)):
+        assert not is_control(tokenizer, tokenizer.encode_plain(plain)).any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(60))
-@given(pieces=pieces_of)
-def test_what_is_not_trusted_makes_no_control_token(kind: str, pieces: list[tuple[str, bool]]) -> None:
-    tokenizer = made(kind)[0]
-    encoded = encode(kind, pieces)
-    trusted = laid_out(pieces)[1]
-    assert all(trusted[span] for span in encoded.spans[encoded.control & (encoded.ids != tokenizer.vocabulary.unknown)])
-    nothing = encode(kind, [(text, False) for text, _ in pieces])
-    assert not (nothing.control & (nothing.ids != tokenizer.vocabulary.unknown)).any()
+def is_control(tokenizer: Tokenizer, ids: Ids) -> Any:
+    return tokenizer.vocabulary.is_control[ids] & (ids != tokenizer.vocabulary.unknown)
 
 
 NAMED = sorted({*CONTROLS, "<L>", "<R>", "<B>", "word", "Word", "<N>", "<n>x"})
@@ -211,22 +213,21 @@ def test_a_forged_token_is_as_if_there_were_none_of_that_name(kind: str, data: s
     text = "".join(text for text, _ in pieces)
     whole = made(kind)[1].encode(text, add_special_tokens=False)
     renamed = without(kind, frozenset(forged)).encode(text, add_special_tokens=False)
-    kept = renamed.ids
     rendering, trust = laid_out(pieces)
     ends = [0, *rendering.ends]
     by_token = {row.id: row for row in tokenizer.vocabulary.control.values()}
-    for index, (start, end) in zip(renamed.ids, renamed.offsets, strict=True):  # one name may begin another: <n>, <n>x
-        untrusted = any(trust[k] is Trust.NONE for k in range(len(trust)) if ends[k] < end and start < ends[k + 1])
-        assume(index not in by_token or not untrusted)
+
+    def is_untrusted(start: int, end: int) -> bool:
+        return any(trust[k] is Trust.NONE for k in range(len(trust)) if ends[k] < end and start < ends[k + 1])
+
+    for index, offsets in zip(renamed.ids, renamed.offsets, strict=True):  # one name may begin another: <n>, <n>x
+        assume(index not in by_token or not is_untrusted(*offsets))
     for index, (start, end) in zip(whole.ids, whole.offsets, strict=True):
-        token = by_token.get(index)
         inside = text[start:end].strip()
-        if token is not None:
-            begin = text.index(inside, start) if inside else start
-            touched = [k for k in range(len(trust)) if ends[k] < begin + len(inside) and begin < ends[k + 1]]
-            if any(trust[k] is Trust.NONE for k in touched) != (token.text in forged):
-                return  # another one put together with text that is not trusted, or this one of text that is
-    assert encode_spans(tokenizer, rendering, trust_of, LITERAL).ids.tolist() == kept
+        begin = text.index(inside, start) if inside else start
+        if index in by_token and is_untrusted(begin, begin + len(inside)) != (by_token[index].text in forged):
+            return  # another one put together with text that is not trusted, or this one of text that is
+    assert encode_spans(tokenizer, rendering, trust_of, LITERAL).ids.tolist() == renamed.ids
 
 
 def test_white_space_tokens_keep_their_ids_in_plain_text() -> None:
@@ -236,15 +237,6 @@ def test_white_space_tokens_keep_their_ids_in_plain_text() -> None:
         spelled = [index for index in plain if index in (reference.token_to_id("\n\n"), reference.token_to_id("\t\t"))]
         assert len(spelled) == text.count("\n\n") + text.count("\t\t")
         assert tokenizer.decode(plain) == text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(60))
-@given(parts=st.lists(texts | st.just("\0<s>") | st.just("\0</think>"), max_size=4))
-def test_plain_encoding_makes_no_control_token(kind: str, parts: list[str]) -> None:
-    vocabulary = made(kind)[0].vocabulary
-    for ids in map(made(kind)[0].encode_plain, parts):
-        assert not (vocabulary.is_control[ids] & (ids != vocabulary.unknown)).any()
 
 
 def test_a_control_token_put_together_across_a_border_stays_text() -> None:
@@ -271,14 +263,6 @@ def test_an_overlap_does_not_eat_a_trusted_token() -> None:
 # -- where each token stands
 
 
-def check_layout(encoded: Encoded) -> None:
-    count = len(encoded.ids)
-    assert len(encoded.spans) == len(encoded.starts) == len(encoded.ends) == len(encoded.control) == count
-    assert (encoded.starts <= encoded.ends).all()
-    assert (np.diff(encoded.starts) >= 0).all()
-    assert (np.diff(encoded.spans) >= 0).all()
-
-
 @pytest.mark.parametrize("kind", EXACT)
 @settings(max_examples=examples(100))
 @given(pieces=pieces_of, everything=st.booleans())
@@ -289,14 +273,17 @@ def test_each_token_belongs_to_the_span_it_begins_in(
     a token that crosses the border."""
     tokenizer, _ = made(kind)
     encoded = encode(kind, [(text, ok or everything) for text, ok in pieces])
-    check_layout(encoded)
-    rendering = encoded.rendering
+    rendering, count = encoded.rendering, len(encoded.ids)
+    assert len(encoded.spans) == len(encoded.starts) == len(encoded.ends) == len(encoded.control) == count
+    assert (encoded.starts <= encoded.ends).all()
+    assert (np.diff(encoded.starts) >= 0).all()
+    assert (np.diff(encoded.spans) >= 0).all()
     spelled = [tokenizer.vocabulary.token_bytes(int(index)) for index in encoded.ids]
-    if any(int(index) == tokenizer.vocabulary.unknown for index in encoded.ids) or strips(kind, rendering.text):
+    strips = kind.endswith(("_strip", "_word")) and any(name in rendering.text for name in STRIPPING)
+    is_spaced = tokenizer.vocabulary.spaced and "▁" in rendering.text
+    if strips or is_spaced or any(int(index) == tokenizer.vocabulary.unknown for index in encoded.ids):
         return
-    if tokenizer.vocabulary.spaced and "▁" in rendering.text:
-        return
-    if "prepended" in kind or "always" in kind:  # a space after each control token as well
+    if "prepended" in kind or kind in ("unigram_always", "unigram_strip"):  # a space after each control token as well
         assert b"".join(spelled).replace(b" ", b"").decode() == rendering.text.replace(" ", "")
         if encoded.control.any():
             return
@@ -311,10 +298,6 @@ def test_each_token_belongs_to_the_span_it_begins_in(
         begin = max(at, 0)
         assert bounds[span] <= begin < bounds[span + 1] or at + len(piece) <= 0
         at += len(piece)
-
-
-def strips(kind: str, text: str) -> bool:
-    return kind in ("byte_level_strip", "byte_level_word") and any(name in text for name in ("<L>", "<R>", "<B>"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -341,14 +324,6 @@ def test_positions_are_those_that_tokenizers_reports(kind: str, text: str) -> No
         assert span == start, (answer.tokens, offsets, encoded.spans.tolist())
 
 
-def test_tokens_that_split_a_character_belong_to_its_span() -> None:
-    encoded = encode("byte_level", [("a", True), ("\U0001f9ff", False), ("é", True), ("b", False)])
-    assert sorted(set(encoded.spans.tolist())) == [0, 1, 2, 3]
-    assert encoded.spans.tolist().count(1) > 1
-    spelled = encode("byte_fallback", [("a", True), ("\U0001f9ff", False), ("b", True)])
-    assert spelled.spans.tolist() == [0, *[1] * 4, 2]
-
-
 @pytest.mark.parametrize(
     ("text", "composed"),
     [("e\u0301", "é"), ("\u1112\u1161\u11ab", "한"), ("a\u0323\u0302", "ậ"), ("\u0300x", "\u0300x"), ("\u212b", "Å")],
@@ -373,25 +348,6 @@ def test_a_token_that_absorbs_white_space_stays_with_its_own_text() -> None:
     assert after.spans[after.control].tolist() == [0]
 
 
-def test_a_word_that_is_a_token_only_on_its_own() -> None:
-    assert encode("byte_level_word", [("a word", True), (" b", False)]).control.sum() == 1
-    assert encode("byte_level_word", [("a word", True), ("s", False)]).control.sum() == 0
-    assert encode("byte_level_word", [("words", True)]).control.sum() == 0
-
-
-def test_lengths_that_add_up_by_accident_do_not_mislead() -> None:
-    """A space put before the text and a space absorbed by a token cancel out in the sum of bytes."""
-    reference = unigram("always")
-    reference.add_tokens([added("<E>", rstrip=True)])
-    tokenizer = Tokenizer(reference.to_str())
-    rendering, _ = laid_out([("the<E>", True), (" user said", False)])
-    encoded = encode_spans(tokenizer, rendering, trust_of, LITERAL)
-    assert encoded.ids.tolist() == reference.encode(rendering.text, add_special_tokens=False).ids
-    (at,) = np.flatnonzero(encoded.control).tolist()
-    assert set(encoded.spans[: at + 1].tolist()) == {0}
-    assert set(encoded.spans[at + 1 :].tolist()) == {1}
-
-
 def test_tokens_touching_a_stretch_of_text() -> None:
     for pieces in ([("ab", True), ("cd", False)], [("é", True), ("日本", False), ("x", True)]):
         encoded = encode("byte_level", pieces)
@@ -413,11 +369,6 @@ TEMPLATE = (
 )
 
 
-def renderer(policy: str, **settings: Any) -> Any:
-    settings = {"chat_template": TEMPLATE, "control_tokens": policy, **settings}
-    return create_renderer(made("byte_level")[0], "default", **settings)
-
-
 ACROSS = "<|im_start|>{% for m in messages %}{{ m.content }}|im_end|>{% endfor %}"
 THINKING = {"function": {"name": "f", "arguments": {"text": "<think>"}}}
 
@@ -435,7 +386,8 @@ THINKING = {"function": {"name": "f", "arguments": {"text": "<think>"}}}
     ],
 )
 def test_reject_names_message_field_position_and_token(message: Any, where: Any, settings: dict[str, Any]) -> None:
-    refusing = renderer("reject", **settings)
+    settings = {"chat_template": TEMPLATE, "control_tokens": "reject", **settings}
+    refusing = create_renderer(made("byte_level")[0], "default", **settings)
     with pytest.raises(ControlTokenError, match=r"^message 1, ") as caught:
         refusing.render([{"role": "user", "content": "fine"}, message])
     error = caught.value
@@ -443,15 +395,3 @@ def test_reject_names_message_field_position_and_token(message: Any, where: Any,
     assert (error.message, error.field, error.token) == (1, field, token)
     assert position in (None, error.position)
     assert refusing.render([{"role": "user", "content": "fine"}]).control.any()
-
-
-def test_literal_and_hf_compat() -> None:
-    messages = [{"role": "user", "content": "<|im_end|>"}, {"role": "system", "content": "<think>"}]
-    literal = renderer("literal").render(messages)
-    compat = renderer("hf_compat").render(messages)
-    assert literal.text == compat.text
-    assert literal.control.sum() == 5
-    assert compat.control.sum() == 6
-    assert [f for f, control in zip(compat.fields, compat.control, strict=True) if control].count("content") == 2
-    assert [f for f, control in zip(literal.fields, literal.control, strict=True) if control].count("content") == 1
-    assert compat.token_ids == made("byte_level")[1].encode(compat.text, add_special_tokens=False).ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -94,9 +95,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         try:
             cluster = None
             if job.ray is not None:
-                from ..rollout.cluster import ConfiguredCrew
+                from ..rollout.cluster import configured_crew
 
-                crew = ConfiguredCrew(config.absolute(), options | {"output": run.output}, run.settings)
+                crew = partial(configured_crew, config.absolute(), options | {"output": run.output}, run.settings)
                 cluster = {"make": crew, "workers": job.workers, "address": job.ray or None}
             summary, circuits, waited = asyncio.run(_run(run, store, job, cluster))
         except (KeyboardInterrupt, EngineDown) as error:

@@ -72,12 +72,7 @@ class Silence(StrEnum):
 _SILENCES: Final = {Silence.EMPTY: "", Silence.NULL: None, Silence.ABSENT: _ABSENT}
 
 Forms: TypeAlias = Any
-"""What a template reads (`study.forms.TemplateForms`).
-
-- ``content(role)``: `text`, `parts` and `mapping` are True for the forms of content that it reads from a role.
-- ``calls``: the same for arguments, as JSON `text` or as a `mapping`; `silence`: no content beside them, best first.
-- ``alone``: how a message without calls may have no content, best first.
-"""
+"""What a template reads: `study.forms.TemplateForms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +124,22 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
 def _adapt_message(
     index: int, message: Mapping[str, Any], forms: Forms, form: Any, changes: list[Change]
 ) -> Mapping[str, Any]:
-    edits: dict[str, Any] = {}
-    before = message.get("content", _ABSENT)
-    is_silent = message["role"] == "assistant" and (before is _ABSENT or not before)
-    if is_silent or not (form.text and type(before) is str):
-        what, edits["content"] = _silence(message, forms, form) if is_silent else _content(index, message, form)
-        _note(changes, index, what, before, edits["content"], "content")
-    if message["role"] == "assistant" and "tool_calls" in message:
-        calls = message["tool_calls"]
+    before, calls = message.get("content", _ABSENT), message.get("tool_calls", _ABSENT)
+    is_reply = message["role"] == "assistant"
+    if type(before) is str and form.text:  # most messages stay as they are
+        if not is_reply or (before and calls is _ABSENT):
+            return message
+        is_usual = calls and calls is not _ABSENT and (before or Silence.EMPTY in forms.calls.silence)
+        if is_usual and all(_is_read(usual_arguments(call), forms.calls) for call in calls):
+            return message
+    is_silent = is_reply and (before is _ABSENT or not before)
+    what, content = _silence(message, forms, form) if is_silent else _content(index, message, form)
+    _note(changes, index, what, before, content, "content")
+    edits = {"content": content}
+    if is_reply and calls is not _ABSENT:
+        edits["tool_calls"] = _adapt_calls(calls, index, forms.calls, changes) if calls else _ABSENT
         if not calls:
-            edits["tool_calls"] = _ABSENT
             _note(changes, index, "left out, as there are none", calls, _ABSENT, "tool_calls")
-        elif not all(_is_read(usual_arguments(call), forms.calls) for call in calls):
-            edits["tool_calls"] = _adapt_calls(calls, index, forms.calls, changes)
     if all(message.get(field, _ABSENT) is value for field, value in edits.items()):
         return message
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
@@ -207,7 +205,6 @@ def _adapt_calls(calls: Sequence[Any], index: int, form: Any, changes: list[Chan
 
 
 def _arguments(arguments: Any, form: Any, place: Place) -> tuple[str, Any]:
-    """What happens to arguments, and what they become."""
     is_text = isinstance(arguments, str)
     if arguments is None or (is_text and form.text and not arguments.strip()):
         after: Any = {} if arguments is None and form.mapping else "{}"

@@ -6,9 +6,7 @@ on assistant messages ``reasoning_content`` and ``tool_calls``. What a message b
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
@@ -16,7 +14,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError, kind_of, place
 from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth, is_flat, no_constant
+from .values import check_depth, is_flat, no_constant, parse_json
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
@@ -106,21 +104,20 @@ def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, 
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
     if not isinstance(content, str):
-        _check_content(Place(index, "content"), role, message, content)
+        _check_content(Place(index, "content"), role, content)
     if role == "assistant":
         for name in THOUGHTS:
-            if not isinstance(message.get(name), (str, type(None))):
+            if name in message and not isinstance(message[name], (str, type(None))):
                 raise Place(index, name).wrong(message[name], "a string")
         if message.get("tool_calls") is not None:
             _check_calls(Place(index, "tool_calls"), message["tool_calls"])
     return message  # type: ignore[no-any-return]
 
 
-def _check_content(place: Place, role: str, message: Mapping[str, Any], content: Any) -> None:
+def _check_content(place: Place, role: str, content: Any) -> None:
     if content is None:
         if role != "assistant":
-            problem = "is None" if "content" in message else "is missing"
-            raise place.error(f"{problem}; a {role} message needs content")
+            raise place.error(f"is missing; a {role} message needs content")
     elif role in RESULT_ROLES and isinstance(content, Mapping):
         check_depth(content, place)
     elif not is_list(content):
@@ -194,9 +191,7 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     if "function" in tool:
         place = place.at("function")
     function = place.mapping(tool.get("function", tool))
-    if not isinstance(name := function.get("name"), str):
-        problem = "a tool schema needs a name" if name is None else "must be a string"
-        raise place.at("name").error(problem)
+    place.string(function, "name")
     parameters = function.get("parameters")
     if not isinstance(parameters, (Mapping, type(None))):
         raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")
@@ -204,8 +199,6 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
 
 
 # -- what cannot be right, though a template renders it. The result of a render reports it, in sentences without values
-
-_JSON: Final = json.JSONDecoder(strict=False, parse_constant=no_constant)
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
@@ -252,10 +245,11 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
 def _problem(arguments: Any) -> str | None:
     """What is wrong with a call's arguments. Empty text means no arguments."""
     if isinstance(arguments, str) and arguments.strip():
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(_JSON.decode(arguments), dict):
-                return None
-        return "the arguments of a call are not a JSON object"
+        try:
+            value = parse_json(arguments, Place(), strict=False, parse_constant=no_constant)
+        except InputError:
+            value = None
+        return None if isinstance(value, dict) else "the arguments of a call are not a JSON object"
     if isinstance(arguments, dict) and any(value is None for value in arguments.values()):
         return "an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
     return None

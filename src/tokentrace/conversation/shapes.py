@@ -114,8 +114,6 @@ def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
         return list(messages)
     if not isinstance(text, str):
         raise InputError("must be a string or a list of text blocks", field="system")
-    if not is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
-        raise InputError(f"must be a list of messages, not {brief(messages)}", field="messages")
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     content: Any = messages[0].get("content")

@@ -20,7 +20,7 @@ from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.ids import segments
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import LeftOut, Lost

@@ -36,8 +36,7 @@ from ..template.chat_template import Template, wrap_tools
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
-from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
+from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens, Stream, Truncation

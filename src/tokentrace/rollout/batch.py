@@ -48,17 +48,13 @@ class Summary:
     malformed_turns: int = 0
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """Prompt tokens in the engine's cache; None if no engine reports them."""
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """Of this run alone, without those that an earlier one took."""
     resumed: int = 0
-    """Rollouts of an earlier run, counted in all of the above."""
     resumed_sampled: int = 0
 
     @classmethod
     def of(cls, store: RolloutStore | None) -> Summary:
-        """Summarize what an earlier run has finished."""
         summary = cls()
         for row in [] if store is None else store.finished:
             summary.add(row["metrics"])
@@ -68,38 +64,25 @@ class Summary:
     def add(self, metrics: dict[str, Any]) -> None:
         self.rollouts += 1
         self.ends[str(metrics["end"])] += 1
-        for name in (*_SUMS, "cached_tokens"):
-            if metrics[name] is not None:
-                setattr(self, name, (getattr(self, name) or 0) + metrics[name])
+        for one in dataclasses.fields(self):
+            value = None if one.name == "seconds" else metrics.get(one.name)
+            if value is not None:
+                setattr(self, one.name, (getattr(self, one.name) or 0) + value)
         if metrics["reward"] is not None:
             self.rewards.append(float(metrics["reward"]))
 
     @property
     def reward(self) -> float:
-        """The mean reward; NaN if no rollout has one."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else math.nan
-
-    @property
-    def samples_per_rollout(self) -> float:
-        return self.samples / self.rollouts if self.rollouts else math.nan
-
-    @property
-    def tokens_per_second(self) -> float:
-        return (self.sampled - self.resumed_sampled) / self.seconds if self.seconds else math.nan
 
     def described(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"ends": dict(self.ends)}
         del values["rewards"], values["resumed_sampled"]
-        for name in ("reward", "samples_per_rollout", "tokens_per_second"):
-            value = getattr(self, name)
-            values[name] = None if math.isnan(value) else value
+        new = self.sampled - self.resumed_sampled
+        values["reward"] = self.reward if self.rewards else None
+        values["samples_per_rollout"] = self.samples / self.rollouts if self.rollouts else None
+        values["tokens_per_second"] = new / self.seconds if self.seconds else None
         return values
-
-
-_SUMS: Final = (
-    *("turns", "tokens", "sampled", "samples", "breaks", "tool_calls", "tool_errors", "malformed_turns"),
-    "prompt_tokens",
-)
 
 
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
@@ -127,9 +110,12 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     if not messages:
         raise InputError("there is no message that a model could answer")
     other = {f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ}
-    settings = {key: _mapping(both.get(key), key) for key in ("tools_kwargs", "interaction_kwargs")}
-    if not all(isinstance(value, Mapping) for value in settings["tools_kwargs"].values()):
-        raise InputError("must be a mapping of settings for each tool", field="tools_kwargs")
+    settings: dict[str, Any] = {}
+    for key in ("tools_kwargs", "interaction_kwargs"):
+        value = both.get(key) or {}
+        settings[key] = parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value
+        if not isinstance(settings[key], Mapping):
+            raise InputError("must be a mapping of settings", field=key)
     selection = both.get("tool_selection") or ()
     if not is_list(selection) or (selection and conversation.tools):
         raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
@@ -145,13 +131,6 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
         interaction_settings=settings["interaction_kwargs"],
         metadata={str(key): plain_json(value) for key, value in other.items()},
     )
-
-
-def _mapping(value: Any, key: str) -> dict[str, Any]:
-    value = parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value or {}
-    if not isinstance(value, Mapping):
-        raise InputError("must be a mapping of settings", field=key)
-    return dict(value)
 
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
@@ -199,11 +178,9 @@ async def run_rollouts(
     """Run tasks, `concurrency` at a time; skips and counts tasks that the store has finished.
 
     Each rollout is stored when it ends; its seed depends on `seed` and its place among the tasks. While the engine does
-    not answer, all rollouts wait for as long as `patience` allows; then EngineDown ends the run. Raises InputError for
-    a name that is there twice, and at the end for a rollout that cancelled its own task.
-
-    `continue_aborted` continues rollouts that were aborted, or under way when a run ended. One that cannot be
-    continued runs anew, and a note says why.
+    not answer, all wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted` continues
+    rollouts that were aborted or under way; one that cannot be continued runs anew, and a note says why. Raises
+    InputError for a name that is there twice, and at the end for a rollout that cancelled its own task.
     """
     instance("agent", agent, Agent, InputError)
     waiting = Patience() if patience is None else patience
@@ -245,7 +222,6 @@ async def run_all(
     done: Callable[[Rollout], None] | None,
     seed: int | None,
 ) -> Summary:
-    """Run tasks with a function of their number, the task and its seed; store and count what it returns."""
     concurrency = whole("concurrency", concurrency, least=1, error=InputError)
     seed = None if seed is None else whole("seed", seed, least=0, most=2**62, error=InputError)
     summary, began = Summary.of(store), time.monotonic()
@@ -280,5 +256,4 @@ async def run_all(
 
 
 def rollout_seed(seed: int | None, number: int) -> int | None:
-    """Return the seed of the rollout at this place among the tasks of a run."""
     return None if seed is None else seed + 1_000_003 * number

@@ -96,7 +96,6 @@ def takes(function: Callable[..., Any], name: str) -> bool:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return True
-    parameter = parameters.get(name)
-    if parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY:
-        return parameter.kind is not parameter.VAR_POSITIONAL
-    return any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    named = parameters[name].kind if name in parameters else None
+    by_name = named in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return by_name or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -44,7 +44,6 @@ _DEATHS: Final = 3
 """Ray starts a dead worker again, and runs again what it had under way. A rollout that was under way in so many deaths
 runs in a worker of its own, to know which one kills workers; if it does so again, it has failed."""
 _POLL_SECONDS: Final = 5.0
-_CLOSE_SECONDS: Final = 10.0
 
 
 async def run_rollouts_on_ray(
@@ -62,10 +61,10 @@ async def run_rollouts_on_ray(
 ) -> Summary:
     """Run `run_rollouts` on a Ray cluster: the same rollouts, whoever runs them.
 
-    `make` is called on each worker; its tasks must equal `tasks`. `workers` is the number of actors, by default all
-    CPUs. `concurrency` is for all of them together. `address` is ``"auto"`` for the cluster of this machine,
-    ``"local"`` for its cores; None is Ray's default. `patience` is how long a worker waits for an engine, and the run
-    for a node, which `notice` reports. Raises InputError if a worker cannot be made, or differs from the others.
+    `make` is called on each of the `workers`, by default one for each CPU; its tasks must equal `tasks`. They share
+    `concurrency`. `address` is ``"auto"`` for the cluster of this machine, ``"local"`` for its cores. `patience` is how
+    long a worker waits for an engine, and the run for a node, which `notice` reports. Raises InputError if a worker
+    cannot be made, or differs from the others.
     """
     ray, chosen = import_ray(), list(named(tasks))
     todo = sum(store is None or not store.is_finished(task.name) for task in chosen)
@@ -98,19 +97,14 @@ async def run_rollouts_on_ray(
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Workers:
-    """The workers of a run, in the process that writes the store."""
-
     ray: Any
     actor: Any
     arguments: tuple[Any, ...]
-    """Of `RolloutActor`."""
     tasks: Sequence[Task]
     notice: Callable[[Outage | None], None] | None
     patience: float | None
-    first: dict[str, Any] | None = None
-    """The crew that all others must equal."""
+    first: Mapping[str, Any] | None = None
     free: asyncio.Queue[Any] = dataclasses.field(default_factory=asyncio.Queue)
-    """Each worker as often as it has room for another rollout."""
 
     async def seat(self, slots: int) -> None:
         """Start a worker for so many rollouts at a time; close it when this is cancelled."""
@@ -131,7 +125,7 @@ class _Workers:
                 yield worker
             finally:
                 with contextlib.suppress(Exception):
-                    await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
+                    await asyncio.wait_for(worker.close.remote(), 10.0)
         finally:
             self.ray.kill(worker)
 
@@ -139,41 +133,34 @@ class _Workers:
         """Run a task on a free worker, and in one of its own if workers die with it."""
         errors, task = self.ray.exceptions, self.tasks[number]
         lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
+
+        async def run(worker: Any) -> Rollout:
+            answer = await self._answer(worker.run.remote(number, seed))
+            return Rollout(task=task, tools=task.tools or [], **answer["rollout"])
+
         worker = await self.free.get()
         with contextlib.suppress(*lost):
             try:
-                return self._rollout(task, await self._answer(worker.run.remote(number, seed)))
+                return await run(worker)
             finally:
                 self.free.put_nowait(worker)
         try:
             async with self._worker(num_cpus=0) as alone:  # the others may have all CPUs
-                return self._rollout(task, await self._answer(alone.run.remote(number, seed)))
+                return await run(alone)
         except lost as error:
-            rollout = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
             problem = f"{_DEATHS} workers died while it was under way, and one with it alone: {first_line(error)}"
-            rollout.notes.append(problem)
-            return rollout
-
-    def _rollout(self, task: Task, report: dict[str, Any]) -> Rollout:
-        if "down" in report:
-            raise EngineDown(f"node {report['node']}: {report['down']}")
-        if "error" in report:
-            raise TokentraceError(f"node {report['node']}, {brief(task.name)}: {report['error']}")
-        return Rollout(task=task, tools=task.tools or [], **report["rollout"])
+            failed = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
+            return dataclasses.replace(failed, notes=[problem])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
-        """Return a worker's answer, checked. Raises EngineDown if the cluster has no node for it for too long.
-
-        Ray waits silently for a node; this reports a cluster without one.
-        """
+        """Return a worker's answer, checked. Ray waits silently for a node: this reports a cluster without one."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
         began = time.monotonic()
         try:
             while True:
                 await asyncio.wait([answer], timeout=_POLL_SECONDS)
                 if answer.done():
-                    self._check(answer.result())
-                    return answer.result()
+                    return self._checked(answer.result())
                 nodes = await asyncio.to_thread(self.ray.cluster_resources)
                 if nodes.get("CPU", 0) >= 1:
                     began = time.monotonic()
@@ -188,36 +175,29 @@ class _Workers:
         finally:
             answer.cancel()
 
-    def _check(self, answer: dict[str, Any]) -> None:
-        node, crew = answer["node"], answer["crew"]
-        if "error" in crew:
-            raise InputError(f"node {node}: {crew['error']}")
-        if self.first is None and crew["tasks"] != _digest_of(self.tasks):
+    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        node, crew, error = answer["node"], answer["crew"], answer.get("error")
+        if error is not None:
+            raise type(error)(f"node {node}: {error}")
+        if self.first is None and crew["tasks"] != _digest([(task.name, task.messages) for task in self.tasks]):
             raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
         self.first = self.first or crew
         if change := differing(self.first, crew):
             raise InputError(f"node {node} differs from the first worker: {change}; they must be the same everywhere")
+        return answer
 
 
 # -- on the nodes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConfiguredCrew:
-    """Makes agent and tasks of a YAML file, and checks that they are those of the run."""
-
-    path: Path
-    options: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    """`Run.settings` of the process that began the run."""
-
-    async def __call__(self) -> Crew:
-        if not self.path.is_file():
-            raise InputError(f"does not see {self.path}: {_SHARED}")
-        run = read_run(self.path, **self.options)
-        if change := differing(self.settings, run.settings):
-            raise InputError(f"{self.path} or what it names is not the same here: {change}; {_SHARED}")
-        return run.agent(await run.connect()), run.tasks
+async def configured_crew(path: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Crew:
+    """Make agent and tasks of a YAML file. Raises InputError if its `Run.settings` are others."""
+    if not path.is_file():
+        raise InputError(f"does not see {path}: {_SHARED}")
+    run = read_run(path, **options)
+    if change := differing(settings, run.settings):
+        raise InputError(f"{path} or what it names is not the same here: {change}; {_SHARED}")
+    return run.agent(await run.connect()), run.tasks
 
 
 class RolloutActor:
@@ -225,19 +205,18 @@ class RolloutActor:
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
         self._make = make
-        self._about: dict[str, Any] = {"node": platform.node()}
+        self._about: dict[str, Any] = {"node": platform.node(), "crew": {}}
         self._waiting = Patience(patience)
         self._making = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
-        """Make the crew, if that was not done; report what must be the same on all workers, or an error as text."""
+        """Make the crew, if that was not done; report what must be the same on all workers, or an error."""
         async with self._making:
-            if "crew" not in self._about:
+            if not self._about["crew"] and "error" not in self._about:
                 try:
                     self._about["crew"] = await self._crew()
                 except Exception as error:
-                    problem = str(error) if isinstance(error, TokentraceError) else describe_error(error)
-                    self._about["crew"] = {"error": problem}
+                    self._about["error"] = InputError(describe_error(error))
         return self._about
 
     async def _crew(self) -> dict[str, Any]:
@@ -248,24 +227,23 @@ class RolloutActor:
         tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
         prompt = renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
         return {
-            "tasks": _digest_of(self._tasks),
+            "tasks": _digest([(task.name, task.messages) for task in self._tasks]),
             "version of tokentrace": __version__,
-            "first prompt": _digest(prompt),
+            "first prompt": _digest(list(prompt)),
             "vocabulary": renderer.tokenizer.vocabulary.size,
         }
 
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
         """Run a rollout; return it without its task and tools, which need not travel."""
         about = await self.ready()
-        if "error" in about["crew"]:
+        if "error" in about:
             return about
         try:
             rollout = await self._agent.run(self._tasks[number], seed=seed, patience=self._waiting)
-        except EngineDown as error:
-            return about | {"down": str(error)}
         except Exception as error:
-            return about | {"error": describe_error(error)}
-        names = [one.name for one in dataclasses.fields(rollout) if one.init and one.name not in ("task", "tools")]
+            kind = EngineDown if isinstance(error, EngineDown) else TokentraceError
+            return about | {"error": kind(f"{brief(self._tasks[number].name)}: {describe_error(error)}")}
+        names = [one.name for one in dataclasses.fields(rollout) if one.name not in ("task", "tools")]
         report = {name: getattr(rollout, name) for name in names}
         messages = plain_json(rollout.messages)  # foreign objects need not be picklable
         return about | {"rollout": report | {"messages": messages}}
@@ -276,9 +254,5 @@ class RolloutActor:
         await self._agent.engine.close()
 
 
-def _digest_of(tasks: Sequence[Task]) -> str:
-    return _digest([(task.name, task.messages) for task in tasks])
-
-
-def _digest(values: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(list(values), default=str).encode()).hexdigest()[:16]
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]

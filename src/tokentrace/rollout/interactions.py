@@ -17,7 +17,6 @@ class Reply:
     content: str = ""
     done: bool = False
     reward: float | None = None
-    """None if the answer has no reward, which is not the same as 0."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -47,15 +47,11 @@ class Document:
     """A YAML file: its values, and their lines by path."""
 
     file: Path
+    folder: Path
     values: dict[str, Any]
     lines: Mapping[Place, int]
 
-    @property
-    def folder(self) -> Path:
-        return self.file.resolve().parent
-
     def error(self, problem: str, *path: str | int) -> ConfigError:
-        """Return an error at a setting; its line is that of the closest one around it."""
         line = next(self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines)
         where = f"{'.'.join(map(str, path))}: " if path else ""
         return ConfigError(f"{self.file}, line {line}: {where}{problem}")
@@ -87,7 +83,6 @@ class Document:
             raise self.error(str(error), *path) from error
 
     def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:
-        """Raise ConfigError for a setting that is not one of `names`."""
         for key in values:
             if key not in names:
                 raise self.error(f"there is no such setting; there are {', '.join(names)}", *path, key)
@@ -108,47 +103,48 @@ def read_config(path: str | Path) -> Document:
     if len(raw) > _MAX_BYTES:
         raise ConfigError(f"{path} has more than {_MAX_BYTES >> 20} MiB, which is no configuration")
     lines: dict[Place, int] = {}
-    loader = yaml.SafeLoader(text)
+    cache: dict[int, Any] = {}
+
+    def value_of(node: Any, place: Place) -> Any:
+        """Return the value of a node. An alias shares the value of its anchor."""
+        lines.setdefault(place, node.start_mark.line + 1)
+        if id(node) in cache:
+            return cache[id(node)]
+        value: Any = None
+        problem = mark = None
+        if node.id == "sequence":
+            value = [value_of(one, (*place, at)) for at, one in enumerate(node.value)]
+        elif node.id == "mapping":
+            value = {}
+            for key, one in node.value:
+                if key.id != "scalar" or key.value in value:
+                    twice, mark = f"{key.value!r} is there twice", key.start_mark
+                    problem = twice if key.id == "scalar" else "the name of a setting must be text"
+                    break
+                lines[*place, key.value] = key.start_mark.line + 1
+                value[key.value] = value_of(one, (*place, key.value))
+        else:
+            try:
+                value = loader.construct_object(node, deep=True)
+            except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
+                problem = f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark or node.start_mark)
+        cache[id(node)] = value
+        return value
+
     try:
-        node = loader.get_single_node()
-        if node is None or node.id != "mapping":
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None or root.id != "mapping":
             raise ConfigError(f"{path}: must be a mapping of settings")
-        return Document(Path(path), _value(node, loader, lines, {}, ()), lines)
+        return Document(Path(path), Path(path).resolve().parent, value_of(root, ()), lines)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{place}: not valid YAML: {getattr(error, 'problem', error)}") from error
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: settings are nested too deeply, or an anchor contains itself") from error
-
-
-def _value(node: Any, loader: Any, lines: dict[Place, int], cache: dict[int, Any], path: Place) -> Any:
-    """Return the value of a node. An alias shares the value of its anchor."""
-    from yaml import MarkedYAMLError
-
-    lines.setdefault(path, node.start_mark.line + 1)
-    if id(node) in cache:
-        return cache[id(node)]
-    value: Any
-    if node.id == "sequence":
-        value = [_value(one, loader, lines, cache, (*path, at)) for at, one in enumerate(node.value)]
-    elif node.id == "mapping":
-        value = {}
-        for key, one in node.value:
-            problem = "" if key.id == "scalar" else "the name of a setting must be text"
-            if problem or key.value in value:
-                problem = problem or f"{key.value!r} is there twice"
-                raise MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            lines[*path, key.value] = key.start_mark.line + 1
-            value[key.value] = _value(one, loader, lines, cache, (*path, key.value))
-    else:
-        try:
-            value = loader.construct_object(node, deep=True)
-        except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
-            problem = f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag"
-            raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
-    cache[id(node)] = value
-    return value
 
 
 def load_object(name: str, folder: Path) -> Any:
@@ -211,8 +207,6 @@ class _ToolFile(Struct, forbid_unknown_fields=True):
 
 
 class _ServerFile(Struct):
-    """A file of MCP servers, which most clients share."""
-
     servers: dict[str, dict[str, Any]] = msgspec.field(name="mcpServers")
 
 
@@ -302,12 +296,7 @@ def _check_placeholders(value: Any) -> None:
         _check_placeholders(one)
 
 
-# -- simulated users
-
-
 class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A simulated user in YAML, as verl has it."""
-
     class_name: str
     name: str | None = None
     config: dict[str, Any] = {}

@@ -91,9 +91,6 @@ class Agent:
         limits = [self.budget.context, engine.capabilities.max_length]
         self.context = min((limit for limit in limits if limit is not None), default=None)
 
-    def __repr__(self) -> str:
-        return f"Agent({self.engine!r}, {len(self.tools)} tools, {self.budget!r})"
-
     async def run(
         self,
         task: Task,
@@ -103,13 +100,11 @@ class Agent:
         seed: int | None = None,
         patience: Patience | None = None,
     ) -> Rollout:
-        """Run one rollout, from its first prompt to its reward.
+        """Run one rollout, from its first prompt to its reward. Calls `grown` after every write to the trajectory.
 
-        Calls `grown` after every write to the trajectory. Failures end a rollout and keep what was sampled; it raises
-        only cancellation, and EngineDown where `patience` waits for an engine that does not answer.
-
-        `resumed` continues an earlier rollout of the task, whose trajectory grows. Tools and simulated user are created
-        anew; answered calls do not run again. Raises ContinuationError if that cannot be done.
+        Failures end a rollout and keep what was sampled; it raises only cancellation, and EngineDown where `patience`
+        waits for an engine that does not answer. `resumed` continues an earlier rollout of the task, whose trajectory
+        grows: answered calls do not run again. Raises ContinuationError if that cannot be done.
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one of a row of a dataset")
@@ -119,18 +114,18 @@ class Agent:
         if resumed is None:
             size = self.renderer.tokenizer.vocabulary.size
             trajectory = Trajectory(name=task.name, vocab_size=size, metadata={**task.metadata, "task": task.name})
-            run = _Run(self, Rollout(task, trajectory, tools, list(task.messages)), grown, seed, patience)
+            rollout = Rollout(task, trajectory, tools, list(task.messages))
         else:
             rollout = replace(instance("resumed", resumed, Rollout, InputError), task=task, tools=tools)
-            run = _Run(self, rollout, grown, seed, patience)
+        run, began = _Run(self, rollout, grown, seed, patience), time.monotonic()
+        if resumed is not None:
             run.resume()
-        began = time.monotonic()
-        with instance_name(task.name) as run.rollout.instance:
+        with instance_name(task.name) as rollout.instance:
             try:
                 await run.run()
             finally:
-                run.rollout.seconds = time.monotonic() - began
-        return run.rollout
+                rollout.seconds = time.monotonic() - began
+        return rollout
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
         """Append new messages after a turn: bridge the stream to the next one. Returns why not, if it cannot."""
@@ -149,7 +144,6 @@ class Agent:
         return None
 
     def has_room(self, length: int) -> bool:
-        """True if a turn can follow a prompt of this length."""
         return self.context is None or length < self.context
 
 
@@ -177,28 +171,20 @@ class _Run:
     limit: asyncio.Timeout | None = None
 
     def resume(self) -> None:
-        """Prepare a recorded rollout to be continued: the stream stays as it is. Raises ContinuationError."""
         rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
         prompt = renderer.render(rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True).ids
         first, size, parts = trajectory.writes()[0].tokens.ids, renderer.tokenizer.vocabulary.size, trajectory.turns()
-        at, problem = common_prefix(first, prompt), ""
-        ends_with_turn = bool(parts) and parts[-1].stop == len(trajectory)
-        if trajectory.name != rollout.task.name:
-            problem = f"its task is called {rollout.task.name!r}"
-        elif trajectory.num_branches > 1:
-            problem = f"it has {trajectory.num_branches} branches, and the loop continues one stream"
-        elif not trajectory.has_logprobs:
-            problem = "it has no logprobs"
-        elif trajectory.vocab_size not in (None, size):
-            problem = f"it was recorded with a vocabulary of {trajectory.vocab_size} ids, and this tokenizer has {size}"
-        elif not at == len(first) == len(prompt):
-            problem = (
-                f"it begins with another prompt than its task renders to, from token {at} on: the messages, the tools, "
-                "the template or the tokenizer have changed"
-            )
-        elif ends_with_turn and parts[-1].finish_reason == "length":
-            problem = "it ends with a turn that ran out of tokens: its rollout is over"
-        if problem:
+        at, ends_with_turn = common_prefix(first, prompt), bool(parts) and parts[-1].stop == len(trajectory)
+        changed = "the messages, the tools, the template or the tokenizer have changed"
+        problems = {
+            f"its task is called {rollout.task.name!r}": trajectory.name != rollout.task.name,
+            f"it has {trajectory.num_branches} branches": trajectory.num_branches > 1,
+            "it has no logprobs": not trajectory.has_logprobs,
+            f"its vocabulary has {trajectory.vocab_size} ids, not {size}": trajectory.vocab_size not in (None, size),
+            f"its prompt differs from token {at} on: {changed}": not at == len(first) == len(prompt),
+            "its last turn ran out of tokens": ends_with_turn and parts[-1].finish_reason == "length",
+        }
+        if problem := next((problem for problem, applies in problems.items() if applies), ""):
             raise ContinuationError(f"trajectory {trajectory.name!r} cannot be continued: {problem}")
         self.is_open = ends_with_turn and not rollout.pending
         if self.is_open:
@@ -214,14 +200,30 @@ class _Run:
             trajectory.set_reward(None)
 
     async def run(self) -> None:
-        rollout = self.rollout
+        rollout, agent = self.rollout, self.agent
         try:
             if not rollout.trajectory.num_writes:
-                self._begin()
-            self.user = choose_interaction(self.agent.interactions, rollout.task.interaction_settings)
-            self.box = Toolbox(rollout, self.agent.budget)
-            async with self.box:
-                await self._lead()
+                messages, renderer = rollout.task.messages, agent.renderer
+                rendered = renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
+                rollout.notes += rendered.notes
+                rollout.notes += map(str, () if renderer.lost is LostPolicy.IGNORE else rendered.lost)
+                spans = message_spans(rendered.messages)
+                rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
+                self.grown(rollout)
+            self.user = choose_interaction(agent.interactions, rollout.task.interaction_settings)
+            async with contextlib.AsyncExitStack() as stack:
+                self.box = await stack.enter_async_context(Toolbox(rollout, agent.budget))
+                try:
+                    async with asyncio.timeout(agent.budget.seconds) as self.limit:
+                        await self._lead(stack)
+                except TimeoutError:
+                    if self.limit is None or not self.limit.expired():
+                        raise
+                    rollout.end = End.TIME
+                    rollout.notes.append(f"the rollout took longer than {agent.budget.seconds:g} s")
+                self.limit = None
+                if rollout.end not in FAILED_ENDS:
+                    await self._score()
         except EngineDown:
             raise
         except Exception as error:
@@ -233,44 +235,19 @@ class _Run:
         if rollout.reward is not None:
             rollout.trajectory.set_reward(rollout.reward)
 
-    def _begin(self) -> None:
-        rollout, renderer = self.rollout, self.agent.renderer
-        messages = rollout.task.messages
-        rendered = renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
-        rollout.notes += rendered.notes
-        if renderer.lost is not LostPolicy.IGNORE:
-            rollout.notes += map(str, rendered.lost)
-        spans = message_spans(rendered.messages)
-        rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
-        self.grown(rollout)
-
-    async def _lead(self) -> None:
-        rollout, user, budget, started = self.rollout, self.user, self.agent.budget, False
-        try:
-            try:
-                async with asyncio.timeout(budget.seconds) as self.limit:
-                    if user is not None:
-                        start = user.start_interaction(rollout.instance, **rollout.task.interaction_settings)
-                        await within(start, budget.interaction_timeout, "start_interaction")
-                        started = True
-                    if rollout.pending:  # a recorded rollout: bridge to the messages that answered its last turn
-                        stream, first = rollout.trajectory.stream(), self._start()
-                        pending, rollout.pending = rollout.pending, []
-                        rollout.end = self.agent.go_on(rollout, stream[:first], stream[first:], pending)
-                    while rollout.end is None:
-                        rollout.end = await self._turn()
-            except TimeoutError:
-                if self.limit is None or not self.limit.expired():
-                    raise
-                rollout.end = End.TIME
-                rollout.notes.append(f"the rollout took longer than {budget.seconds:g} s")
-            self.limit = None
-            if rollout.end not in FAILED_ENDS:
-                await self._score()
-        finally:
-            if user is not None and started:
-                step = partial(user.finalize_interaction, rollout.instance)
-                await noted(step, budget.interaction_timeout, "finalize_interaction", rollout.notes)
+    async def _lead(self, stack: contextlib.AsyncExitStack) -> None:
+        rollout, user, timeout = self.rollout, self.user, self.agent.budget.interaction_timeout
+        if user is not None:
+            start = user.start_interaction(rollout.instance, **rollout.task.interaction_settings)
+            await within(start, timeout, "start_interaction")
+            finalize = partial(user.finalize_interaction, rollout.instance)
+            stack.push_async_callback(noted, finalize, timeout, "finalize_interaction", rollout.notes)
+        if rollout.pending:  # a recorded rollout: bridge to the messages that answered its last turn
+            stream, first = rollout.trajectory.stream(), self._start()
+            pending, rollout.pending = rollout.pending, []
+            rollout.end = self.agent.go_on(rollout, stream[:first], stream[first:], pending)
+        while rollout.end is None:
+            rollout.end = await self._turn()
 
     def _start(self) -> int:
         """Return where the last turn begins in the stream; it may have several parts."""
@@ -303,10 +280,7 @@ class _Run:
         return reason
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
-        """Sample a turn, in several parts if it is aborted and resumed.
-
-        Returns whether it has a part, and why the rollout ends, if it does.
-        """
+        """Sample a turn, in several parts if it is aborted. Returns whether it has one, and why the rollout ends."""
         aborts, rollout, agent = 0, self.rollout, self.agent
         while True:
             room, limit = self._room(start, continues=continues)
@@ -350,14 +324,8 @@ class _Run:
 
     def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
         rollout, reason = self.rollout, str(completion.finish_reason)
-        metrics = TurnMetrics(
-            prompt_tokens=len(rollout.trajectory),
-            sampled=len(completion.ids),
-            finish_reason=reason,
-            cached_tokens=completion.cached_tokens,
-            engine_seconds=seconds,
-            continues=continues,
-        )
+        counts = (len(rollout.trajectory), len(completion.ids), reason, completion.cached_tokens)
+        metrics = TurnMetrics(*counts, engine_seconds=seconds, continues=continues)
         rollout.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
@@ -418,7 +386,6 @@ class _Run:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Stop the rollout's clock while the engine is down."""
         end = None if self.limit is None else self.limit.when()
         if self.limit is None or end is None:
             yield

@@ -10,26 +10,16 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from ..errors import InputError
-from ..settings import choose, limit
+from ..errors import InputError, brief
+from ..settings import limit
 from .calling import within
 from .tools import BaseTool, ToolResult, text_result
 
 _REFUSALS: Final = frozenset({-32601, -32602, -32603})
 """JSON-RPC codes of a working server: no such method, invalid arguments, internal error."""
-
-
-class MCPSession(StrEnum):
-    """How long a session with a server lives."""
-
-    RUN = "run"
-    """All trajectories share one."""
-    TRAJECTORY = "trajectory"
-    """Each has its own: a process of its own where the server is a command."""
 
 
 @dataclass(slots=True)
@@ -44,10 +34,9 @@ class MCPConfig:
     url: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     tools: list[str] | None = None
-    """Only these of its tools; None is all."""
     prefix: str = ""
-    """Prepended to the names of its tools."""
-    session: MCPSession = MCPSession.RUN
+    session: Literal["run", "trajectory"] = "run"
+    """All trajectories share one, or each has its own: a process of its own where the server is a command."""
     start_timeout: float | None = 30.0
 
     def __post_init__(self) -> None:
@@ -55,7 +44,8 @@ class MCPConfig:
             raise InputError("an MCP server has a command or a url, and not both")
         if self.headers if self.url is None else self.args or self.env or self.cwd:
             raise InputError("headers are for an MCP server with a url, args, env and cwd for one with a command")
-        self.session = choose(MCPSession, "session", self.session, InputError)
+        if self.session not in ("run", "trajectory"):
+            raise InputError(f"session is 'run' or 'trajectory', not {brief(self.session)}")
         limit("start_timeout", self.start_timeout, error=InputError)
 
     def __str__(self) -> str:
@@ -77,8 +67,6 @@ async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
 
 
 class MCPTool(BaseTool):
-    """A tool of an MCP server."""
-
     def __init__(self, link: _Link, tool: Any) -> None:
         self._link = link
         self._tool = tool.name
@@ -121,8 +109,7 @@ class _Link:
         async with self._lock:
             if instance_id in self.sessions:
                 return
-            is_shared = self.server.session is MCPSession.RUN
-            if not is_shared:
+            if self.server.session == "trajectory":
                 self.sessions[instance_id] = await _open(self.server)
                 return
             if not self._shared or self._shared[-1].has_failed:
@@ -136,14 +123,12 @@ class _Link:
             await session.close()
 
     async def close(self) -> None:
-        """Close the sessions that trajectories share."""
         self._enter_loop()
         while self._shared:
             await self._shared.pop().close()
 
 
 async def _open(server: MCPConfig) -> _Session:
-    """Open a session. Raises InputError if the server does not become ready."""
     session = _Session(server)
     try:
         await within(asyncio.shield(session.client), server.start_timeout, f"the start of {server}")
@@ -178,7 +163,6 @@ class _Session:
             self.client.cancel()
 
     async def close(self) -> None:
-        """End it; a command that does not exit is killed."""
         self._closing.set()
         if not self.client.done():
             self._task.cancel()

@@ -37,9 +37,7 @@ class Outage:
     reason: str
     waited: float
     pause: float
-    """Until it is asked again."""
     remaining: float | None
-    """Until the run stops; None is never."""
     problem: str = "the engine does not answer"
 
     def __str__(self) -> str:
@@ -70,7 +68,6 @@ class Patience:
         self._was_down = False
         self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
-        """Seconds that the run has waited in all."""
 
     async def ask(
         self,
@@ -79,10 +76,9 @@ class Patience:
         *,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Answer:
-        """Return the engine's answer to a request, however long it is down before.
+        """Return the engine's answer to a request; `waiting` is entered while the request is not under way.
 
-        `waiting` is entered while the request is not under way. Raises EngineUnavailable if the engine answers probes
-        but not the request, EngineDown if it is down for too long.
+        Raises EngineUnavailable if the engine answers probes but not the request, EngineDown after too long an outage.
         """
         problem: EngineUnavailable | None = None
         rounds = refused = outages = 0

@@ -8,7 +8,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from ..conversation.messages import Messages
@@ -46,16 +46,15 @@ class Budget:
     result_keep: Keep = Keep.MIDDLE
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {"result_keep": choose(Keep, "result_keep", self.result_keep, InputError)}
-        optional = ("tokens", "context", "user_turns", "parallel_calls")
-        for name in ("turns", "turn_tokens", "result_tokens", *optional):
-            value = getattr(self, name)
-            if value is not None or name not in optional:
-                checked[name] = whole(name, value, least=1, most=2**31 - 1, error=InputError)
-        for name in ("seconds", "tool_timeout", "tool_seconds", "interaction_timeout", "reward_timeout"):
-            checked[name] = limit(name, getattr(self, name), zero=name == "tool_seconds", error=InputError)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        for one in fields(self):
+            value, is_optional = getattr(self, one.name), "None" in str(one.type)
+            if one.name == "result_keep":
+                value = choose(Keep, one.name, value, InputError)
+            elif str(one.type).startswith("float"):
+                value = limit(one.name, value, zero=one.name == "tool_seconds", error=InputError)
+            elif value is not None or not is_optional:
+                value = whole(one.name, value, least=1, most=2**31 - 1, error=InputError)
+            object.__setattr__(self, one.name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,6 @@ class Task:
     messages: Messages
     name: str = ""
     tools: Sequence[BaseTool] | None = None
-    """Replace the agent's tools."""
     tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By tool, the arguments of `create`, or ``create_kwargs``, ``execute_kwargs`` and so on."""
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -90,18 +88,11 @@ class Task:
         except TrajectoryError as error:
             raise InputError(f"task {brief(self.name)}: {error}") from error
 
-    def __repr__(self) -> str:
-        return f"Task({self.name!r}, {len(self.messages)} messages)"
-
-
-_LARGEST: Final = 3.4028234663852886e38
-"""The largest float32, as rows have rewards."""
-
 
 def checked_reward(value: Any, what: str) -> float | None:
     """Return a reward as a float, or None. Raises InputError unless it is a finite float32."""
     number = None if isinstance(value, str | bytes) else as_float(value)
-    if value is not None and (number is None or abs(number) > _LARGEST):
+    if value is not None and (number is None or abs(number) > 3.4028234663852886e38):
         raise InputError(f"{what} is {brief(value)}: it must be a finite number (float32), or None")
     return number
 
@@ -135,7 +126,6 @@ class TurnMetrics:
     reward: float | None = None
     """Of this turn's calls, or of the reply to it; None if there is none, which is not the same as 0."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """Those of tools (``tool``) and of the simulated user (``interaction``)."""
     continues: bool = False
 
     def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
@@ -150,7 +140,6 @@ class TurnMetrics:
 
 
 def _total(name: str) -> Any:
-    """The sum of a metric of all turns."""
     return property(lambda rollout: sum(getattr(turn, name) for turn in rollout.per_turn))
 
 
@@ -165,7 +154,6 @@ class Rollout:
     """The parsed conversation, for people and rewards."""
     end: End | None = None
     reward: float | None = None
-    """None if there is none, and for failed rollouts."""
     seconds: float = 0.0
     engine_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -196,7 +184,6 @@ class Rollout:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The last message, which may be a tool's result."""
         return self.messages[-1]
 
     @property
@@ -207,22 +194,17 @@ class Rollout:
 
     def metrics(self) -> dict[str, Any]:
         cached = [turn.cached_tokens for turn in self.per_turn if turn.cached_tokens is not None]
-        return {
+        names = ("turns", "tool_calls", "tool_errors", "tool_seconds", "seconds", "engine_seconds")
+        return {name: getattr(self, name) for name in names} | {
             "end": None if self.end is None else str(self.end),
             "reward": None if self.end in FAILED_ENDS else self.reward,
-            "turns": self.turns,
             "tokens": len(self.trajectory),
             "sampled": self.trajectory.num_sampled,
             "samples": self.trajectory.num_samples,
             "breaks": max(0, self.trajectory.num_branches - 1),
             "prompt_tokens": sum(turn.prompt_tokens for turn in self.per_turn),
             "cached_tokens": sum(cached) if cached else None,
-            "tool_calls": self.tool_calls,
-            "tool_errors": self.tool_errors,
-            "tool_seconds": self.tool_seconds,
             "malformed_turns": self.malformed,
-            "seconds": self.seconds,
-            "engine_seconds": self.engine_seconds,
         }
 
 
@@ -232,7 +214,6 @@ _NAMING: Final = threading.Lock()
 
 @contextlib.contextmanager
 def instance_name(name: str) -> Iterator[str]:
-    """Reserve a name that no other rollout of this process has."""
     with _NAMING:
         names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
         unique = next(one for one in names if one not in _RUNNING)

@@ -41,12 +41,9 @@ _NOT_VERL: Final = {
 _ADDRESS: Final = ("kind", "url", "urls", "http")
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Seed = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class EngineSection(Struct, forbid_unknown_fields=True):
-    """Where the engine is, and how to talk to it."""
-
     kind: Literal["embedded", "vllm", "sglang", "llama.cpp"]
     url: str | None = None
     urls: list[str] = []
@@ -65,8 +62,6 @@ class DataSection(Struct, forbid_unknown_fields=True):
 
 
 class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A configuration as it is in the file."""
-
     engine: EngineSection
     data: dict[str, Any]
     """A `DataSection`, or the settings of a source by its name."""
@@ -85,7 +80,7 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
     rollouts_per_task: Positive = 1
     concurrency: Positive = 64
     patience: Annotated[float, Meta(ge=0)] | None = 600.0
-    seed: Seed | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     resume_aborted: bool = False
 
 
@@ -115,7 +110,6 @@ class Run:
     agent: Callable[[Engine], Agent]
     tools: Sequence[BaseTool]
     tasks: Sequence[Task]
-    """In groups, each with its own name."""
     concurrency: int
     seed: int | None
     output: Path
@@ -290,7 +284,6 @@ def _reward(document: loading.Document, name: str, sources: Mapping[str, TaskSou
 def _read_tasks(
     document: loading.Document, data: DataSection, tools: Sequence[BaseTool]
 ) -> tuple[TaskSet, dict[str, str]]:
-    """Return the tasks of files, and the digests of the files."""
     names = data.files or ([data.file] if data.file else [])
     if not names:
         raise document.error("'file' is missing", "data")

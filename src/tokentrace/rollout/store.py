@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -58,13 +58,8 @@ class RolloutStore:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tokentrace-run", daemon=True)
         self._thread.start()
-        self._sessions: dict[str, SessionInfo] = {}
-        """The latest session of each rollout, by the rollout's name."""
-        self._wait(self._read_sessions())
-
-    async def _read_sessions(self) -> None:
-        for info in reversed([info async for info in self._store.sessions()]):
-            self._sessions[str(info.settings["task"])] = info
+        sessions = self._wait(_listed(self._store.sessions()))
+        self._sessions = {str(info.settings["task"]): info for info in reversed(sessions)}
 
     def _wait(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         """Run store operations in the store's event loop, from any thread."""
@@ -77,8 +72,6 @@ class RolloutStore:
         self._loop.close()
         self._lock.close()
 
-    # -- what is there
-
     def is_finished(self, name: str) -> bool:
         return name in self._sessions and _result(self._sessions[name]) is not None
 
@@ -90,7 +83,6 @@ class RolloutStore:
 
     @property
     def unfinished(self) -> list[str]:
-        """Rollouts that were under way when a process ended."""
         return [name for name, info in self._sessions.items() if _result(info) is None and info.state is State.OPEN]
 
     def recorded(self, task: Task) -> Rollout | None:
@@ -118,8 +110,6 @@ class RolloutStore:
         for request in await self._store.incomplete(info.id):
             rollout.pending += request["messages"]
         return rollout
-
-    # -- writing
 
     def start(self, name: str) -> None:
         """Start a rollout anew: an unfinished or discarded attempt is dropped."""
@@ -183,8 +173,6 @@ class RolloutStore:
             self._sessions[name] = self._wait(self._store.update(info.id, metadata=_metadata(info)))
         return names
 
-    # -- rows
-
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
         """Yield the training rows of all finished rollouts; with ``advantages="group"`` see `group_advantages`."""
         if advantages not in (None, "group"):
@@ -211,6 +199,10 @@ class RolloutStore:
             while some := list(itertools.islice(samples, 256)):
                 write(samples_table(some, columns, [{"row": next(numbers)} for _ in some]))
         return self.folder / ROWS
+
+
+async def _listed(sessions: AsyncIterator[SessionInfo]) -> list[SessionInfo]:
+    return [info async for info in sessions]
 
 
 def _result(info: SessionInfo) -> dict[str, Any] | None:
@@ -288,7 +280,6 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return the first setting that changed, in words."""
     old, new = (flat(plain_json(settings)) for settings in (before, now))
     for key in [*new, *old]:
         if new.get(key) != old.get(key):

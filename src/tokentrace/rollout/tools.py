@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -35,7 +36,6 @@ class ToolResult:
 
     content: str
     reward: float | None = None
-    """None if the call has no reward, which is not the same as 0."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
     """True if the call was malformed, or the tool raised, took too long or returned no text."""
@@ -58,7 +58,6 @@ class BaseTool:
         check_tools([self.tool_schema])
 
     def get_openai_tool_schema(self) -> dict[str, Any]:
-        """Return the schema of a tool that is made without one."""
         raise InputError(f"{type(self).__name__} needs a tool_schema, or its own get_openai_tool_schema")
 
     @property
@@ -67,7 +66,7 @@ class BaseTool:
         return str(function["name"])
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
-        """Begin a trajectory. `kwargs` are its task's settings for this tool: a ground truth, a table."""
+        """Begin a trajectory. `kwargs` are its task's settings for this tool."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         """Run a call: a string, anything JSON can hold, a `ToolResult`, or a triple of text, reward and metrics."""
@@ -200,48 +199,32 @@ def is_response(answer: Any) -> bool:
 
 
 def media_of(response: Any) -> list[str]:
-    """Return how many images and videos a response has, as texts."""
     media = {name: getattr(response, name) for name in ("image", "video")}
     counts = {name: len(value) if is_list(value) else int(value is not None) for name, value in media.items()}
     return [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
 
 
-# -- the tools of one trajectory
-
-
-@dataclass(slots=True)
-class AgentData:
-    """What verl's tools get as ``agent_data``. It has no images and no token ids."""
-
-    request_id: str
-    messages: list[Mapping[str, Any]]
-    tools_kwargs: Mapping[str, Any]
-    extra_fields: dict[str, Any] = field(default_factory=dict)
-
-
 class Toolbox:
-    """The tools of one rollout, with its task's settings: an async context manager.
-
-    Whatever a tool does wrong becomes a result that the model sees.
-    """
+    """The tools of one rollout, while it is entered. What a tool does wrong becomes a result that the model sees."""
 
     def __init__(self, rollout: Rollout, budget: Budget) -> None:
         self._rollout, self._budget = rollout, budget
         self._tools = {tool.name: tool for tool in rollout.tools}
+        self._names = ", ".join(self._tools) or "none"
         settings = rollout.task.tool_settings
         for name, values in settings.items():
             if name not in self._tools:
                 raise InputError(f"there are settings for a tool {name!r}; there are {self._names}")
-            if values and not _can_create(self._tools[name]):
+            tool = self._tools[name]
+            plain = isinstance(tool, AdoptedTool) and not hasattr(tool.tool, "create")
+            if values and (plain or isinstance(tool, FunctionTool)):
                 raise InputError(f"there are settings for {name!r}, a plain function: only a BaseTool has settings")
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
-        self._data = AgentData(rollout.instance, rollout.messages, settings)
+        # what verl's tools get as agent_data: no images and no token ids
+        self._data = SimpleNamespace(request_id=rollout.instance, tools_kwargs=settings, extra_fields={})
+        self._data.messages = rollout.messages
         self._ids: dict[str, str] = {}
         """By tool that was created: the id of the trajectory, which `create` may choose."""
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(self._tools) or "none"
 
     async def __aenter__(self) -> Toolbox:
         try:
@@ -263,7 +246,6 @@ class Toolbox:
             await noted(step, self._budget.tool_timeout, f"{name}: release", self._rollout.notes)
 
     async def _step(self, tool: BaseTool, step: str, *args: Any) -> Any:
-        """Call a method of a tool, with the task's arguments for it."""
         settings, target = self._settings[tool.name][step], tool
         if isinstance(tool, AdoptedTool):
             target = tool.tool
@@ -274,7 +256,7 @@ class Toolbox:
                 settings = {"agent_data": self._data, **settings}
             if step == "create" and takes(method, "create_kwargs"):  # as in verl since 0.6
                 named = {name: value for name, value in settings.items() if takes(method, name)}
-                settings = {**named, "create_kwargs": settings}
+                settings = {**named, "create_kwargs": dict(settings)}
         id = self._ids.get(tool.name, self._rollout.instance)
         return await called(getattr(target, step), id, *args, **settings)
 
@@ -308,7 +290,6 @@ class Toolbox:
             return _failure(describe_error(error))
 
     async def rewards(self) -> dict[str, Any]:
-        """Return the tools' rewards for the trajectory."""
         rewards: dict[str, Any] = {}
         for name in self._ids:
             tool, who = self._tools[name], f"{name}: calc_reward"
@@ -319,15 +300,8 @@ class Toolbox:
         return rewards
 
 
-def _can_create(tool: BaseTool) -> bool:
-    return hasattr(tool.tool, "create") if isinstance(tool, AdoptedTool) else not isinstance(tool, FunctionTool)
-
-
 def _failure(problem: str) -> ToolResult:
     return ToolResult(f"error: {problem}", failed=True)
-
-
-# -- results that are too long
 
 
 class Keep(StrEnum):

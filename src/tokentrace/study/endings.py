@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..formats.grammar import TurnGrammar
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.vocabulary import Vocabulary
 from . import probes
 from .probes import Probe

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..computed import computed
 from ..conversation.messages import Messages
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
 from .memory import Memory
 from .probes import CONTINUED, USER

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..conversation.messages import Messages
 from ..template.traced import TracedList
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from .endings import TurnEndings
 from .study import TemplateStudy
 from .turns import TurnSpan, find_turns

@@ -23,7 +23,7 @@ from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError
 from ..template.trace import Rendering
-from ..tokens.encoded import Encoded
+from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, calling

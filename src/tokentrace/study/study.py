@@ -23,8 +23,7 @@ from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_va
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.control import Trust
-from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy, encode_spans
+from ..tokens.encoding import ControlPolicy, Encoded, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from . import derive, endings
 from .forms import TemplateForms

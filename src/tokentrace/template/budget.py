@@ -59,7 +59,6 @@ class RenderBudget:
         self.deadline = time.monotonic() + MAX_SECONDS
 
     def step(self, count: int = 1) -> None:
-        """Take some steps. Raises TooLarge if none are left; checks the clock now and then only."""
         before = self.steps
         self.steps = after = before - count
         if (before ^ after) >= 32 or after < 0:
@@ -72,7 +71,6 @@ class RenderBudget:
             raise TooLarge(f"the template took more than {MAX_SECONDS} seconds")
 
     def charge(self, size: int) -> None:
-        """Pay for `size` bytes of values."""
         self.left -= size
         if self.left < 0:
             raise TooLarge(f"the template made more than {MAX_BYTES} bytes of values")
@@ -99,15 +97,18 @@ def charging(budget: RenderBudget) -> Iterator[None]:
 
 
 def step(count: int = 1) -> None:
-    """Take steps of the active budget."""
     if _active.budget is not None:
         _active.budget.step(count)
 
 
 def charge(size: int) -> None:
-    """Pay for a value of `size` bytes from the active budget."""
     if _active.budget is not None:
         _active.budget.charge(size)
+
+
+def charged(size: int, value: Any) -> Any:
+    charge(size)
+    return value
 
 
 def check_size(size: int) -> None:
@@ -135,7 +136,6 @@ def check_search(text: str, pattern: str) -> None:
 
 
 def counted(items: Iterable[Any]) -> Iterator[Any]:
-    """The items, each a step."""
     for item in items:
         step()
         yield item
@@ -178,6 +178,13 @@ def weigh(value: Any) -> int:
         raise TooLarge(f"the template tried to go through a value of {size} characters and parts")
     step(size >> 12)
     return size
+
+
+def weighed(value: Any) -> Any:
+    """`value`, before it is compared, hashed or put into a container."""
+    if isinstance(value, (list, tuple, dict)):
+        weigh(value)
+    return value
 
 
 def attributes_of(namespace: Namespace) -> dict[str, Any]:

@@ -7,12 +7,14 @@ import functools
 import hashlib
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import jinja2
 from jinja2 import nodes
 
+from ..computed import computed
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import TemplateError, TemplateLimitError
@@ -43,6 +45,8 @@ class Template:
     """The string constants it compares values with: roles it knows, words it looks for in content."""
     searched: frozenset[str]
     """Those of the constants that it may look for in a message's text."""
+    digest: str
+    """A hash of its source."""
     variables: frozenset[str]
     """The variables it reads beside messages and tools: switches, special tokens."""
     reads: frozenset[str]
@@ -51,11 +55,6 @@ class Template:
     """True if its generation prompt is known to be the same in every conversation: see `asking`."""
     reads_boxed = False
     """True if it reads boxed messages only."""
-
-    @property
-    def digest(self) -> str:
-        """A hash of its source."""
-        raise NotImplementedError
 
     def render(
         self,
@@ -67,8 +66,12 @@ class Template:
         patch: Patch | None = None,
     ) -> Rendering:
         """Render `messages` (validated). TemplateError names the message it was at."""
+        rows = name_reasoning(messages)
         is_boxed = self.reads_boxed or patch is not None
-        rows: list[Any] = wrap_messages(messages, patch) if is_boxed else name_reasoning(messages)
+        if is_boxed:
+            rows = wrap(rows, Origin(("messages",)))
+        if patch is not None:
+            rows = patch(cast(TracedList, rows))
         names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
         return self._run(names, Trace(None if is_boxed else rows))
 
@@ -88,6 +91,7 @@ class ChatTemplate(Template):
         if not isinstance(source, str) or not source.strip():
             raise TemplateError("the chat template is empty")
         self.source = source
+        self.digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
         self._template, facts = _compile(source)
         vars(self).update(facts)
 
@@ -96,10 +100,6 @@ class ChatTemplate(Template):
 
     def __deepcopy__(self, memo: Any) -> ChatTemplate:
         return self
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
 
     def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
         return run_template(self._template, names, trace)
@@ -127,13 +127,14 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
         raise
     except Exception as error:
         message = trace.current if trace.current >= 0 else None
-        kind = TemplateError
+        is_limit = isinstance(error, (RecursionError, MemoryError, TooLarge))
         match error:
-            case RecursionError() | MemoryError():
-                problem = "out of memory" if isinstance(error, MemoryError) else "the template recurses too deeply"
-                raise TemplateLimitError(problem, message=message) from error
+            case RecursionError():
+                problem = "the template recurses too deeply"
+            case MemoryError():
+                problem = "out of memory"
             case TooLarge():
-                kind, problem = TemplateLimitError, str(error)
+                problem = str(error)
             case jinja2.exceptions.UndefinedError():
                 problem = f"the template needs something that is not there: {_plain_names(str(error))}"
             case jinja2.exceptions.SecurityError():
@@ -143,16 +144,16 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
             case _:
                 failure = f"{type(error).__name__}: {_plain_names(str(error))}"
                 problem = f"the template failed on this conversation: {failure}"
+        kind = TemplateLimitError if is_limit else TemplateError
         raise kind(problem, message=message, line=_line(error, template)) from error
 
 
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
-    line, frame = None, error.__traceback__
-    while frame is not None and template is not None:
-        if frame.tb_frame.f_code.co_filename == "<template>" and frame.tb_lineno is not None:  # some code has none
-            line = template.get_corresponding_lineno(frame.tb_lineno)
-        frame = frame.tb_next
-    return line
+    lines = [
+        frame.f_code.co_filename == "<template>" and line for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    last = next(filter(None, reversed(lines)), None)  # some code has no line
+    return None if template is None or last is None else template.get_corresponding_lineno(last)
 
 
 def _plain_names(text: str) -> str:
@@ -177,12 +178,6 @@ def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
                     break
         rows.append(row)
     return rows
-
-
-def wrap_messages(messages: Sequence[Mapping[str, Any]], patch: Patch | None = None) -> TracedList:
-    """Messages with their origins, boxed, as a format written in Python reads them."""
-    wrapped = wrap(name_reasoning(messages), Origin(("messages",)))
-    return cast(TracedList, wrapped if patch is None else patch(wrapped))
 
 
 def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
@@ -266,7 +261,7 @@ class PythonFormat(Template):
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
 
-    @property
+    @computed
     def digest(self) -> str:
         """A hash of its module's text."""
         module = inspect.getmodule(self._function)

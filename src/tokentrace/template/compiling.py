@@ -15,7 +15,7 @@ For instance, ``{% for m in messages %}<{{ m.role }}>{% endfor %}`` becomes, wit
         if type(t := (m.get("role") if … else environment.field(m, o_m, "role"))) in printed:
             out += ("<", None, t, inside(o_m, "role"), ">", None)
         else:
-            out += ("<", None, environment.printed(t, inside(o_m, "role")), None, ">", None)
+            out += ("<", None, text_of(box(t, inside(o_m, "role"))), None, ">", None)
     trace.leave(out)
 """
 
@@ -28,23 +28,22 @@ from jinja2.compiler import Frame
 from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE
 
 from .expressions import Code, Expressions, LoopNames, origin_name
-from .syntax import items_of, plain_targets, summands, with_children
+from .syntax import is_word, items_of, plain_targets, summands, with_children
 
 _IMPORTS: Final = """\
+from tokentrace.template.budget import charged as tt_charged, weighed as tt_weighed
 from tokentrace.template.pairs import PLAIN as tt_plain, PRINTED as tt_printed, SIZED as tt_sized, TEXT as tt_text
 from tokentrace.template.pairs import bounds as tt_bounds, box as tt_box, inside as tt_inside, paid as tt_paid
-from tokentrace.template.pairs import of_get as tt_of_get, of_item as tt_of_item, of_pieces as tt_of_pieces
+from tokentrace.template.pairs import of_item as tt_of_item, of_pieces as tt_of_pieces
 from tokentrace.template.pairs import of_slice as tt_of_slice, split as tt_split
 from tokentrace.template.pairs import item_rows as tt_item_rows, rows as tt_rows
 from tokentrace.template.trace import GENERATION as tt_generation
-from tokentrace.template.traced import TracedNone as tt_none
+from tokentrace.template.traced import TracedNone as tt_none, text_of as tt_text_of
 """
 """What the code of a template calls by short names."""
 
 
 class TracingGenerator(Expressions):
-    """Generates the code of a chat template."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loop_variable = ""
@@ -155,59 +154,45 @@ class TracingGenerator(Expressions):
             code = self.code(node, frame)
             value = self.temporary_identifier()
             test, printed = f"type({value} := {code.value}) in tt_printed", f"{value}, {code.origin}, "
-            boxed = f"environment.printed({value}, {code.origin})"
+            boxed = f"tt_text_of(tt_box({value}, {code.origin}))"  # now: a namespace may change until the end
         else:
-            is_word = [isinstance(part, nodes.Const) and type(part.value) is str for part in parts]
-            names = [
-                code if word else Code(self.temporary_identifier(), code.origin)
-                for code, word in zip(codes, is_word, strict=True)
-            ]
-            computed = [pair for pair in zip(names, codes, strict=True) if pair[0] is not pair[1]]
-            tests = (f"(type({name.value} := {code.value}) in tt_text)" for name, code in computed)
+            tests: list[str] = []
+            for at, code in enumerate(codes):
+                if not is_word(parts[at]):
+                    name = self.temporary_identifier()
+                    tests.append(f"(type({name} := {code.value}) in tt_text)")
+                    codes[at] = Code(name, code.origin)
             test = " & ".join(tests) or "True"  # all are evaluated, whatever the first is
-            printed = "".join(f"{name.value}, {name.origin}, " for name in names)
-            boxed = f"environment.add({', '.join(name.boxed for name in names)})"
+            printed = "".join(f"{code.value}, {code.origin}, " for code in codes)
+            boxed = f"environment.add({', '.join(code.boxed for code in codes)})"
         self.writeline(f"if {test}: {frame.buffer} += ({lead}{printed})", node)
         self.writeline(f"else: {frame.buffer} += ({lead}{boxed}, None)", node)
 
     # -- conditions and loops
 
     def visit_If(self, node: nodes.If, frame: Frame) -> None:
-        inner = frame.soft()
-        for word, branch in [("if", node), *(("elif", branch) for branch in node.elif_)]:
-            self.writeline(f"{word} {self.condition(branch.test, inner)}:", branch)
-            self._write_block(branch.body, inner)
-        if node.else_:
-            self.writeline("else:")
-            self._write_block(node.else_, inner)
-
-    def _write_block(self, body: list[nodes.Node], frame: Frame) -> None:
-        self.indent()
-        self.blockvisit(body, frame)
-        self.outdent()
+        for branch in (node, *node.elif_):
+            branch.test = nodes.Not(nodes.Not(branch.test))  # only the truth matters: see `condition`
+        super().visit_If(node, frame)
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         before = self._loop_variable
         self._loop_variable = node.target.name if isinstance(node.target, nodes.Name) else ""
         self.writeline("trace.enter()", node)
         targets = plain_targets(node)
-        if targets is None:
-            self._boxed_loop(node, frame)
-        else:
+        if targets is not None:
             self._plain_loop(node, targets, frame)
+        else:
+            name = self._loop_variable
+            item = f"l_{frame.inner().symbols.level}_{name}" if name else "None"
+            node.body = [code_line(f"trace.round({item}, None, OUT)"), *node.body]
+            if node.test is not None:  # a round that the test skips is a round
+                node.test = nodes.And(nodes.EnvironmentAttribute("round"), node.test)
+            super().visit_For(node, frame)
         self.writeline(f"trace.leave({frame.buffer})", node)
         self._loop_variable = before
 
-    def _boxed_loop(self, node: nodes.For, frame: Frame) -> None:
-        is_name = isinstance(node.target, nodes.Name)
-        item = f"l_{frame.inner().symbols.level}_{node.target.name}" if is_name else "None"  # type: ignore[attr-defined]
-        node.body = [code_line(f"trace.round({item}, None, OUT)"), *node.body]
-        if node.test is not None:  # a round that the test skips is a round
-            node.test = nodes.And(nodes.EnvironmentAttribute("round"), node.test)
-        super().visit_For(node, frame)
-
     def _plain_loop(self, node: nodes.For, targets: list[nodes.Name], frame: Frame) -> None:
-        """A loop over plain items, which needs no object to count them."""
         loop = LoopNames(*(self.temporary_identifier() for _ in range(3)))
         self._write_rows(node, loop, frame)
         inner = frame.inner()
@@ -235,7 +220,14 @@ class TracingGenerator(Expressions):
         self.outdent()
         self.leave_frame(inner)
         if node.else_:
-            self._write_else(node, is_empty, frame)
+            inner = frame.inner()
+            inner.symbols.analyze_node(node, for_branch="else")
+            self.writeline(f"if {is_empty}:")
+            self.indent()
+            self.enter_frame(inner)
+            self.blockvisit(node.else_, inner)
+            self.leave_frame(inner)
+            self.outdent()
         if self._assign_stack:
             self._assign_stack[-1].difference_update(inner.symbols.stores)
 
@@ -250,16 +242,6 @@ class TracingGenerator(Expressions):
         if isinstance(node.iter, nodes.Filter):
             items = f"{self.filters['items']}(boxed)"
         self.writeline(f"{loop.items} = tt_item_rows({code.value}, {code.origin}, lambda boxed: {items})", node)
-
-    def _write_else(self, node: nodes.For, is_empty: str, frame: Frame) -> None:
-        inner = frame.inner()
-        inner.symbols.analyze_node(node, for_branch="else")
-        self.writeline(f"if {is_empty}:")
-        self.indent()
-        self.enter_frame(inner)
-        self.blockvisit(node.else_, inner)
-        self.leave_frame(inner)
-        self.outdent()
 
 
 def code_line(code: str) -> nodes.Output:

@@ -24,7 +24,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from . import filters
-from .budget import SMALL, attributes_of, charge, check_bits, check_items, check_search, check_size, listed, step, weigh
+from .budget import attributes_of, check_bits, check_items, check_search, check_size, listed, step, weigh, weighed
 from .compiling import TracingGenerator, code_line
 from .jsonify import one_field
 from .origin import Origin
@@ -32,7 +32,7 @@ from .pairs import PLAIN, TEXT, Beside, box, inside, keeps_items, paid
 from .strings import ASKING_METHODS, TRACED_METHODS, TracedStr, join_traced, plain_text, promoted
 from .syntax import DICT_ATTRIBUTES, leaves
 from .trace import Trace, join_output
-from .traced import PLAIN_TYPES, TracedDict, TracedList, TracedMarkup, is_traced, opaque, text_of, wrap
+from .traced import PLAIN_TYPES, TracedDict, TracedList, TracedMarkup, derived, opaque, text_of, wrap
 
 _STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
 _BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
@@ -63,13 +63,11 @@ class _GenerationTag(Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         if leaves(body):
             parser.fail("a {% generation %} block cannot break off or continue the loop around it", line)
-        bounds = (code_line(f"OUT += ({is_open}, tt_generation)") for is_open in (True, False))
-        return nodes.Scope([next(bounds), *body, next(bounds)], lineno=line)
+        start, end = (code_line(f"OUT += ({is_open}, tt_generation)") for is_open in (True, False))
+        return nodes.Scope([start, *body, end], lineno=line)
 
 
 class TracingContext(Context):
-    """A context that knows the trace of its run."""
-
     trace: Trace
 
 
@@ -78,8 +76,6 @@ class Proven(functools.partial[Any]):
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles chat templates as transformers does, and runs them with traced values."""
-
     code_generator_class = TracingGenerator
     context_class = TracingContext
     joined = staticmethod(join_output)
@@ -89,14 +85,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
-        self.filters.update(filters.traced_filters(self.filters))
-        self.tests.update(filters.traced_tests(cast(Any, self.tests)))
+        self.filters |= {name: filters.traced_filter(name, one) for name, one in self.filters.items()}
+        self.tests |= {name: filters.traced_test(name, cast(Any, one)) for name, one in self.tests.items()}
         del self.globals["lipsum"]
         self.globals.update(
-            raise_exception=_raise_exception,
-            strftime_now=strftime_now,
-            dict=_TemplateDict(),
-            namespace=TemplateNamespace,
+            **{"raise_exception": raise_exception, "strftime_now": strftime_now},
+            **{"dict": _TemplateDict(), "namespace": TemplateNamespace},
         )
 
     @property
@@ -106,10 +100,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     # -- on pairs
-
-    def printed(self, value: Any, origin: Beside) -> str:
-        """The text of a value. Made at once: a namespace may change before the template is done."""
-        return text_of(box(value, origin))
 
     def field(self, value: Any, origin: Beside, name: str) -> Any:
         """``value.name``."""
@@ -151,7 +141,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         """``value[start:stop]``."""
         if origin is not None:
             if type(value) is str:
-                return (value if len(value) < SMALL else paid(value))[bounds]
+                return paid(value)[bounds]
             if type(value) is list and (type(origin) is not Origin or keeps_items(value)):
                 check_items(len(value))
                 return value[bounds]
@@ -208,7 +198,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     # -- calling
 
     def method(__self, __context: Any, __obj: Any, __name: str, *args: Any, **kwargs: Any) -> Any:
-        """``obj.name(…)`` in a template."""
         kind = type(__obj)
         if (kind is TracedStr or kind is str) and __name in _STR_METHODS:
             _check_arguments(__obj, args)
@@ -218,8 +207,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         kind = type(__obj)
         if kind is Macro:
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
             return __obj(__context.eval_ctx, *args, **kwargs)
         step()
         if __obj is TemplateNamespace:
@@ -231,29 +219,13 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return result
         if owner is not None and __obj.__name__ in _HANDING_OUT.get(type(owner), ()):
             return result
-        if isinstance(result, int):
-            check_bits(result.bit_length())
-        values = [owner, *args, *(value for name, value in kwargs.items() if name not in _JINJAS_ARGUMENTS)]
-        return opaque(result) if is_traced(values) else result
+        named = (value for name, value in kwargs.items() if name not in _JINJAS_ARGUMENTS)
+        return derived(result, owner, *args, *named)
 
     # -- operators
 
     @staticmethod
-    def charged(size: int, value: Any) -> Any:
-        """A container of `size` bytes that the template made."""
-        charge(size)
-        return value
-
-    @staticmethod
-    def weighed(value: Any) -> Any:
-        """`value`, before it is compared, hashed or put into a container."""
-        if isinstance(value, (list, tuple, dict)):
-            weigh(value)
-        return value
-
-    @staticmethod
     def concat(parts: Iterable[Any]) -> TracedStr:
-        """``a ~ b ~ …``."""
         return join_traced(map(text_of, parts))
 
     def add(self, *parts: Any) -> Any:
@@ -279,26 +251,23 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                 (check_size if isinstance(left, str) else check_items)(len(left) * right)
                 left = promoted(left) if isinstance(left, str) else left
         result = _OPERATIONS[name](left, right)
-        return opaque(result) if isinstance(result, (int, float)) and is_traced([left, right]) else result
+        return derived(result, left, right) if isinstance(result, (int, float)) else result
 
     def call_unop(self, context: Any, name: str, value: Any) -> Any:
-        result = super().call_unop(context, name, value)
-        return opaque(result) if is_traced(value) else result
+        return derived(super().call_unop(context, name, value), value)
 
 
 def _check_arguments(owner: Any, args: tuple[Any, ...]) -> None:
     """Raise TooLarge if a method would compare, hash or search too much."""
     for value in args:
-        if isinstance(value, str):
-            if isinstance(owner, str):
-                check_search(owner, value)
-        elif isinstance(value, (list, tuple, dict)):
-            weigh(value)
+        weighed(value)
+        if isinstance(value, str) and isinstance(owner, str):
+            check_search(owner, value)
     if isinstance(owner, (list, tuple, dict)):
         check_items(len(owner))
 
 
-def _raise_exception(message: Any) -> None:
+def raise_exception(message: Any) -> None:
     raise jinja2.exceptions.TemplateError(str.__str__(text_of(message)))
 
 
@@ -322,25 +291,18 @@ class _TemplateDict:
         return dict.fromkeys(map(weighed, listed(keys)), value)
 
 
-weighed = TracingEnvironment.weighed
-
-
 class TemplateNamespace(Namespace):
     """``namespace(…)``; names with a leading underscore are refused, as in transformers."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         Namespace.__init__(*args, **kwargs)
-        for name in attributes_of(args[0]):
-            _check_name(name)
+        for name, value in list(attributes_of(args[0]).items()):
+            args[0][name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: leading underscore")
         Namespace.__setitem__(self, name, value)
-
-
-def _check_name(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: leading underscore")
 
 
 _KEEPING_TRACE: Final = frozenset({Joiner, LoopContext, Proven, _TemplateDict})

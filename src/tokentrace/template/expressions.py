@@ -19,20 +19,9 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
 
 from .budget import SMALL
-from .syntax import DICT_ATTRIBUTES, field_of, is_constant, json_options, summands
+from .strings import ASKING_METHODS, CUTTING_METHODS, FILTER_METHODS
+from .syntax import DICT_ATTRIBUTES, field_of, is_constant, is_word, json_options, summands
 
-_CUTTING: Final = frozenset(
-    (
-        *("strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
-        *("capitalize", "casefold", "lower", "swapcase", "title", "upper"),
-    )
-)
-"""Methods whose result is a part of the text, or the text in other letters: it has the text's origin."""
-_ASKING: Final = frozenset(("count", "endswith", "find", "isdigit", "isspace", "isalpha", "isupper", "startswith"))
-"""Methods that return a count, a position or a truth, in time that grows with the text only."""
-_SPLITTING: Final = frozenset(("split", "splitlines"))
-_METHODS: Final = {"trim": "strip", **{name: name for name in ("upper", "lower", "capitalize")}}
-"""Filters that do what a method does."""
 _KIND_TESTS: Final = frozenset(
     ("boolean", "callable", "escaped", "false", "float", "integer", "iterable", "number", "sequence", "true")
 )
@@ -43,8 +32,6 @@ _MAX_WORD: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The source of a value, and of its origin."""
-
     value: str
     origin: str = "None"
     is_count: bool = False
@@ -52,7 +39,6 @@ class Code:
 
     @property
     def boxed(self) -> str:
-        """The source of the two as one value."""
         return self.value if self.origin == "None" else f"tt_box({self.value}, {self.origin})"
 
 
@@ -65,7 +51,6 @@ class LoopNames:
     origins: str
 
     def code(self, attribute: str) -> Code:
-        """``loop.attribute``."""
         if attribute in ("previtem", "nextitem"):
             at = f"{self.index} {'-' if attribute == 'previtem' else '+'} 1"
             test, missing = f"0 <= {at} < len({self.items})", "undefined('there is no such item in the loop')"
@@ -97,19 +82,14 @@ class Expressions(CodeGenerator):
     def code(self, node: nodes.Node, frame: Frame) -> Code:
         """Value and origin of an expression. Compiles each once: an expression may ask for its parts twice."""
         if node not in self._codes:
-            self._codes[node] = self._compile(node, frame)
+            is_folded = self.optimizer is not None and isinstance(node, _FOLDED)
+            part = self.optimizer.visit(node, frame.eval_ctx) if is_folded else node  # type: ignore[union-attr]
+            kind = type(part).__name__
+            code: Code | None = getattr(self, f"code_{kind}", lambda *_: None)(part, frame)
+            self._codes[node] = code or Code(self._source(getattr(super(), f"visit_{kind}"), part, frame))
         return self._codes[node]
 
-    def _compile(self, node: nodes.Node, frame: Frame) -> Code:
-        if self.optimizer is not None and isinstance(node, _FOLDED):
-            node = self.optimizer.visit(node, frame.eval_ctx)
-        kind = type(node).__name__
-        method: Callable[[Any, Frame], Code | None] | None = getattr(self, f"code_{kind}", None)
-        code = method(node, frame) if method is not None else None
-        return code if code is not None else Code(self._source(getattr(super(), f"visit_{kind}"), node, frame))
-
     def condition(self, node: nodes.Node, frame: Frame) -> str:
-        """An expression of which only the truth matters."""
         if isinstance(node, (nodes.And, nodes.Or)):
             word = "and" if isinstance(node, nodes.And) else "or"
             return f"({self.condition(node.left, frame)} {word} {self.condition(node.right, frame)})"
@@ -144,23 +124,23 @@ class Expressions(CodeGenerator):
     def code_Name(self, node: nodes.Name, frame: Frame) -> Code:
         return Code(self._source(super().visit_Name, node, frame), origin_name(frame.symbols.ref(node.name)))
 
-    def code_List(self, node: nodes.List, frame: Frame) -> Code:
-        return self._charged(node, self._source(super().visit_List, node, frame))
+    def code_List(self, node: nodes.List | nodes.Tuple, frame: Frame) -> Code:
+        items = "".join(f"{self.code(item, frame).boxed}, " for item in node.items)
+        return self._charged(node, f"[{items}]" if isinstance(node, nodes.List) else f"({items})")
 
-    def code_Tuple(self, node: nodes.Tuple, frame: Frame) -> Code:
-        return self._charged(node, self._source(super().visit_Tuple, node, frame))
+    code_Tuple = code_List  # noqa: N815
 
     def code_Dict(self, node: nodes.Dict, frame: Frame) -> Code:
         keys = [self.code(item.key, frame).boxed for item in node.items]
-        keys = [
-            key if is_constant(item.key) else f"environment.weighed({key})"
-            for key, item in zip(keys, node.items, strict=True)
-        ]
         values = [self.code(item.value, frame).boxed for item in node.items]
-        return self._charged(node, f"{{{', '.join(map('{}: {}'.format, keys, values))}}}")
+        rows = (
+            f"{key if is_constant(item.key) else f'tt_weighed({key})'}: {value}"
+            for key, value, item in zip(keys, values, node.items, strict=True)
+        )
+        return self._charged(node, f"{{{', '.join(rows)}}}")
 
     def _charged(self, node: nodes.List | nodes.Tuple | nodes.Dict, source: str) -> Code:
-        return Code(f"environment.charged({64 + 64 * len(node.items)}, {source})")
+        return Code(f"tt_charged({64 + 64 * len(node.items)}, {source})")
 
     # -- looking into values
 
@@ -185,7 +165,7 @@ class Expressions(CodeGenerator):
             ]
             code = f"environment.cut({value} := {base.value}, {base.origin}, {index} := tt_bounds({', '.join(ends)}))"
             return Code(code, self._origin(base, f"tt_of_slice({base.origin}, {value}, {index})"))
-        if isinstance(key, nodes.Const) and type(key.value) is str:
+        if is_word(key):
             return self._field(node, key.value, frame)
         code = f"environment.item({value} := {base.value}, {base.origin}, {index} := {self.code(key, frame).boxed})"
         return Code(code, self._origin(base, f"tt_of_item({base.origin}, {value}, {index})"))
@@ -215,9 +195,7 @@ class Expressions(CodeGenerator):
 
     def code_Call(self, node: nodes.Call, frame: Frame) -> Code:
         target = node.node
-        if not isinstance(target, nodes.Getattr):
-            return Code(self._source(self.write_call, node, frame))
-        if not (node.kwargs or node.dyn_args or node.dyn_kwargs):
+        if isinstance(target, nodes.Getattr) and not (node.kwargs or node.dyn_args or node.dyn_kwargs):
             constants = [arg.value if isinstance(arg, nodes.Const) else None for arg in node.args]
             if target.attr == "get" and constants and type(constants[0]) is str and len(constants) <= 2:
                 return self._get(self.code(target.node, frame), node.args, frame)
@@ -228,27 +206,26 @@ class Expressions(CodeGenerator):
                 code = self._text_method(base, target.attr, args, value, boxed)
                 if code is not None:
                     return code
-        return Code(self._source(self._write_method, node, target, frame))
+        return Code(self._source(self.write_call, node, frame))
 
     def write_call(self, node: nodes.Call, frame: Frame, extra: dict[str, str] | None = None) -> None:
-        self.write(f"environment.call(context, {self.code(node.node, frame).boxed}")
+        target = node.node
+        if isinstance(target, nodes.Getattr):
+            self.write(f"environment.method(context, {self.code(target.node, frame).boxed}, {target.attr!r}")
+        else:
+            self.write(f"environment.call(context, {self.code(target, frame).boxed}")
         self.signature(node, frame, extra)
-        self.write(")")
-
-    def _write_method(self, node: nodes.Call, target: nodes.Getattr, frame: Frame) -> None:
-        self.write(f"environment.method(context, {self.code(target.node, frame).boxed}, {target.attr!r}")
-        self.signature(node, frame)
         self.write(")")
 
     def _text_method(self, base: Code, name: str, args: str, value: str, boxed: str) -> Code | None:
         """A method of strings. `value` is the name to use for the text; `boxed` is the source for other objects."""
         is_plain = f"type({value} := {base.value}) is str"
         text = f"({value} if len({value}) < {SMALL} else tt_paid({value}))"
-        if name in _ASKING:
+        if name in ASKING_METHODS:
             return Code(f"({value}.{name}({args[2:]}) if {is_plain} else {boxed})", is_count=True)
-        if name in _CUTTING:
+        if name in CUTTING_METHODS:
             return Code(f"({text}.{name}({args[2:]}) if {is_plain} else {boxed})", base.origin)
-        if name in _SPLITTING:
+        if name in ("split", "splitlines"):
             code = f"(tt_split({value}, {name!r}{args}) if {is_plain} else {boxed})"
             return Code(code, self._origin(base, f"tt_of_pieces({base.origin})"))
         return None
@@ -263,19 +240,20 @@ class Expressions(CodeGenerator):
         )
         if base.origin == default.origin == "None":
             return Code(code)
-        return Code(code, f"tt_of_get({base.origin}, {value}, {key}, {default.origin})")
+        is_there = f"type({value}) is dict and {key} in {value}"
+        return Code(code, f"(tt_inside({base.origin}, {key}) if {is_there} else {default.origin})")
 
     # -- filters and tests
 
     def code_Filter(self, node: nodes.Filter, frame: Frame) -> Code | None:
         if node.node is None or node.dyn_args or node.dyn_kwargs:
             return None
-        if node.name == "tojson" and not node.args:
-            return self._json(node, node.node, frame)
-        if node.kwargs or node.name not in ("count", "length", "string", *_METHODS):
-            return None
         base, value = self.code(node.node, frame), self.temporary_identifier()
-        if node.args:
+        if node.name == "tojson" and not node.args:
+            options = json_options(node, frame.eval_ctx)
+            code = f"({value} := environment.json({base.value}, {base.origin}, {options!r}))[0]"
+            return None if options is None else Code(code, f"{value}[1]")
+        if node.args or node.kwargs or node.name not in ("count", "length", "string", *FILTER_METHODS):
             return None
         boxed = f"{self.filters[node.name]}(tt_box({value}, {base.origin}))"
         if node.name in ("length", "count"):
@@ -283,14 +261,7 @@ class Expressions(CodeGenerator):
             return Code(code, is_count=True)
         if node.name == "string":
             return Code(f"({value} if type({value} := {base.value}) is str else {boxed})", base.origin)
-        return self._text_method(base, _METHODS[node.name], "", value, boxed)
-
-    def _json(self, node: nodes.Filter, value: nodes.Expr, frame: Frame) -> Code | None:
-        options = json_options(node, frame.eval_ctx)
-        if options is None:
-            return None
-        base, pair = self.code(value, frame), self.temporary_identifier()
-        return Code(f"({pair} := environment.json({base.value}, {base.origin}, {options!r}))[0]", f"{pair}[1]")
+        return self._text_method(base, FILTER_METHODS[node.name], "", value, boxed)
 
     def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs or node.name not in self.tests:
@@ -311,7 +282,7 @@ class Expressions(CodeGenerator):
     def code_Compare(self, node: nodes.Compare, frame: Frame) -> Code:
         if len(node.ops) != 1:
             operands = [node.expr, *(operand.expr for operand in node.ops)]
-            first, *more = (f"environment.weighed({self.code(operand, frame).boxed})" for operand in operands)
+            first, *more = (f"tt_weighed({self.code(operand, frame).boxed})" for operand in operands)
             links = (f" {operators[operand.op]} {code}" for operand, code in zip(node.ops, more, strict=True))
             return Code(f"({first}{''.join(links)})", is_count=True)
         op, sides = node.ops[0].op, (node.expr, node.ops[0].expr)
@@ -319,12 +290,11 @@ class Expressions(CodeGenerator):
             return self._within(op, *sides, frame)
         left, right = (self.code(side, frame) for side in sides)
         if op in ("eq", "ne"):
-            is_word = isinstance(sides[1], nodes.Const) and type(sides[1].value) is str
-            values = [self._or_none(sides[0], frame) if is_word else left.value, right.value]
+            values = [self._or_none(sides[0], frame) if is_word(sides[1]) else left.value, right.value]
         else:  # may fail, with an error that names the types
             values = [left.boxed, right.boxed]
         if not (left.is_count or right.is_count or any(map(is_constant, sides))):
-            values = [f"environment.weighed({value})" for value in values]
+            values = [f"tt_weighed({value})" for value in values]
         return Code(f"({values[0]} {operators[op]} {values[1]})", is_count=True)
 
     def _within(self, op: str, item: nodes.Expr, container: nodes.Expr, frame: Frame) -> Code:
@@ -333,20 +303,20 @@ class Expressions(CodeGenerator):
             constants = tuple(one.value for one in container.items)  # type: ignore[attr-defined]
             return Code(f"({self.code(item, frame).value} {no}in {constants!r})", is_count=True)
         base = self.code(container, frame)
-        if isinstance(item, nodes.Const) and type(item.value) is str:
+        if is_word(item):
             value = self.temporary_identifier()
             is_plain = f"type({value} := {base.value}) is str or type({value}) is dict"
             boxed = f"environment.within({item.value!r}, tt_box({value}, {base.origin}))"
             return Code(f"({no}({item.value!r} in {value} if {is_plain} else {boxed}))", is_count=True)
         return Code(f"({no}environment.within({self.code(item, frame).boxed}, {base.boxed}))", is_count=True)
 
-    def code_And(self, node: nodes.And, frame: Frame) -> Code:
+    def code_And(self, node: nodes.And | nodes.Or, frame: Frame) -> Code:
         left, right, first = self.code(node.left, frame), self.code(node.right, frame), self.temporary_identifier()
+        if isinstance(node, nodes.Or):
+            return self._either(f"({first} if ({first} := {left.value}) else {right.value})", first, left, right)
         return self._either(f"({right.value} if ({first} := {left.value}) else {first})", first, right, left)
 
-    def code_Or(self, node: nodes.Or, frame: Frame) -> Code:
-        left, right, first = self.code(node.left, frame), self.code(node.right, frame), self.temporary_identifier()
-        return self._either(f"({first} if ({first} := {left.value}) else {right.value})", first, left, right)
+    code_Or = code_And  # noqa: N815
 
     def code_Not(self, node: nodes.Not, frame: Frame) -> Code:
         return Code(self.condition(node, frame), is_count=True)
@@ -354,18 +324,13 @@ class Expressions(CodeGenerator):
     def code_CondExpr(self, node: nodes.CondExpr, frame: Frame) -> Code:
         frame = frame.soft()
         first, test = self.code(node.expr1, frame), self.temporary_identifier()
+        second = Code("cond_expr_undefined('an inline if without an else was false')")
         if node.expr2 is not None:
             second = self.code(node.expr2, frame)
-        else:
-            hint = (
-                f"the inline if-expression on {self.position(node)} evaluated to false and no else section was defined."
-            )
-            second = Code(f"cond_expr_undefined({hint!r})")
         code = f"({first.value} if ({test} := {self.condition(node.test, frame)}) else {second.value})"
         return self._either(code, test, first, second)
 
     def _either(self, value: str, test: str, first: Code, second: Code) -> Code:
-        """A value that is the first if `test` is true, else the second."""
         if first.origin == second.origin == "None":
             return Code(value, is_count=first.is_count and second.is_count)
         return Code(value, f"({first.origin} if {test} else {second.origin})")

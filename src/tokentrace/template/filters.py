@@ -23,10 +23,10 @@ from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import pass_eval_context
 from markupsafe import Markup
 
-from .budget import TooLarge, check_bits, check_size, counted, listed, step, weigh
+from .budget import TooLarge, check_size, counted, listed, step, weigh, weighed
 from .jsonify import JsonOptions, dumps
-from .strings import join_traced, join_with, plain_text, promoted
-from .traced import TRACED_TYPES, TracedBool, TracedMarkup, TracedNone, as_markup, is_traced, opaque, plain, text_of
+from .strings import FILTER_METHODS, join_traced, join_with, plain_text, promoted
+from .traced import TRACED_TYPES, TracedMarkup, as_markup, derived, is_traced, opaque, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
 """No number may be a larger argument of a filter: it may be a width, or a number of digits."""
@@ -60,8 +60,6 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _method(name: str) -> Callable[..., str]:
-    """A filter that does what a method of strings does."""
-
     def call(value: Any, chars: str | None = None) -> str:
         result: str = getattr(promoted(text_of(value)), name)(*([] if chars is None else [chars]))
         return as_markup(result) if hasattr(value, "__html__") else result
@@ -80,28 +78,23 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "string": text_of,
     "safe": lambda value: as_markup(text_of(value)),
     "replace": _replace,
-    "trim": _method("strip"),
-    **{name: _method(name) for name in ("upper", "lower", "capitalize")},
+    **{name: _method(method) for name, method in FILTER_METHODS.items()},
     "list": listed,
 }
 
 
-def traced_filters(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The filters of the tracing environment: same names, same text, traces kept or marked unknown."""
-    return {name: _REWRITTEN.get(name) or _guarded(name, function) for name, function in originals.items()}
-
-
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's, with its arguments checked and its result handed out or marked unknown."""
-    if name in _AS_IT_IS:
-        return function
+def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's, rewritten; or with its arguments checked and its result handed out or marked unknown."""
+    if name in _REWRITTEN or name in _AS_IT_IS:
+        return _REWRITTEN.get(name, function)
     context = 0 if getattr(function, "jinja_pass_arg", None) is None else 1  # arguments that Jinja itself puts first
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         values = list(args[context:])
-        if name not in _LAZY or name in ("batch", "slice"):
-            _check_counts(values[1:], kwargs)
+        numbers = [abs(value) for value in (*values[1:], *kwargs.values()) if isinstance(value, int)]
+        if max(numbers, default=0) > _MAX_COUNT and (name not in _LAZY or name in ("batch", "slice")):
+            raise TooLarge(f"{max(numbers)} is too large an argument for a filter")
         if name in _LAZY:
             if values and values[0] and name != "items":
                 values[0] = counted(values[0])
@@ -114,34 +107,22 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args[:context], *values, **kwargs)
         if name in _SORTING:
             return counted(result) if isinstance(result, GeneratorType) else result
-        if isinstance(result, int):
-            check_bits(result.bit_length())
-        is_spelled = name in ("escape", "forceescape", "striptags", "e")  # ``&#60;`` is ``<``: a count may be a letter
-        return opaque(result) if is_spelled or is_traced([*values, *kwargs.values()]) else result
+        if name in ("escape", "forceescape", "striptags", "e"):  # ``&#60;`` is ``<``: a count may be a letter
+            return opaque(result)
+        return derived(result, *values, *kwargs.values())
 
     return guarded
-
-
-def _check_counts(args: list[Any], kwargs: Mapping[str, Any]) -> None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > _MAX_COUNT:
-            raise TooLarge(f"{value} is too large an argument for a filter")
 
 
 # -- tests
 
 
 def within(item: Any, container: Any) -> bool:
-    """``item in container``."""
     if not isinstance(item, str):
         weigh(item)
     if isinstance(container, (list, tuple)):
         step(len(container) >> 6)
     return item in container
-
-
-def _is_boolean(value: Any) -> bool:
-    return value is True or value is False or isinstance(value, TracedBool)
 
 
 def _is_same(value: Any, other: Any) -> bool:
@@ -151,31 +132,27 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
-    "none": lambda value: value is None or isinstance(value, TracedNone),
-    "true": lambda value: value is True or (isinstance(value, TracedBool) and bool(value)),
-    "false": lambda value: value is False or (isinstance(value, TracedBool) and not value),
-    "boolean": _is_boolean,
-    "integer": lambda value: isinstance(value, int) and not _is_boolean(value),
+    "none": lambda value: plain(value) is None,
+    "true": lambda value: plain(value) is True,
+    "false": lambda value: plain(value) is False,
+    "boolean": lambda value: isinstance(plain(value), bool),
+    "integer": lambda value: isinstance(plain(value), int) and not isinstance(plain(value), bool),
     "in": within,
     "sameas": _is_same,
 }
 
 
-def traced_tests(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., bool]]:
-    """The tests of the tracing environment. A test's answer is a truth, which is the template's own."""
-    return {name: _TRACED_TESTS.get(name) or _weighing(test) for name, test in originals.items()}
+def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
+    """A test of Jinja's. Its answer is a truth, which is the template's own."""
 
-
-def _weighing(test: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(test)
     def weighing(*args: Any, **kwargs: Any) -> bool:
         step()
         for value in args:
-            if isinstance(value, (list, tuple, dict)):
-                weigh(value)
+            weighed(value)
         return test(*args, **kwargs)
 
-    return weighing
+    return _TRACED_TESTS.get(name, weighing)
 
 
 # -- format strings. With bare fields only (``%s``, ``%d``, ``{}``, ``{name}``) they keep the trace. The text of any
@@ -190,7 +167,6 @@ _WIDTHS: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)")
 
 
 def percent_format(template: str, values: Any) -> str:
-    """``template % values``."""
     text = plain_text(template)
     fields = text.count("%")
     _check_fields(fields)

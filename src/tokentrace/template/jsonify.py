@@ -21,8 +21,6 @@ _MAX_INDENT: Final = 1_000
 
 
 class JsonOptions(NamedTuple):
-    """The options of ``tojson``, as transformers has them."""
-
     ensure_ascii: bool = False
     indent: int | str | None = None
     separators: tuple[str, str] | None = None
@@ -102,8 +100,6 @@ def _escape(options: tuple[Any, ...]) -> Callable[[str], str]:
 
 
 class _Writer:
-    """Walks a value and yields its JSON piece by piece."""
-
     def __init__(self, options: JsonOptions) -> None:
         indent = options.indent
         self._options = options
@@ -131,7 +127,6 @@ class _Writer:
     def _container(
         self, brackets: str, entries: Iterable[Iterator[str]], newline: str, origin: Origin | None
     ) -> Iterator[str]:
-        """The entries, with brackets around and commas between them."""
         is_empty = True
         for entry in entries:
             yield traced(brackets[0] if is_empty else self._comma, origin)
@@ -145,7 +140,7 @@ class _Writer:
             yield traced(brackets[1] if self._indent is None else newline + brackets[1], origin)
 
     def _entry(self, value: dict[Any, Any], key: Any, newline: str, origin: Origin | None) -> Iterator[str]:
-        name = key if isinstance(key, str) else _key_text(key)
+        name = key if isinstance(key, str) else next(iter(json.loads(json.dumps({plain(key): 0}))))
         is_field = type(value) is TracedDict
         yield self._string(name, value.origin.at(name, KEY) if is_field else origin)  # type: ignore[attr-defined]
         yield traced(self._colon, origin)
@@ -160,8 +155,3 @@ class _Writer:
         return join_traced(
             (quote, *(traced(escape(text)[1:-1], part_origin) for text, part_origin in runs_of(value)), quote)
         )
-
-
-def _key_text(key: Any) -> str:
-    """A key that is not text, as JSON writes it. Raises TypeError for what cannot be a key."""
-    return str(next(iter(json.loads(json.dumps({plain(key): 0})))))

@@ -27,7 +27,6 @@ class Origin(FieldPath):
 
     @classmethod
     def of(cls, message: int, *path: str | int) -> Origin:
-        """The origin of a field of a message."""
         return cls(("messages", message, *path))
 
     def at(self, *keys: Any) -> Origin:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from .budget import charge, check_items, listed
+from .budget import SMALL, charge, check_items, listed
 from .origin import KEY, Origin
 from .strings import TracedStr, traced
 from .traced import TRACED_TYPES, TracedDict, TracedList, TracedNone, plain, wrap
@@ -33,13 +33,10 @@ _CACHED: Final = 1 << 11
 """Origins of the items of longer lists are made anew each time."""
 
 
-class Pieces:
+class Pieces(NamedTuple):
     """What is beside a list of pieces of a text: the origin of that text."""
 
-    __slots__ = ("origin",)
-
-    def __init__(self, origin: Origin) -> None:
-        self.origin = origin
+    origin: Origin
 
 
 Origins = tuple[Origin | None, ...]
@@ -89,18 +86,12 @@ def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
     return _origins(value, origin)[key] if is_item and origin is not None else None
 
 
-def of_get(origin: Beside, value: Any, key: str, default: Beside) -> Beside:
-    """The origin of ``value.get(key, default)``."""
-    return inside(origin, key) if type(value) is dict and key in value else default
-
-
 def bounds(*ends: Any) -> slice:
     """A slice; the None of a field is None."""
     return slice(*(None if type(end) is TracedNone else end for end in ends))
 
 
 def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
-    """The origin of ``value[start:stop]``."""
     if type(value) is str or origin is None or type(origin) is Pieces:
         return origin
     return _origins(value, origin)[which] if type(value) is list else None
@@ -118,7 +109,8 @@ def keeps_items(value: list[Any]) -> bool:
 
 def paid(text: str) -> str:
     """`text`, of which a part is about to be made."""
-    charge((len(text) if text.isascii() else 4 * len(text)) + 128)
+    if len(text) >= SMALL:
+        charge((len(text) if text.isascii() else 4 * len(text)) + 128)
     return text
 
 

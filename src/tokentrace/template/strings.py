@@ -154,33 +154,38 @@ def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], Trace
     return method
 
 
-for _name in ("capitalize", "casefold", "lower", "swapcase", "title", "upper"):
+# -- the methods of strings. The text of those that are in no class is UNKNOWN
+
+_CASES: Final = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
+for _name in _CASES:
     setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
 
 TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
-"""Methods of strings that keep the trace."""
+"""Methods that keep the trace."""
+CUTTING_METHODS: Final = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
+"""Those of them whose result is a part of the text, or the text in other letters: it has the text's origin."""
 ASKING_METHODS: Final = frozenset(
-    (
-        *("count", "endswith", "find", "index", "rfind", "rindex", "startswith"),
-        *(name for name in dir(str) if name.startswith("is")),
-    )
-)
-"""Methods of strings that return a count, a position or a truth. The text of all other methods is UNKNOWN."""
+    name for name in dir(str) if name.startswith("is") or name.strip("r") in ("count", "endswith", "find", "index")
+) | {"startswith"}
+"""Methods that return a count, a position or a truth."""
+FILTER_METHODS: Final = {"trim": "strip", "upper": "upper", "lower": "lower", "capitalize": "capitalize"}
+"""Filters that do what a method does."""
 
 
 def plain_text(text: str) -> str:
-    """The text without its trace."""
     return _slice(text, slice(None))
 
 
-def traced(text: str, origin: Origin | None) -> TracedStr:
-    """`text` as a traced string of one origin."""
+def with_runs(text: str, runs: Runs) -> TracedStr:
     self = str.__new__(TracedStr, text)
-    size = len(text)
-    self.runs = ((size, origin),) if size else ()
-    if size > SMALL:
-        _pay(self)
+    self.runs = runs
+    if len(text) > SMALL:
+        charge((len(text) if text.isascii() else 4 * len(text)) + 128 * len(runs))
     return self
+
+
+def traced(text: str, origin: Origin | None) -> TracedStr:
+    return with_runs(text, ((len(text), origin),) if text else ())
 
 
 def promoted(text: str) -> TracedStr:
@@ -188,20 +193,7 @@ def promoted(text: str) -> TracedStr:
     return text if isinstance(text, TracedStr) else traced(text, None)
 
 
-def with_runs(text: str, runs: Runs) -> TracedStr:
-    self = str.__new__(TracedStr, text)
-    self.runs = runs
-    if len(text) > SMALL:
-        _pay(self)
-    return self
-
-
-def _pay(text: TracedStr) -> None:
-    charge((len(text) if text.isascii() else 4 * len(text)) + 128 * len(text.runs))
-
-
 def runs_of(text: TracedStr) -> Iterator[tuple[str, Origin | None]]:
-    """The text of each run, and its origin."""
     start = 0
     for end, origin in text.runs:
         yield _slice(text, slice(start, end)), origin
@@ -213,18 +205,13 @@ def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
     runs = source.runs
     if start == 0 and stop == len(source):
         return source
-    self = str.__new__(TracedStr, _slice(source, slice(start, stop)))
-    if start == stop:
-        self.runs = ()
-    elif len(runs) == 1:
-        self.runs = ((stop - start, runs[0][1]),)
-    else:
+    if len(runs) > 1 and start < stop:
         first = bisect.bisect_left(runs, (start + 1,))  # the first run that ends behind `start`
         last = bisect.bisect_left(runs, (stop,), first)  # and the first that reaches `stop`
-        self.runs = (*((end - start, origin) for end, origin in runs[first:last]), (stop - start, runs[last][1]))
-    if stop - start > SMALL:
-        _pay(self)
-    return self
+        runs = (*((end - start, origin) for end, origin in runs[first:last]), (stop - start, runs[last][1]))
+    else:
+        runs = ((stop - start, runs[0][1]),) if start < stop else ()
+    return with_runs(_slice(source, slice(start, stop)), runs)
 
 
 def join_traced(parts: Iterable[str]) -> TracedStr:

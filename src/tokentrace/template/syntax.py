@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import jinja2.meta
 from jinja2 import nodes
@@ -35,9 +35,8 @@ def summands(node: nodes.Node) -> list[nodes.Node]:
     if not isinstance(node, nodes.Add):
         return [node]
     *parts, last = summands(node.left)
-    words = [one.value if isinstance(one, nodes.Const) else None for one in (last, node.right)]
-    if all(type(word) is str for word in words):
-        return [*parts, nodes.Const(words[0] + words[1], lineno=node.lineno)]  # type: ignore[operator]
+    if is_word(last) and is_word(node.right):
+        return [*parts, nodes.Const(last.value + node.right.value, lineno=node.lineno)]
     return [*parts, last, node.right]
 
 
@@ -52,6 +51,10 @@ def field_of(node: nodes.Node) -> str | None:
     """The field that an expression names; None if it may be a method of dicts."""
     name = key_of(node)
     return name if name and name not in DICT_ATTRIBUTES else None
+
+
+def is_word(node: nodes.Node | None) -> TypeGuard[nodes.Const]:
+    return isinstance(node, nodes.Const) and type(node.value) is str
 
 
 def is_constant(node: nodes.Node) -> bool:

@@ -30,9 +30,9 @@ class Rendering:
     """
 
     text: str
-    ends: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    origins: list[Origin | None] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list, repr=False)
+    turns: list[int] = field(default_factory=list, repr=False)
+    origins: list[Origin | None] = field(default_factory=list, repr=False)
     generation: list[tuple[int, int]] = field(default_factory=list)
     tail: int = 0
 
@@ -54,7 +54,6 @@ class Rendering:
             self.origins.insert(at, self.origins[at])
 
     def until(self, stop: int) -> Rendering:
-        """The rendering of the first `stop` characters."""
         count = bisect.bisect_left(self.ends, stop) + 1 if stop else 0
         return Rendering(
             self.text[:stop],
@@ -90,9 +89,6 @@ class Rendering:
                 rendering.tail = end if turn >= 0 else rendering.tail
         rendering.text = "".join(texts)
         return rendering
-
-    def __repr__(self) -> str:
-        return f"Rendering({self.text!r}, {len(self.ends)} spans)"
 
 
 # -- while the template runs
@@ -131,11 +127,9 @@ class Trace:
         """Texts of namespaces: the turn in which each was stored, its value before that turn, and its value."""
 
     def origin_of(self, value: Any) -> Origin | None:
-        """The origin of the template's variable ``messages``."""
         return _MESSAGES if value is self.messages and value is not None else None
 
     def enter(self) -> None:
-        """A loop begins."""
         self.stack.append(self.current)
 
     def leave(self, out: list[Any]) -> None:
@@ -163,8 +157,11 @@ class Trace:
         """A variable is set to `item`: if that is a message, its turn begins."""
         if type(item) is TracedDict:
             origin = item.origin
-        if type(origin) is not Origin:
-            self._begin(_rebuilt(item, self.current), out)
+        if type(origin) is not Origin:  # a dict of the template's own, put together from a message
+            texts = [value for value in (item.get("role"), item.get("content")) if type(value) is TracedStr]
+            origins = [text.runs[0][1] for text in texts if text.runs]
+            messages = [one.message for one in origins if one is not None and one.message is not None and one.path]
+            self._begin(messages[0] if messages else self.current, out)
         elif len(origin) == 2 and origin[0] == "messages":
             self._begin(origin[1], out, item)
 
@@ -197,16 +194,6 @@ class Trace:
             if self.current >= 0:
                 values[name] = value = _collected(value, before, self.current)
             self.collected[key] = self.current, before, value
-
-
-def _rebuilt(item: dict[Any, Any], otherwise: int) -> int:
-    """The message that a dict of the template's own was put together from."""
-    for value in (item.get("role"), item.get("content")):
-        if type(value) is TracedStr and value.runs:
-            origin = value.runs[0][1]
-            if origin is not None and origin.message is not None and origin.path:
-                return origin.message
-    return otherwise
 
 
 def _collected(value: Any, before: Any, turn: int) -> Any:
@@ -264,10 +251,10 @@ def collect(out: list[Any]) -> Rendering:
                 ends[-1] = end
             elif value:
                 ends.append(end)
+                turns.append(turn)
                 origins.append(origin)
                 last = origin
             continue
-        turns += [turn] * (len(ends) - len(turns))
         if origin is TURN:
             turn = value
         elif origin is GENERATION and value:
@@ -281,7 +268,6 @@ def collect(out: list[Any]) -> Rendering:
             _extend(spans, promoted(text), end, turn)
             end += len(text)
         last = origins[-1] if turns and turns[-1] == turn else collect
-    turns += [turn] * (len(ends) - len(turns))
     if end > MAX_TEXT or len(ends) > MAX_ITEMS:
         raise TemplateLimitError(f"the template wrote more than {MAX_TEXT} characters, or {MAX_ITEMS} spans")
     spans.text = "".join(texts)

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from markupsafe import Markup, escape
 
 from ..conversation.values import json_like
-from .budget import charge, check_items, check_size, weigh
+from .budget import charge, check_bits, check_items, check_size, weigh
 from .origin import KEY, UNKNOWN, InTurn, Origin
 from .strings import TracedStr, join_traced, plain_text, promoted, traced, with_runs
 
@@ -226,6 +226,13 @@ def is_traced(value: Any) -> bool:
         return any(map(has_trace, part)) if isinstance(part, (list, tuple, set, frozenset)) else True
 
     return has_trace(value)
+
+
+def derived(result: Any, *values: Any) -> Any:
+    """The result of an operation on `values` that is not proven to keep their trace. Raises TooLarge for a number."""
+    if isinstance(result, int):
+        check_bits(result.bit_length())
+    return opaque(result) if is_traced(values) else result
 
 
 def opaque(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """The public names of tokens and where each is defined."""
 
 from .control import Trust as Trust
-from .encoded import Encoded as Encoded
 from .encoding import ControlPolicy as ControlPolicy
+from .encoding import Encoded as Encoded
 from .encoding import encode_spans as encode_spans
 from .kinds import Kind as Kind
 from .kinds import Part as Part

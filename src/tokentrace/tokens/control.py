@@ -47,7 +47,6 @@ class ControlPattern:
         self.regex = longest_first(tokens)
 
     def at(self, match: re.Match[str]) -> Iterator[tuple[ControlToken, int]]:
-        """The tokens that begin where a match does, the longest first, each with its length."""
         for length in range(len(match[0]), 0, -1):
             token = self.tokens.get(match[0][:length])
             if token is not None:
@@ -96,7 +95,6 @@ class TrustedSpans:
     inner: frozenset[int] = frozenset()
 
     def touched(self, start: int, end: int) -> range:
-        """The spans that a range of text touches."""
         return range(bisect.bisect_right(self.ends, start), bisect.bisect_left(self.ends, end) + 1)
 
     def forbidding(self, token: ControlToken, start: int, end: int) -> int | None:
@@ -112,7 +110,6 @@ Normalize = Callable[[str], tuple[str, Sequence[tuple[int, int]] | None]]
 def split(
     text: str, spans: TrustedSpans, patterns: ControlPatterns, normalize: Normalize
 ) -> list[ControlMatch | PlainPiece]:
-    """A text as control tokens and the pieces between them."""
     parts: list[ControlMatch | PlainPiece] = []
     at = 0
     for match in [*_search(text, spans, patterns[0]), None]:

@@ -11,17 +11,21 @@ from __future__ import annotations
 import bisect
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from ..computed import computed
 from ..errors import TokenizerError
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from .control import ControlMatch, PlainPiece, Positions, Trust, TrustedSpans, split
-from .encoded import Encoded
-from .tokenizer import Ids, Tokenizer
+from .tokenizer import Ids, Tokenizer, with_offsets
+
+Number = TypeVar("Number", bound=np.generic)
 
 _NEAR: Final = 64
 """Bytes of ASCII between others up to which these are one piece of text."""
@@ -50,6 +54,74 @@ class ForgedControl(Exception):  # noqa: N818
         self.token = token
 
 
+class ControlTokens(NamedTuple):
+    """The control tokens of a text: their indices and ids, and where they start and end, in characters."""
+
+    at: list[int]
+    ids: list[int]
+    starts: list[int]
+    ends: list[int]
+
+
+@dataclass(eq=False)
+class Encoded:
+    """Ids, and the characters of the text at which each token starts and ends. Tokens may share a character."""
+
+    ids: Ids
+    rendering: Rendering
+    control: npt.NDArray[np.bool_]
+    """True where a token is a control token."""
+    starts: Positions
+    ends: Positions
+    begins: Positions | None = None
+    """Where the text that each token spells starts, without white space that it absorbs (None: `starts`)."""
+    forged: Sequence[tuple[int, str]] = ()
+    """Control tokens that stayed text as it is not trusted: the span of each, and the token."""
+
+    @computed
+    def spans(self) -> npt.NDArray[np.int32]:
+        """The span in which each token begins."""
+        return self.per_token(np.arange(len(self.rendering.ends), dtype=np.int32))
+
+    def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """A value for each span of the rendering, for each token that begins in it."""
+        return np.repeat(of_spans, self._tokens_in_spans)
+
+    @computed
+    def _tokens_in_spans(self) -> npt.NDArray[np.intp]:
+        ends, begins = self.rendering.ends, self.starts if self.begins is None else self.begins
+        bounds = np.zeros(len(ends) + 1, np.intp)
+        bounds[1:] = begins.searchsorted(np.asarray(ends, begins.dtype), "left")
+        bounds[-1] = len(self.ids) if ends else 0
+        return bounds[1:] - bounds[:-1]
+
+    @computed
+    def control_tokens(self) -> ControlTokens:
+        """The control tokens, and where they are."""
+        at = self.control.nonzero()[0]
+        columns = (at, self.ids[at], self.starts[at], self.ends[at])
+        return ControlTokens(*(column.tolist() for column in columns))
+
+    # -- positions
+
+    def position(self, token: int) -> int:
+        """The character at which a token starts; for one past the last, the end of the text."""
+        return int(self.starts[token]) if token < len(self.ids) else len(self.rendering.text)
+
+    def first_touching(self, positions: Sequence[int]) -> list[int]:
+        """For each character position, the first token that ends after it."""
+        return list(map(int, self.ends.searchsorted(np.asarray(positions, self.ends.dtype), "right")))
+
+    def first_after(self, positions: Sequence[int]) -> list[int]:
+        """For each character position, the first token that starts at it or later."""
+        return list(map(int, self.starts.searchsorted(np.asarray(positions, self.starts.dtype), "left")))
+
+    def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
+        """The half-open range of tokens that contain a character of ``text[start:end]``."""
+        first = self.first_touching([start])[0]
+        return first, max(first, self.first_after([end])[0])
+
+
 def encode_spans(
     tokenizer: Tokenizer,
     rendering: Rendering,
@@ -68,7 +140,8 @@ def encode_spans(
         encoded = _encode_whole(tokenizer, rendering, raw)
         if encoded is not None and not (is_checked and _is_forged(encoded, trust_of, inner)):
             return encoded
-    parts = unlimited = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
+    core = tokenizer.core
+    parts = unlimited = split(text, TrustedSpans([len(text)], [Trust.ANY]), core.patterns, core.normalize)
     forged: list[tuple[int, str]] = []
     if is_checked:
         trust = [Trust.ANY if origin is None else trust_of(origin) for origin in rendering.origins]
@@ -79,13 +152,13 @@ def encode_spans(
             forged = _forged(unlimited, spans)
         if forged and policy is ControlPolicy.REJECT:
             raise ForgedControl(*forged[0])
-        parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
+        parts = split(text, spans, core.patterns, core.normalize)
     nothing = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
     pieces = (_encode_part(tokenizer, part, is_checked) for part in parts)
     ids, starts, ends, begins = map(np.concatenate, zip(nothing, *pieces, strict=True))
     if _matches(parts) == _matches(unlimited) and not np.array_equal(ids, tokenizer.encode(text)):
         # all control tokens were allowed: the ids are the tokenizer's, however it computes them
-        ids, offsets = tokenizer.reference(text)
+        ids, offsets = with_offsets(core.slow, text)
         starts, ends = _ordered(offsets)
         begins = starts
     return Encoded(ids, rendering, tokenizer.vocabulary.is_control.take(ids), starts, ends, begins, forged)
@@ -179,9 +252,9 @@ def _encode_part(
 def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Positions, Positions]:
     """The tokens of a piece, and where each is, in characters of the piece."""
     vocabulary, text = tokenizer.vocabulary, part.text
-    options = {"first": part.start == 0, "normalized": part.places is not None}
-    if options["normalized"] or not vocabulary.nfc or unicodedata.is_normalized("NFC", text):
-        ids, raw = tokenizer.encode_plain(text, **options), text.encode("utf-8")
+    is_first, is_normalized = part.start == 0, part.places is not None
+    if is_normalized or not vocabulary.nfc or unicodedata.is_normalized("NFC", text):
+        ids, raw = tokenizer.core.encode_plain(text, is_first, is_normalized), text.encode("utf-8")
         bounds = np.append(0, np.cumsum(vocabulary.byte_lengths[ids], dtype=np.int64))
         spelled = raw
         if bounds[-1] == len(raw) + 1 and vocabulary.spaced:
@@ -189,7 +262,7 @@ def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Position
             bounds[1:] -= 1  # a space that the tokenizer writes before the first word
         if bounds[-1] == len(raw) and (vocabulary.exact or vocabulary.spells(ids.tolist(), spelled)):
             return ids, *_characters(raw, len(text), bounds)
-    ids, offsets = tokenizer.offsets(text, **options)
+    ids, offsets = with_offsets(tokenizer.core.plain(is_first, is_normalized), text)
     return ids, *_ordered(offsets)
 
 

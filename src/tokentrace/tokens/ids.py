@@ -102,5 +102,4 @@ def common_prefix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
 
 
 def common_suffix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
-    """The number of items that two arrays end with alike."""
     return common_prefix(one[::-1], other[::-1])

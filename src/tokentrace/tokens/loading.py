@@ -84,7 +84,7 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
     special = _read(folder / "special_tokens_map.json")
     eos = _read(folder / "generation_config.json").get("eos_token_id")
     return Tokenizer(
-        _bytes(path),
+        _text(path),
         name=name,
         templates=_templates(folder, config),
         variables=_special_tokens(special) | _special_tokens(config),
@@ -92,24 +92,17 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
     )
 
 
-def _bytes(path: Path) -> bytes:
-    """The bytes of a text file, with ``\\n`` as line ends."""
-    try:
-        return path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    except OSError as error:
-        raise TokenizerError(f"{path.name} cannot be read: {error}") from error
-
-
 def _text(path: Path) -> str:
+    """A file, with ``\\n`` as line ends."""
     try:
-        return _bytes(path).decode()
-    except UnicodeDecodeError as error:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path.name} cannot be read: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_bytes(path)) if path.is_file() else {}
+        value = json.loads(_text(path)) if path.is_file() else {}
     except ValueError as error:
         raise TokenizerError(f"{path.name} is not valid JSON: {error}") from error
     return value if isinstance(value, dict) else {}

@@ -86,7 +86,6 @@ class TokenTable:
             return object.__getattribute__(self, name)
 
     def columns(self) -> dict[str, Any]:
-        """The columns that the table has, by name."""
         return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
 
     def slice(self, start: int, stop: int) -> Self:
@@ -95,7 +94,6 @@ class TokenTable:
         return dataclasses.replace(self, **columns)
 
     def message_spans(self) -> list[tuple[int, int, int]]:
-        """Runs of tokens of one message, as ``(start, stop, message)``."""
         return message_spans(self.messages)
 
     def __len__(self) -> int:
@@ -107,15 +105,13 @@ def join(tables: Sequence[TokenTable]) -> TokenTable:
     if len(tables) == 1 and type(tables[0]) is TokenTable:
         return tables[0]
     parts = [table.columns() for table in tables]
-    names = [name for name in COLUMNS if name not in _OPTIONAL or any(name in part for part in parts)]
-    columns = {name: [part[name] if name in part else _filler(name, part) for part in parts] for name in names}
-    return TokenTable(**{name: np.concatenate(pieces) for name, pieces in columns.items()})
+    for name, filler in _OPTIONAL.items():
+        for part in parts if any(name in part for part in parts) else ():
+            if name not in part:
+                part[name] = np.full(len(part["ids"]), filler, np.uint8 if name == "parts" else np.float32)
+    return TokenTable(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def message_spans(owners: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
     """Runs of tokens of one message, as ``(start, stop, message)``, from the message of each token (-1: none)."""
     return [(start, stop, int(owners[start])) for start, stop in segments(owners) if owners[start] >= 0]
-
-
-def _filler(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return np.full(len(columns["ids"]), _OPTIONAL[name], np.uint8 if name == "parts" else np.float32)

@@ -63,46 +63,28 @@ class Tokenizer:
         self.digest = hashlib.sha256(raw).hexdigest()
         """A hash of the ``tokenizer.json``."""
         core = _cores.get((self.digest, fast))
-        self._core = core or _cores.setdefault((self.digest, fast), _Core(raw, name, fast))
-        self.vocabulary = self._core.vocabulary
+        self.core = core or _cores.setdefault((self.digest, fast), _Core(raw, name, fast))
+        self.vocabulary = self.core.vocabulary
 
     @property
     def backend(self) -> str:
         """Which library encodes now: ``"fastokens"`` or ``"tokenizers"``."""
-        return "tokenizers" if self._core.fast is None else "fastokens"
+        return "tokenizers" if self.core.fast is None else "fastokens"
 
     def warm_up(self) -> None:
         """Load and check fastokens now. Otherwise that happens once 20,000 characters have been encoded."""
-        self._core.fast_for(_WORTH)
+        self.core.fast_for(_WORTH)
 
     def encode(self, text: str) -> Ids:
         """The ids of `text`, control tokens recognised, nothing added. Raises InputError for anything but text."""
         try:
-            return self._core.encode(text)
+            return self.core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
             raise InputError(f"encode takes text that UTF-8 can hold, not {brief(text)}") from error
 
-    def encode_plain(self, text: str, *, first: bool = False, normalized: bool = False) -> Ids:
-        """The ids of a text without control tokens. `first`: it begins the input. `normalized`: it is that already."""
-        return self._core.encode_plain(text, first, normalized)
-
-    def offsets(self, text: str, *, first: bool, normalized: bool = False) -> tuple[Ids, list[tuple[int, int]]]:
-        """Plain ids with the character offsets that ``tokenizers`` reports: the last resort of attribution."""
-        return _with_offsets(self._core.plain(first, normalized), text)
-
-    def reference(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-        """The ids and offsets of ``tokenizers``, control tokens recognised."""
-        return _with_offsets(self._core.slow, text)
-
-    def normalize(self, text: str) -> tuple[str, list[tuple[int, int]] | None]:
-        """Normalized text, and where each of its characters comes from; None if nothing changed."""
-        normal = self._core.normalize(text)
-        return normal, None if normal == text else self._core.aligner.encode(text).offsets
-
-    @property
-    def patterns(self) -> ControlPatterns:
-        """Patterns that find control tokens in text."""
-        return self._core.patterns
+    def encode_plain(self, text: str) -> Ids:
+        """The ids of a text without control tokens, which does not begin the input."""
+        return self.core.encode_plain(text, False, False)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; invalid UTF-8 becomes U+FFFD. For people to read, never to encode."""
@@ -121,11 +103,11 @@ class Tokenizer:
     def __getstate__(self) -> dict[str, Any]:
         names = ("name", "templates", "variables", "eos_ids")
         settings = {name: getattr(self, name) for name in names}
-        return {"spec_json": self._core.spec_json, "fast": self._core.may_be_fast, **settings}
+        return {"spec_json": self.core.spec_json, "fast": self.core.may_be_fast, **settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
-        _unpickled[self.digest] = self._core
+        _unpickled[self.digest] = self.core
         while len(_unpickled) > 2:
             del _unpickled[next(iter(_unpickled))]
 
@@ -224,7 +206,7 @@ class _Core:
         return np.asarray(self.slow.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_plain(self, text: str, first: bool, normalized: bool) -> Ids:
-        """The ids of a text without control tokens."""
+        """The ids of a text without control tokens. `first`: it begins the input. `normalized`: it is that already."""
         if self._is_direct(first):
             pattern = self.vocabulary.control_pattern
             if pattern is None or not pattern.search(text):
@@ -232,7 +214,7 @@ class _Core:
             fast = self.fast_for(len(text))
             if fast is not None and self._ordinary and LONG_S not in text:
                 return np.asarray(fast.encode_ordinary(text).ids, np.int32)
-        return _with_offsets(self.plain(first, normalized), text)[0]
+        return with_offsets(self.plain(first, normalized), text)[0]
 
     def _is_direct(self, first: bool) -> bool:
         """Whether the whole tokenizer encodes plain text as well, if that spells no control token."""
@@ -263,30 +245,23 @@ class _Core:
 
     @computed
     def patterns(self) -> ControlPatterns:
-        return control_patterns(self.vocabulary, self.normalize)
+        return control_patterns(self.vocabulary, lambda text: self.normalize(text)[0])
 
-    def normalize(self, text: str) -> str:
-        return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
-
-    @computed
-    def _normalizer(self) -> Any:
-        import tokenizers
-
-        spec = self.vocabulary.parts.get("normalizer")
-        if spec is None:
-            return None
-        shell = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
-        return tokenizers.Tokenizer.from_str(json.dumps({**shell, "normalizer": spec})).normalizer
+    def normalize(self, text: str) -> tuple[str, list[tuple[int, int]] | None]:
+        """Normalized text, and where each of its characters comes from; None if nothing changed."""
+        normalizer = self._aligner.normalizer
+        normal = text if normalizer is None else str(normalizer.normalize_str(text))
+        return normal, None if normal == text else self._aligner.encode(text).offsets
 
     @computed
-    def aligner(self) -> Any:
+    def _aligner(self) -> Any:
         """A tokenizer that only normalizes, with one token for each resulting character."""
         import tokenizers
 
         aligner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, unk_token="x"))
-        aligner.normalizer = self._normalizer
         aligner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-        return aligner
+        spec = {**json.loads(aligner.to_str()), "normalizer": self.vocabulary.parts.get("normalizer")}
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
@@ -294,6 +269,7 @@ _unpickled: dict[str, _Core] = {}
 """The last two from pickles: a worker receives the same tokenizer with each task, and drops it afterwards."""
 
 
-def _with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+def with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+    """Ids, and the character offsets that ``tokenizers`` reports: the last resort of attribution."""
     encoding = tokenizer.encode(text, add_special_tokens=False)
     return np.asarray(encoding.ids, np.int32), encoding.offsets

@@ -46,8 +46,6 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class ControlToken:
-    """An added token: its id, its text, and how it treats its neighbours."""
-
     __slots__ = ("id", "text", *TOKEN_FLAGS)
     special: bool
     lstrip: bool
@@ -176,7 +174,6 @@ class Vocabulary:
         return cached
 
     def spells(self, ids: Iterable[int], raw: bytes) -> bool:
-        """Whether the tokens, one after another, spell exactly these bytes."""
         return b"".join(map(self.token_bytes, ids)) == raw
 
     def plain_parts(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_several_of_verls_interactions_are_chosen_by_the_row(tmp_path: Path) -> 
     assert led_by(name="gsm8k", ground_truth="42").reward == 1.0
     assert led_by(name="weather").end is End.USER
     assert "there is no simulated user 'wether'" in str(led_by(name="wether").notes)
-    assert "must name one of the simulated users: gsm8k, weather" in str(led_by(ground_truth="42").notes)
+    assert "interaction_kwargs.name is gsm8k or weather" in str(led_by(ground_truth="42").notes)
 
 
 class Retrieval(BaseHTTPRequestHandler):
