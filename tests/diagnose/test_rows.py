@@ -529,22 +529,3 @@ def test_rows_of_trls_training_template_show_the_newline_that_it_trains_and_the_
     newline, added = (("assistant", "scaffold"), ("template", "added tokens"))
     assert set(report.mask) == {(*newline, Cause.MASK_ADDED), (*added, Cause.MASK_ADDED)}
     assert report.mask[*newline, Cause.MASK_ADDED].tokens == 3
-
-
-def test_messages_that_were_encoded_one_by_one_are_caught(tmp_path: Path) -> None:
-    """The script that everybody writes once: each message encoded on its own, and all put together."""
-    encode = hf_tokenizer("qwen2.5").encode
-    rows = []
-    for talk in TALKS[:2]:
-        ids: list[int] = []
-        mask: list[int] = []
-        for message in talk.messages:
-            head = encode(f"<|im_start|>{message['role']}\n", add_special_tokens=False)
-            body = [index for word in message["content"].split(" ") for index in encode(word + " ")]
-            body += encode("<|im_end|>", add_special_tokens=False)
-            ids += [*head, *body]
-            mask += [*[0] * len(head), *[int(message["role"] == "assistant")] * len(body)]
-        rows.append({"messages": talk.messages, "input_ids": ids, "assistant_masks": mask})
-    report = report_of(tmp_path, rows, "qwen2.5")
-    assert not {Cause.BPE_REMERGE, Cause.WHITESPACE}.isdisjoint(report.causes)
-    assert report.differing == len(rows)

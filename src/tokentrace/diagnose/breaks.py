@@ -72,7 +72,7 @@ class Break(ShowsItself):
 
     def add_to(self, contrasts: Contrasts, name: str, about: str = "") -> str:
         """Add the difference to a document; returns the link to it."""
-        return self.contrast().add_to(contrasts, name, ("stream", "next prompt"), about)
+        return contrasts.add(name, *self.contrast(), ("stream", "next prompt"), about)
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         contrasts = Contrasts()

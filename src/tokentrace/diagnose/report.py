@@ -125,7 +125,7 @@ class Report(ShowsItself):
         for key, tally in (pair for table in self.tables for pair in self.ranked(table)):
             for one in tally.examples:
                 links = [
-                    each.add_to(contrasts, f"{one.where}: {finding.cause}", self.sides, finding.words)
+                    contrasts.add(f"{one.where}: {finding.cause}", *each, self.sides, finding.words)
                     for each, finding in zip(one.contrasts, one.findings, strict=False)
                 ]
                 examples.append([Cell(one.where, link=links[0] if links else ""), str(key), one.words])

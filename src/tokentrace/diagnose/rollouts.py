@@ -195,7 +195,8 @@ class CheckedRollout:
         again = min(len(stream), call.start) - shared
         self.counts.update(reprefilled=again, lost=lost)
         words = f"{counted(again)} read again, {counted(lost, 'sampled token')} gone"
-        why = f"token {shared:,} of {len(stream):,}" if broken is None else broken.words
+        place = f"token {shared:,} of {len(stream):,}"
+        why = place if broken is None else f"{place} ({broken.region}): {broken.words}"
         words = "; ".join(filter(None, (why, history.words if history else "", call.recorded, words)))
         where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name}"
         cause = Cause.UNKNOWN if broken is None else broken.cause

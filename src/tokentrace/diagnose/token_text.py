@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.alignment import Hunk, align
-from ..show.document import Contrasts, Track, plain_track
+from ..show.document import Track, plain_track
 from ..show.visible import visible
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -75,10 +75,6 @@ class Contrast(NamedTuple):
             for side, start in zip(sides, (hunk.start, hunk.other_start), strict=True)
         ]
         return cls(tracks[0], tracks[1], [part.moved(len(lead), len(lead)) for part in align(*sides)])
-
-    def add_to(self, contrasts: Contrasts, name: str, names: tuple[str, str], about: str) -> str:
-        """Add it to a document; returns the link to it."""
-        return contrasts.add(name, self.one, self.other, self.hunks, names, about)
 
 
 # -- differences
