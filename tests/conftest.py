@@ -1,7 +1,5 @@
 """Fixtures: every family in turn, its tokenizer, renderers made of it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

@@ -3,8 +3,6 @@
 Plain data. A template may refuse any of them; what the tests promise is to do exactly what the template does.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which family a test is about, so that tests of one vocabulary run together: loading one takes seconds and 500 MB."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -20,8 +20,6 @@ Only the standard library is needed to load this file: `python tests/guides.py P
 pytest.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib

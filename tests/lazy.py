@@ -1,7 +1,5 @@
 """Modules that are imported on first use: collecting tests imports no torch, no trl and no transformers."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

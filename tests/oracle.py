@@ -1,7 +1,5 @@
 """transformers as the oracle: what a model's own template and vocabulary make of a conversation."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Pages as a browser gets them: their tags, their policy, and the document that they carry, decoded by hand."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

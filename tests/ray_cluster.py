@@ -1,7 +1,5 @@
 """A Ray of this machine for tests: two CPUs, quiet, and gone afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

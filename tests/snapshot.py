@@ -7,8 +7,6 @@
 Run it before and after a change that is to change no token. A result is stored as a digest; a refusal as its type.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

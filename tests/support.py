@@ -1,7 +1,5 @@
 """What tests share: loaded tokenizers, renderers made of them, and small tokenizers made up on the spot."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import gc

@@ -1,8 +1,6 @@
 """Bad input never becomes a traceback from the middle of something, and never a wrong id: it is a typed error
 that says where, or it renders as transformers would render it."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections import OrderedDict, UserDict

@@ -1,7 +1,5 @@
 """The histories of `bench`: what it measures must be what a model is given."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

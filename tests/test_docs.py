@@ -1,7 +1,5 @@
 """Every block of code in README.md and docs/ runs, or says why it cannot run here; these are few, and listed."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import pkgutil

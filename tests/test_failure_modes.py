@@ -5,8 +5,6 @@ Each test plays both clients on the same sampled ids: one sends the whole messag
 saw; the second one's always is. `explain_break` names what went wrong.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

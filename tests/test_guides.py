@@ -1,7 +1,5 @@
 """Every guide's code runs: here, or where the package that it is about is installed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """gpt-oss through its own template, held against openai-harmony: same ids, but for differences that are listed here."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

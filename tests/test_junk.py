@@ -4,8 +4,6 @@ A call is a valid one with one argument (or a value somewhere inside it) put in 
 from a seed, so a failure names the seed that makes it again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

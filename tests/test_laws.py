@@ -9,8 +9,6 @@
   A schema that the template writes as JSON is one field.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The loss mask: a token is sampled iff it lies after its turn's generation prompt, up to its stop token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Every notebook runs, cell by cell, and holds no output: those would go stale, and tell of somebody's machine."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

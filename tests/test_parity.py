@@ -1,7 +1,5 @@
 """Parity: the ids are those of transformers' `apply_chat_template`, or both refuse."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

@@ -4,8 +4,6 @@ It marks whole control tokens in messages before the template runs. A template t
 (by a filter, or by joining two texts) makes a control token of a user's text all the same.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The errors of tokentrace: each says what happened, where, and what to do."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Self

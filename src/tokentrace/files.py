@@ -1,7 +1,5 @@
 """Write files completely or not at all, files only their owner may read, and lock folders."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Public names, loaded on first use. Each package declares them once, in the stub beside its ``__init__.py``."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Callable

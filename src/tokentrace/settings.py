@@ -1,7 +1,5 @@
 """Check settings: one of a few names, a number, a limit, an object of a type."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable

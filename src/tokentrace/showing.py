@@ -1,7 +1,5 @@
 """Results that notebooks display. `show` is imported when a notebook asks for it."""
 
-from __future__ import annotations
-
 
 class ShowsItself:
     """A result that a notebook displays as a page in a frame."""

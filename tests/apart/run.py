@@ -5,8 +5,6 @@ integration: `requirements.txt` has its pins, `test_*.py` the tests, which run w
 environments are kept beside the other assets. At the end it says what ran, and what did not and why.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What tests of several integrations share: rollouts of pocket and of a script, and rows written for a trainer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

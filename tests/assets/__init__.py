@@ -3,8 +3,6 @@
 `python -m tests.assets` fetches everything; a test that asks `family_dir` fetches only what it needs.
 """
 
-from __future__ import annotations
-
 from tests.assets.build import family_dir, get_family, trl_templates
 from tests.assets.families import FAMILIES, Family
 from tests.assets.lock import AssetError

@@ -1,7 +1,5 @@
 """`python -m tests.assets [NAME ...]`: fetch and build the assets; `--list` shows them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Building a family's folder out of package members, once, verified, and whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ A rank is both a token's id and its merge priority, so the merges that lead to a
 two known tokens, at that token's place in the order. The same input always gives the same bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

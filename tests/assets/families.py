@@ -3,8 +3,6 @@
 A row is data. Adding a family is adding a row here and its two sha256 in `lock.toml`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ pip itself would build an sdist's metadata before handing the file over, so only
 the index, extra indexes, certificate and trusted hosts, from its environment and configuration files.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """The pinned package files, digests and control tokens of `lock.toml`."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Safe under concurrent runs: a file appears under its final name only when it is 
 process downloads while the others wait.
 """
 
-from __future__ import annotations
-
 import os
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """How a package member becomes the text of a chat template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

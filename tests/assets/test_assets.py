@@ -1,7 +1,5 @@
 """The assets are what their rows say: pinned, loadable, equal to independent readings of the same data."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

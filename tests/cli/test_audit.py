@@ -1,7 +1,5 @@
 """``tokentrace audit``: what it prints, writes and exits with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``tokentrace check``: what it reads and prints, and what its exit code says."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The command line: what it reads and writes, how it fails, completion, colours, JSON for every table, the examples."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import runpy

@@ -1,7 +1,5 @@
 """``tokentrace export``: the rows of a store as a file, whole or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``tokentrace rollout``: from a configuration to rows, resumed, interrupted, and what it says when it fails."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The command line of the gateway: what it says before it serves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``tokentrace tokenize``: files of conversations to rows, from the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

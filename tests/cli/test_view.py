@@ -1,7 +1,5 @@
 """Pages from the command line: what was recorded, and what was found, to look at."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@
 - Changes are reported; what has no text form is refused by name.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from types import SimpleNamespace

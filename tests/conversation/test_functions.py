@@ -1,7 +1,5 @@
 """Python functions as tools: the schema is transformers' own, where transformers makes one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -89,7 +87,7 @@ def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:
     def loose(*values: int) -> None:
         pass
 
-    def unreadable(a: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F821, UP037
+    def unreadable(a: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F821
         pass
 
     def chosen(a: str) -> None:

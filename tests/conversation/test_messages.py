@@ -3,8 +3,6 @@
 What does not pass: `test_bad_input.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

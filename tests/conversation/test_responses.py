@@ -1,7 +1,5 @@
 """Input items of OpenAI's Responses become messages."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

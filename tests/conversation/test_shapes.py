@@ -3,8 +3,6 @@
 Anthropic's messages here are validated with the types of its own client.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Generated conversations, the same for the same seed, and what tests of tokenize jobs share."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Iterator

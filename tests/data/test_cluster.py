@@ -1,7 +1,5 @@
 """The job on a real Ray of this machine: the same bytes as without, whatever dies."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Rows of datasets become conversations: which columns are read, what is refused, and what Parquet does to them."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

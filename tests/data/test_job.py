@@ -1,7 +1,5 @@
 """The job: one file of samples, the same for any number of workers, whole or not there; every bad row is reported."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """Sources: the same rows from every format, in batches that depend on the sources alone."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

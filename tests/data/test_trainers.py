@@ -1,7 +1,5 @@
 """Files for trainers: the columns and the form that each reads, with the labels of the samples in them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

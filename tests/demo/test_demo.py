@@ -1,7 +1,5 @@
 """Client paths: one stream without a break by tokentrace; what the others do is counted, and said with its meaning."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The demo's questions: which are picked, what their tools answer, what earns a reward."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -4,8 +4,6 @@ Nothing of tokentrace decides here. Tokenizers are made up of the templates' con
 text does not depend on the vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

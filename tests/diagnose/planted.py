@@ -1,7 +1,5 @@
 """Rollouts with a break of every cause, and how each framework would write them down."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

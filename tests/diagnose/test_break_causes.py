@@ -1,7 +1,5 @@
 """The cause of each break: in a turn that was rendered again, and in a context that changed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

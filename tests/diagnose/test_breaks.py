@@ -1,7 +1,5 @@
 """Every cause is found on real renders, shown with its tokens, and never claimed without evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

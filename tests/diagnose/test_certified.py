@@ -1,7 +1,5 @@
 """docs/certified.md is what audits say with real tokenizers; ``python -m tests.diagnose.test_certified`` writes it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.assets import FAMILIES

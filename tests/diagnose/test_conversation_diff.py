@@ -1,7 +1,5 @@
 """Causes of branches, on histories as real agents rewrite them, and as laws over any conversation."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

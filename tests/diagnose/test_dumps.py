@@ -1,7 +1,5 @@
 """Dumps of every shape: planted breaks are named, faults and malformed lines are listed with line and field."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

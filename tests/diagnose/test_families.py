@@ -1,7 +1,5 @@
 """Audits of every family: their verdicts are those of brute force, and say what these templates do."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

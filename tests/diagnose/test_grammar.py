@@ -1,7 +1,5 @@
 """The grammar of a template's turns, as a document and as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

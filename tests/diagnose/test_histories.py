@@ -1,7 +1,5 @@
 """Production, rollout and training: each holds what it would hold, and the differences are all there are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache

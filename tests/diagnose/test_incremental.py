@@ -1,7 +1,5 @@
 """Fixed-base and delta tokenization: equal to the full render or reported, id by id."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import warnings

@@ -1,7 +1,5 @@
 """The line and the condition by which renderings of made-up templates differ."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What counts as the same: the laws of the matcher, and the table of docs/gateway.md row by row."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The pytest plugin and the hooks for pre-commit, run as a team would."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Which call continues which; and our own records: trajectories, folders, exported rows, stores."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

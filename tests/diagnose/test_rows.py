@@ -1,7 +1,5 @@
 """Checked rows and datasets: what is right checks clean, and whatever is wrong is found, placed and named."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

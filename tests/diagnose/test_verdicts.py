@@ -1,7 +1,5 @@
 """Verdicts on templates with one flaw planted in them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A completion and the request that follows it: what tests of breaks compare."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One table of the servers' dialects: what they are asked, what they answer, and how the answer is read."""
 
-from __future__ import annotations
-
 import base64
 import copy
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What goes wrong with engines, for tests: a scripted engine that fails on request, and a gate for pieces."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import deque

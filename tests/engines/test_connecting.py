@@ -1,7 +1,5 @@
 """Connecting: what a server can do, of which distribution its logprobs are, and which server it is."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """One law for all servers: requests as recorded, answers as recorded, and nothing else is a completion."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import copy

@@ -1,7 +1,5 @@
 """Faults, servers that send too much or junk, and secrets: what is sent again, what is not, and what is never shown."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import copy

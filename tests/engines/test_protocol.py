@@ -1,7 +1,5 @@
 """What an engine is and what it can be asked: your own needs little, and settings mean the same everywhere."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import AsyncGenerator

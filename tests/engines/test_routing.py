@@ -1,7 +1,5 @@
 """Several endpoints as one: affinity, load, failover, what must agree."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engines that are functions behave as servers do, and are checked as servers are."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -4,8 +4,6 @@ A grammar is read off a template and off the names of control tokens, so it is t
 (`test_derive` holds both against each other); loading one takes milliseconds instead of seconds.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """DeepSeek V3.2 and V4 write what their reference encoders write, and every character knows its field."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import itertools

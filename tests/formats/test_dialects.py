@@ -1,7 +1,5 @@
 """Dialects: that those written by hand read what the derived ones read, and how one is chosen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Families are recognised by what their templates do, not by name, class or hash."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.assets import FAMILIES, family_dir

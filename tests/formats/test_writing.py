@@ -1,7 +1,5 @@
 """Calls written by a grammar are what the template writes, and what is written is read back."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Completions on their way to a client, made of real tokens, whole and in pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A gateway with the embedded model, and places for a store in SQLite and in PostgreSQL."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The picture of docs/gateway.md, made from a session that is really recorded: python -m tests.gateway.pictures."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A gateway for tests: a real server on a free port of this machine, in a thread, and engines that remember."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Agents that do to a history what agents do, with an engine that answers from a script: sessions worth looking at."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

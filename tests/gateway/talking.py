@@ -1,7 +1,5 @@
 """Agents for tests: each has a conversation of its own, in any dialect, streamed or whole, and remembers answers."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator, Sequence

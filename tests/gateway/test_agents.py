@@ -7,8 +7,6 @@ that are not ASCII, parallel calls; and their tokens are not those that encoding
 Claude Code names its session itself, and a proxy that leads nowhere stands before everything else that it might call.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence

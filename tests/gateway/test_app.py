@@ -1,7 +1,5 @@
 """The gateway over HTTP: requests that come again, ids, stop texts, broken calls, variables, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import urllib.request

@@ -1,7 +1,5 @@
 """Scripted agents over a session: whatever they do to the history, the tokens that the engine saw are recorded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

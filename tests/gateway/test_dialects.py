@@ -3,8 +3,6 @@
 Both are what the model wrote: attempts with a name are calls, all others text.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rows of sessions: what the engine saw and said, each sampled token in one row's loss, in every format."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

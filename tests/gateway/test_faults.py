@@ -1,7 +1,5 @@
 """Engines and stores that fail: agents are told so in their own words, nothing wrong is recorded, and it goes on."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Whatever is sent, the answer says what is wrong with it, in the words of the API that was asked."""
 
-from __future__ import annotations
-
 import copy
 import http.client
 import json

@@ -1,7 +1,5 @@
 """A gateway that is killed under load, again and again: what an agent heard to its end is recorded, and goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import itertools

@@ -1,7 +1,5 @@
 """Instructions stay as they are where the template writes them; else they are the system's, or a user's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

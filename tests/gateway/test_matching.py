@@ -1,7 +1,5 @@
 """Matchers by name, and functions of the operator's."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Running a gateway: keys, budgets, weights, load, and leaving."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

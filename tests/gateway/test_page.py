@@ -1,7 +1,5 @@
 """The page at ``/``: what it is told, what its policy allows, and what a real browser makes of it."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from collections.abc import Iterator

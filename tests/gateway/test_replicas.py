@@ -1,7 +1,5 @@
 """Several gateways with one store: any of them serves any session, and none can fork its record."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What each dialect reads, and what it refuses by name."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Responses over HTTP: however an agent repeats, refers to or names the response before, its tokens go on."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

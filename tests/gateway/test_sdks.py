@@ -4,8 +4,6 @@ Each way says the same conversation, so that whatever a client makes of an answe
 record then has to be one stream, with the tokens that the engine saw.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rollouts for the tests of trainers' rows, and the law that all of these rows keep."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import random

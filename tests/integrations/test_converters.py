@@ -4,8 +4,6 @@ The recipes of the guide are run as its files say, with our agent for theirs and
 verl's integration needs no verl is here, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import enum

@@ -1,7 +1,5 @@
 """A tokentrace renderer behind renderers' own door, and under renderers' own names."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from typing import Any

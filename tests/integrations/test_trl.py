@@ -1,7 +1,5 @@
 """TRL's own trainers on pocket: what reaches the loss is what was recorded, element by element."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

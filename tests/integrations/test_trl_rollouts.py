@@ -1,7 +1,5 @@
 """What `RolloutFunction` makes of rollouts, ours and those of agents behind the gateway; no trainer is needed."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import socket

@@ -1,7 +1,5 @@
 """What the tests of TRL share: pocket as a trainer's model and as an engine, and hooks that read what the loss gets."""
 
-from __future__ import annotations
-
 import functools
 from fractions import Fraction
 from pathlib import Path

@@ -3,8 +3,6 @@
 A process of its own: it ends when the test's process does, however that ends, and whatever llama.cpp does in it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Not among the packages of the test environment, for its wheel has some hundred M
 ``TOKENTRACE_CLAUDE_CODE``, or install claude-agent-sdk.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

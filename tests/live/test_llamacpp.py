@@ -5,8 +5,6 @@ ones were within 1.6e-4, and within 1e-5 of the NumPy model's logits when these 
 float32, in which the many small probabilities get lost. The bounds here leave room for other processors.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

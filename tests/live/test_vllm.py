@@ -3,8 +3,6 @@
 The NumPy model is the reference: what vLLM sampled is scored again by it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator

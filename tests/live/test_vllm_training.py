@@ -1,7 +1,5 @@
 """What trainers ask of vLLM, on the real server: penalties, stop texts, new weights, groups. ``make test-vllm``."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

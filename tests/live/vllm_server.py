@@ -1,7 +1,5 @@
 """A vLLM server of its own, on a port of this machine that is free."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

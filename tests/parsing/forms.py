@@ -1,7 +1,5 @@
 """Ways of writing calls, by hand, and the parser that they are given to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every attempt is kept and none is invented: what is wrong with one is in its status, and what was written is in `raw`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple

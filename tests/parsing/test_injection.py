@@ -3,8 +3,6 @@
 Where a delimiter is a control token, only that token is the delimiter, whatever letters stand in a string.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

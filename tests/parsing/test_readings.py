@@ -1,7 +1,5 @@
 """A strict reading reports calls outside their place as attempts; a lenient one counts them, as servers do."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any, NamedTuple
 

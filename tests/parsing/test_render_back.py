@@ -1,7 +1,5 @@
 """A parsed completion is a message that renders back: after the same history, the same ids."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Iterator

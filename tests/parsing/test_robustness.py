@@ -1,7 +1,5 @@
 """Any ids can be parsed: nothing raises, nothing is lost, and what it costs grows no faster than the completion."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

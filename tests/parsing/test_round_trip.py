@@ -1,7 +1,5 @@
 """Parsing inverts rendering: a message is read back as it was, except for fields that `find_unreadable` reports."""
 
-from __future__ import annotations
-
 import functools
 import json
 import unicodedata

@@ -3,8 +3,6 @@
 For every family, on what it writes itself and on what becomes of that when tokens are lost, doubled, swapped or put in.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

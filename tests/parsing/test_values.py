@@ -1,7 +1,5 @@
 """What bare text means by a tool's schema: the rules one by one, what schemas allow, laws, hostile schemas."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

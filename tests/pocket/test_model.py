@@ -1,7 +1,5 @@
 """The pocket model: the NumPy forward is that of transformers, however sequences are batched, cut and continued."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from functools import cache

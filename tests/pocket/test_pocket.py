@@ -1,7 +1,5 @@
 """Pocket's template gives the ids and masks of transformers, and only ever appends."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os

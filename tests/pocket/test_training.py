@@ -1,7 +1,5 @@
 """Pocket's training: questions whose sides never meet, an expert, noise that changes no text, and what ships."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

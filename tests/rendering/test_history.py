@@ -3,8 +3,6 @@
 Text is what matters here, so the tokenizers are made up on the spot: one token a byte, the template's control tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@
 - What a template drops from the past by design is no loss, and has the name of that policy.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

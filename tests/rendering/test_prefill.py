@@ -5,8 +5,6 @@
 - What it is rendered to is a prefix of the message rendered whole, where the template strips nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """RenderedTokens: arrays, lists on request, selections."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

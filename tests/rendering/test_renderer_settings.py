@@ -1,7 +1,5 @@
 """Settings that nobody reads are refused; what a renderer learned does not depend on what came first."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

@@ -5,8 +5,6 @@ ends or begins a turn is found out here in another way than the library does: by
 texts of users and results, and at where turns end.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

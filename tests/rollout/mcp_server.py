@@ -1,7 +1,5 @@
 """A real MCP server for tests: `python mcp_server.py` speaks by stdin and stdout, `app()` is the same over HTTP."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of rollouts share: an engine that says given turns, an agent on it, and one rollout."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

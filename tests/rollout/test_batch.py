@@ -1,7 +1,5 @@
 """Many rollouts: groups, and seeds that depend on nothing but the seed and the place."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rollouts on a real Ray of this machine: the same as without, whatever dies."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

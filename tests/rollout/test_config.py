@@ -1,7 +1,5 @@
 """Configurations: what they make, and errors that name the line, the key and the fix."""
 
-from __future__ import annotations
-
 import asyncio
 import textwrap
 from pathlib import Path

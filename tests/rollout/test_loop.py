@@ -1,7 +1,5 @@
 """The agent loop: every prompt extends the stream, budgets and faults end a rollout with what was sampled kept."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

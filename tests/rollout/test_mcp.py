@@ -1,7 +1,5 @@
 """Tools of real MCP servers in the loop, by stdin and stdout and over HTTP; servers that fail become results."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

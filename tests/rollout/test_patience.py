@@ -1,7 +1,5 @@
 """An engine that is down: the run waits and goes on as if nothing had happened, or stops with everything kept."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Going on: a rollout that was cut off anywhere and gone on with is the rollout that was not."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """What is on the disk: finished rollouts whole, unfinished ones known, whenever and however the process ended."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

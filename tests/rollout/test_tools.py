@@ -1,7 +1,5 @@
 """Tools and simulated users, ours and those of other libraries: what foreign code does wrong concerns one rollout."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

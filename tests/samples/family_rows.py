@@ -1,7 +1,5 @@
 """The rows of every conversation, by family, as tests of supervised samples share them."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

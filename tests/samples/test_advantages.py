@@ -1,7 +1,5 @@
 """Advantages: by the group, by the turn; a rollout counts once, and nothing is NaN."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches: each row as it is, padding that no model learns from, ages never guessed."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Side channels reach rows, files and batches as the engine told them, and nothing is made up for other tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

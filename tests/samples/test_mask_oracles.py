@@ -3,8 +3,6 @@
 What differs is listed with its cause, and each cause is told by code: a difference of no known cause fails.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Supervised rows: exactly what was rendered, trained exactly where an assistant samples, whatever is chosen of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where turns start and stop: turns that inference never starts so, the last stop token, a prompt and its response."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """What becomes of the past: expanded and preserved rows, and the warning where a choice is due."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import warnings

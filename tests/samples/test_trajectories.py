@@ -1,7 +1,5 @@
 """Rows from trajectories: every sampled token trained exactly once, with what the engine said about it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

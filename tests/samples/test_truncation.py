@@ -1,7 +1,5 @@
 """What is kept of a sample that is too long: always one run of it, cut where it was promised, never without loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The picture of docs/viewer.md, made from the shipped example: python -m tests.show.pictures."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

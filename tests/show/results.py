@@ -1,7 +1,5 @@
 """One of each result that a page can show, small and with something in it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """What a real browser makes of the viewer: it is quick at a hundred thousand tokens, and no content acts."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator

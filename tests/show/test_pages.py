@@ -1,7 +1,5 @@
 """Pages hold all that a result knows, grow with its tokens alone, and let nothing act but their own script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

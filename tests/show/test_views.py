@@ -1,7 +1,5 @@
 """The views show every token, say what they leave out, and let no content act on the reader's browser or terminal."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

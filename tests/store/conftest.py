@@ -1,7 +1,5 @@
 """Fixtures: a real PostgreSQL, and places for a store in SQLite and in PostgreSQL."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the tests of stores share: a real PostgreSQL, made-up turns, and a look at whether a record is whole."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import tempfile

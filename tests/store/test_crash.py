@@ -1,7 +1,5 @@
 """What a store acknowledged is there after a crash, whole; what it did not is there whole or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import subprocess

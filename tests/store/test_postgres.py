@@ -1,7 +1,5 @@
 """A PostgreSQL store whose server is away, full of others or restarted says so, and works again by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import traceback

@@ -1,7 +1,5 @@
 """A SQLite store that cannot be used says why; nothing wrong is recorded, and it works again by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

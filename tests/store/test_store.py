@@ -1,7 +1,5 @@
 """Stores keep what they acknowledged, whole and once, whoever else writes; SQLite and a real PostgreSQL alike."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever is done to a store in whatever order, it tells of itself what a few dictionaries would."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -3,8 +3,6 @@
 Each line on stdout is what the store acknowledged: ``begun SESSION REQUEST`` or ``stored SESSION NUMBER REQUEST``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

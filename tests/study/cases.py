@@ -1,7 +1,5 @@
 """Small templates, each with something that derivation has to find out, and the grammar that is expected."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any, Final

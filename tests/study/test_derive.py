@@ -4,8 +4,6 @@ What derivation must be able to find out is tested one by one, on small template
 of TRL.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """The grammar that is derived from the template of every family, compared with grammars.json."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The generation prompt of a turn depends on the conversation before it, and on nothing that was rendered earlier."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is learned about a template is shared by all its renderers, and cached."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

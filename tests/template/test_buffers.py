@@ -3,8 +3,6 @@
 A buffer is a set block, a macro, a filter block or a call block.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

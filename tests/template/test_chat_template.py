@@ -1,7 +1,5 @@
 """Compiling and running a chat template: what it may see, what it may not do, and how it fails."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -4,8 +4,6 @@ The oracles are transformers' own environment, and texts that spell the field th
 letters of its own, so the output itself tells where each of them came from.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -4,8 +4,6 @@ The content is spelled in Greek letters, which no snippet uses. Wherever one sho
 credited to that very field, or to nobody.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -7,8 +7,6 @@ expression is rendered by transformers' own environment with two secrets of one 
 texts came out of the secret, so it may not be the template's own in ours.
 """
 
-from __future__ import annotations
-
 import difflib
 import random
 import re

@@ -3,8 +3,6 @@
 Each runs in a process with little memory, so that a limit that does not hold fails one test and not the machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

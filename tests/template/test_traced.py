@@ -3,8 +3,6 @@
 Each origin is written in letters and spaces of its own, so that any result tells where its characters came from.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

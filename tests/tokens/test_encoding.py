@@ -1,7 +1,5 @@
 """Spans to ids: each token knows its span, and control tokens come through one door only."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import unicodedata

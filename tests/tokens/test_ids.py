@@ -1,7 +1,5 @@
 """Lists of ids are checked in one look; a tuple is looked at one by one, and comes to the same."""
 
-from __future__ import annotations
-
 import enum
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where tokenizers come from, and what is said where there is none."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """What a trajectory should be, in plain lists: each branch has its whole stream. And the laws of any trajectory."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Trajectories in files: exact, whole up to where they were cut off; bytes that are no trajectory are refused."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

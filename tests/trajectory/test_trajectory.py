@@ -1,7 +1,5 @@
 """Trajectory: what is written is what is read, whose tokens are trained, what a turn costs."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A random walk: legal operations are done to a trajectory and to the model, illegal ones must change nothing."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

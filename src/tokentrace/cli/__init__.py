@@ -1,7 +1,5 @@
 """The command line. Commands are imported when they are called, so that ``--help`` is quick."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """``tokentrace check``: check recorded rows, rollouts, or one prompt."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Final

@@ -5,8 +5,6 @@ field. Most templates read one form; they print the others as Python would, drop
 messages as inference servers do (`study.forms` finds the form by tracing). An image raises InputError.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import operator

@@ -4,8 +4,6 @@ It is transformers' schema. Functions that transformers refuses work too: missin
 parameter without a hint is a string.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

@@ -4,8 +4,6 @@ It is a list of messages in OpenAI's shape: ``role``, ``content`` (a string, a l
 on assistant messages ``reasoning_content`` and ``tool_calls``. What a message becomes is up to the template.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ are one assistant message. Ids of `item_id` name the response, and so tell two t
 items with other ids belong to the turn that they follow. Errors are InputError and count items.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

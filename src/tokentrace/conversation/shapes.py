@@ -5,8 +5,6 @@ Errors count messages as the caller passed them. An assistant that only calls to
 templates print None as a word.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """JSON values: what arguments, results, schemas and template variables consist of."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

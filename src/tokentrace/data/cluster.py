@@ -1,7 +1,5 @@
 """The same job on a Ray cluster, and rows of Ray Datasets."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

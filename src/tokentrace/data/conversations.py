@@ -1,7 +1,5 @@
 """A row of a dataset as a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

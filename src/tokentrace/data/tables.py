@@ -1,7 +1,5 @@
 """Samples as tables, as docs/rows.md specifies them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The columns that trainers read, and their configuration."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An exact calculator for + - * / and parentheses."""
 
-from __future__ import annotations
-
 import operator
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The same questions by three client paths, and what each costs."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections import Counter

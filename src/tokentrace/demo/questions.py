@@ -3,8 +3,6 @@
 `questions.json` holds questions that pocket's training never saw (see ``training/pocket/questions.py``).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """The checks of `explain_break`: the first that fits gives the cause of a difference."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Why a prompt does not begin with the stream so far: a cause, and the tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """What an audit tries: kinds of turns, and what is appended to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """`audit_template`: run everything that an audit asks of a template, and report it."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Facts about a template beside its matrix: stops, prompt, roles, defaults, dates, and texts that it alters."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence

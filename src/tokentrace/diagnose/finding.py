@@ -1,7 +1,5 @@
 """What is wrong with tokens, masks or messages: a cause, a place and a sentence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self

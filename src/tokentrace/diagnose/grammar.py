@@ -1,7 +1,5 @@
 """The grammar of a model's turn, for people: its parts, delimiters and stop tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import PurePath

@@ -4,8 +4,6 @@ Both render a context without and with a new message, cut the second text where 
 on its own. That proves nothing, so the sanity check compares the result with a render of the whole.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

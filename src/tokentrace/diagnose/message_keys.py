@@ -5,8 +5,6 @@ with content as parts. Messages that mean the same have the same key. In doubt t
 branch too many costs some tokens, a false match would train on a history that never was.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import marshal

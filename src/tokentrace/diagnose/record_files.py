@@ -4,8 +4,6 @@ One rollout is in memory at a time. Its lines may be anywhere in a JSON Lines fi
 notes where they are, a second reads them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import tempfile

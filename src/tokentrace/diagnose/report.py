@@ -1,7 +1,5 @@
 """Counts over many rows or rollouts, with the first few examples of everything counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -5,8 +5,6 @@ of what was sampled next. The same prompt again asks for another answer. Everyth
 break, unless the messages show another conversation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """`check_dataset`: files of rows, and the files of conversations that they were made of."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

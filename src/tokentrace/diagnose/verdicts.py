@@ -1,7 +1,5 @@
 """Verdicts: what the matrix and the facts mean for each use of a template."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Their cost grows with the length of the texts, never with its square.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -3,8 +3,6 @@
 An adapter has the fields of a request (`_fields`), the struct of an answer, and one reader of it (`_read`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """What engines report of each sampled id besides its logprob: the likeliest ids, and routed experts. Pure."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Logprobs are of the sampled distribution; greedy decoding reports the model's own, after penalties.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """What can go wrong with an engine, and how long to wait then."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..errors import TokentraceError

@@ -3,8 +3,6 @@
 Missing ids or logprobs are an error and never filled in.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field

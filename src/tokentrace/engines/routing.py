@@ -1,7 +1,5 @@
 """Several endpoints as one engine: sessions stay where their prefix is cached, and requests avoid what is down."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Engines made of functions: what a trainer samples with, or a script for tests and benchmarks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace

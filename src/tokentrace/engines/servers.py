@@ -1,7 +1,5 @@
 """Connect to the servers at some addresses, whichever engines they run."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any, Final

@@ -12,8 +12,6 @@ refuse what it refuses. Differences:
 - A role the format does not know is refused. (V4's encoder drops such a message where it drops reasoning.)
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Dialects: ways of writing tool calls and reasoning, by name."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

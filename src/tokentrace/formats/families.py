@@ -3,8 +3,6 @@
 To add one: a row here, a row in the tests' asset list, a golden file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Writing tool calls as a grammar has them: the other direction of parsing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Who sent a request, for which session, and what a key allows. Files and stores have only hashes of keys."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib

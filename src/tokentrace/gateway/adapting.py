@@ -4,8 +4,6 @@ Claude Code sends system messages after the first user message; codex, pi and op
 may refuse them, drop them, or move them to the beginning, which would change every token after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary

@@ -1,7 +1,5 @@
 """The routes for administrators. Each returns a response, or a value that is sent as JSON."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -4,8 +4,6 @@ The way of a request: `_answer` reads it (`Dialect.read`), `Gateway.begin` makes
 stores its turn, and `Dialect.whole` or a `StreamedAnswer` writes what the client gets.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import time

@@ -1,7 +1,5 @@
 """OpenAI's Chat Completions, with vLLM's, Qwen's, DeepSeek's and Z.ai's fields, and legacy functions. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 

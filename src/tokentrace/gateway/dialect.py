@@ -4,8 +4,6 @@
 `Dialect` writes the changes as its stream, and the items as its whole answer: they add up.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@
 disk, so that the end of an answer, which is sent after it, acknowledges only what is stored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

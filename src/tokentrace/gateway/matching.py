@@ -1,7 +1,5 @@
 """How faithfully an agent has to repeat a conversation: strict, normal, or a function of the operator's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final

@@ -10,8 +10,6 @@ eager streaming. What Claude Code sends besides the conversation:
 - Input that it could not read as JSON comes back as ``__unparsedToolInput``. It is read as the text that it was.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What a gateway reports about itself: metrics for Prometheus. Never what was said."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

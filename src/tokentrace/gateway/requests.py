@@ -4,8 +4,6 @@ Each dialect describes its body as a msgspec struct and turns it into a `Request
 served; refused by name, if it would change what is sampled; a wish, which no engine can be made to keep; or ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Ids of output items carry `Head.id`, so that items which come back name their tu
 that clients can repeat something. The answer names tools that OpenAI runs itself: the model does not see them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

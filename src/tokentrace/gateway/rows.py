@@ -1,7 +1,5 @@
 """Training rows of sessions, one session at a time. docs/rows.md specifies the columns."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

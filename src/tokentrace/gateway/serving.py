@@ -1,7 +1,5 @@
 """Run a gateway: what `tokentrace serve` does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -5,8 +5,6 @@ what is new. If no turn matches, the conversation is rendered whole, and shares 
 `prepare` makes the turn and changes nothing; when it is stored, `apply` adds it, as `replay` does with a stored one.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 A prompt that begins with a recorded stream extends it; any other branches at its first different id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 

@@ -1,7 +1,5 @@
 """Spans of OpenTelemetry. Needs no other package of the gateway."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping

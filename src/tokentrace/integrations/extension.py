@@ -1,7 +1,5 @@
 """Does a template leave the past as it is? Ask where it may not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """NeMo Gym's token capture in a store of its own: a call is a turn."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """NeMo Gym's items of a trajectory, and back: plain dicts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

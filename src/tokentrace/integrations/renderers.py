@@ -1,7 +1,5 @@
 """A tokentrace renderer where the `renderers` package takes one (docs/guides/renderers.md)."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import weakref

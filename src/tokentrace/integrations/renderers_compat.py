@@ -1,7 +1,5 @@
 """The names of the `renderers` package, rendered by tokentrace."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

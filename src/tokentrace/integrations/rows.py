@@ -1,7 +1,5 @@
 """What trainers take of a rollout: rows, or prompt and response."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Our renderer as one of tinker-cookbook's: ``register_renderer("tokentrace", renderer_factory())``."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Our agents on Tinker's `SamplingClient`, and its training data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

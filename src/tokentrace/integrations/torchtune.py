@@ -1,7 +1,5 @@
 """torchtune: rows of ids as a dataset of its recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

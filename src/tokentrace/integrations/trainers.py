@@ -3,8 +3,6 @@
 Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take raises SampleError.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence, Sized

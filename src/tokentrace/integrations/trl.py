@@ -1,7 +1,5 @@
 """TRL: agents' rollouts for `GRPOTrainer`, and a collator for rows."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

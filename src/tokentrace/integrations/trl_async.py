@@ -1,7 +1,5 @@
 """A rollout worker for TRL's `AsyncGRPOTrainer`."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools

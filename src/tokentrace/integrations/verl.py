@@ -1,7 +1,5 @@
 """verl: our agent as one of its agent loops, and tool parsers."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence

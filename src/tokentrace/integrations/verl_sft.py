@@ -1,7 +1,5 @@
 """verl: a dataset for its SFT trainer."""
 
-from __future__ import annotations
-
 import functools
 import json
 import warnings

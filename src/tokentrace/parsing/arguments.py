@@ -1,7 +1,5 @@
 """Reading arguments: one JSON while it arrives, or one by one between tags."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final
 

@@ -3,8 +3,6 @@
 First their end is found, then they are read at once.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

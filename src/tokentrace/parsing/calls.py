@@ -8,8 +8,6 @@ closed, without the delimiter before their head, without delimiters after other 
 calls, in any dialect. A strict reading reports them; a lenient one counts them as calls.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -16,8 +16,6 @@ Differs from openai-harmony on purpose:
 The arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import takewhile
 from typing import Final, NamedTuple

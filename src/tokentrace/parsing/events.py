@@ -1,7 +1,5 @@
 """What a streaming parser reports, as soon as it is certain. Nothing is ever taken back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from .response import ParsedResponse, ParsedToolCall, PartKind

@@ -4,8 +4,6 @@ A control token is the byte FF, which UTF-8 never contains, and four bytes that 
 bytes they spell, a lone FF as FE: both decode to U+FFFD. So delimiters can be searched for as bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 import re

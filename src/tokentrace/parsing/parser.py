@@ -1,7 +1,5 @@
 """The parser. It streams: a whole completion is one large chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What cannot be read back from a rendered turn: parse it, and compare."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import unicodedata

@@ -1,7 +1,5 @@
 """A turn as the parser reads it: parts with token ranges, calls, what is still open, the stop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum

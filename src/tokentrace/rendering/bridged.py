@@ -1,7 +1,5 @@
 """The next prompt, as a bridge returns it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from enum import StrEnum

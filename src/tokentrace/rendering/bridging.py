@@ -8,8 +8,6 @@ Nothing of a completion is changed, however it ended: what is missing is added. 
 synthetic.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """`create_renderer`: a tokenizer, its template and the settings, checked and put together."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ What a template drops from the past by design (reasoning) is *dropped*. Text in 
 itself (``</think>``), and `BOOKKEEPING` fields, which are not text for the model.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import json

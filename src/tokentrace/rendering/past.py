@@ -4,8 +4,6 @@ A turn that the template shortens in the past is rendered again among other mess
 it. Its spans replace the old ones, and the trace proves what changed: `keep_reasoning` only ever adds text.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import json

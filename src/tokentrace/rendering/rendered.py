@@ -1,7 +1,5 @@
 """RenderedTokens: ids that know where they came from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Whose text may hold which control tokens, and the errors for text that may not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Calling foreign code: within a time limit, and off the event loop if it may block."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

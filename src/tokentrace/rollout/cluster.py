@@ -4,8 +4,6 @@ Each worker makes its own agent and all tasks, and gets the numbers of those to 
 stored, and only then counts. What a dying worker had under way runs again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Why rollouts end."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Final
 

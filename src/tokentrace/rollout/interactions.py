@@ -1,7 +1,5 @@
 """Interactions: simulated users who answer the model until they are satisfied."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

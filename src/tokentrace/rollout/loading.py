@@ -3,8 +3,6 @@
 Values become typed structs; errors name the file, the line and the setting.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -3,8 +3,6 @@
 Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, and never rendered again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

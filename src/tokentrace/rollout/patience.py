@@ -4,8 +4,6 @@ One of the rollouts asks the engine for a single token now and then, and the oth
 answers that, but not a request, the request is at fault, and its rollout ends after a few tries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """A rollout: its task, its budget, and what happened in each turn."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

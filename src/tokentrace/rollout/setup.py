@@ -1,7 +1,5 @@
 """A run of rollouts from its YAML configuration: engine, renderer, tools, tasks, reward."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import tempfile

@@ -3,8 +3,6 @@
 A rollout is finished once its session says how it ended. All files are for their owner alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Samples to batches: padded rows, and how old their tokens are."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

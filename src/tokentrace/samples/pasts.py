@@ -4,8 +4,6 @@ The trace shows which reasoning is left out. All else is learned once for each k
 as the last message, and again with other messages after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 

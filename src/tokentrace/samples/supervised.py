@@ -1,7 +1,5 @@
 """Supervised samples: conversations to rows with an exact loss mask, in one render."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Trajectories to samples: one row for each branch that owns sampled tokens, and the advantages of its turns."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -5,8 +5,6 @@ stores where two tracks differ. `Document.to_json` writes each distinct token te
 values once, so the size of a page grows with the number of tokens alone.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields

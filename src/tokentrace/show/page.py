@@ -4,8 +4,6 @@ The page contains the document as JSON, and its script inserts every string as t
 only the page's script and style sheet, by hash, and forbids loading anything.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

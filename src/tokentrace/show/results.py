@@ -3,8 +3,6 @@
 A report of another package provides its document itself: ``report.document(tokenizer)``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Print a document in a terminal: `text_view` with colours, `plain_view` as plain lines for pipes and files."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections import Counter

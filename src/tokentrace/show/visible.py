@@ -1,7 +1,5 @@
 """Text for people to read: tokens by their text, and nothing that a terminal or a browser would act upon."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Stored turns as bytes: compressed, and the same bytes for the same turn. Pure."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

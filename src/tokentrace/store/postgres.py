@@ -3,8 +3,6 @@
 Transactions run in threads, never on the event loop, so a cancelled request cannot leave one half done.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """The tables, and what a store needs of a database: the same for SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 

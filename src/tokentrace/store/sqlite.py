@@ -5,8 +5,6 @@ one wait for the disk. Short reads run on the event loop, since WAL mode never w
 thread and a connection of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

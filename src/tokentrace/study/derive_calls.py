@@ -4,8 +4,6 @@ What two calls have in common belongs to a call, what they have not to the secti
 no scaffold among the arguments they are one JSON; where name and arguments stand in one JSON object, that is the call.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

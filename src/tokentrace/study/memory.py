@@ -1,7 +1,5 @@
 """Memory: a bounded cache. Each value is computed once, by one thread while others wait."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

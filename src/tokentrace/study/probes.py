@@ -4,8 +4,6 @@ All of them use the same few messages, so that questions which need the same ren
 each probe once). Nothing in them spells a control token or a tag.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -5,8 +5,6 @@ template writes when it is asked for one at that very point of a conversation (`
 control token that ends it (`study.endings`). Nothing of this is declared per model.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ what follows that turn's end. This is right only if what follows does not depend
 - *order*: nothing of the new messages may stand before the turn's end.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass

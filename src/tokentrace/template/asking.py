@@ -6,8 +6,6 @@ around it; a name depends on everything it is ever set to, and on what is around
 too many dependencies rather than too few. State that names do not show proves nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field

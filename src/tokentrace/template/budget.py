@@ -10,8 +10,6 @@ A template is somebody else's program. Three rules keep it from running or writi
 Outside a render nothing is charged; the limits of a single value hold all the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

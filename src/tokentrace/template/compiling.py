@@ -19,8 +19,6 @@ For instance, ``{% for m in messages %}<{{ m.role }}>{% endfor %}`` becomes, wit
     trace.leave(out)
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from jinja2 import nodes

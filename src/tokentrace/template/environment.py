@@ -6,8 +6,6 @@ everything else happens on boxed values (`traced.py`), in the second half. What 
 operator makes out of traced values is of unknown origin, unless it is one of the few that keep the trace.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Iterable

@@ -8,8 +8,6 @@ Each method ``code_X`` compiles one kind of node. Its code first checks that the
 cannot fail; in all other cases it asks the environment, which works on boxed values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO

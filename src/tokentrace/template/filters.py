@@ -8,8 +8,6 @@ A filter is in one of four classes, so that no filter can launder text:
 - everything else: what it makes out of traced values is of unknown origin.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

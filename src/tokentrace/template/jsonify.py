@@ -4,8 +4,6 @@ The arguments of a tool call are one field, and so is everything inside a tool's
 own encoder. Other values are walked.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator

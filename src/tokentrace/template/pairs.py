@@ -9,8 +9,6 @@
 done on boxed values by the environment, so each operation has one meaning.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,5 @@
 """Questions about the syntax tree of a template."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeGuard
 

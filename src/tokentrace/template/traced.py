@@ -11,8 +11,6 @@ Numbers, None and containers carry one origin. What is computed from a field's n
 Counts (lengths, positions) are the template's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any, Final, cast

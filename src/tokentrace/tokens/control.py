@@ -4,8 +4,6 @@
 searches there for the others, by their own normalized text.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import re

@@ -6,8 +6,6 @@ spell add up to their places in the text. If a control token touches text that i
 the pieces between them are encoded with a tokenizer that has no control tokens.
 """
 
-from __future__ import annotations
-
 import bisect
 import unicodedata
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Token ids as they come from outside, checked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """What a token of a stream is: one byte each."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

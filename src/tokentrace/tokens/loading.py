@@ -3,8 +3,6 @@
 ``"pocket"`` names the embedded model, unless there is such a folder with a ``tokenizer.json`` in it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a ``tokenizer.json`` says: tables over token ids, and the same tokenizer without control tokens."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -3,8 +3,6 @@
 docs/trajectory.md is the specification.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

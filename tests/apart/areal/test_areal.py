@@ -1,7 +1,5 @@
 """AReaL: an episode's tensors are the trajectory, and its engine is asked for exactly what our loop says."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Warnings of other packages are not ours to mend."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """axolotl: what its data loading and its collator make of our rows has our labels, element by element."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What NeMo Gym carries of a rollout, and NeMo RL trains on, is the trajectory: ids, mask and logprobs, one by one."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """NeMo Gym's own checks of a durable token store pass on ours, made as NeMo Gym makes it."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import typing

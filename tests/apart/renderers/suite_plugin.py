@@ -5,8 +5,6 @@ It runs in the suite's process, which has neither our `tests` package nor a hub.
 "renderers" to run the suite on what it was written for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -5,8 +5,6 @@ is given those of our assets, under the names of the models that they are of, an
 Its `test_parity.py`, 7,500 comparisons with transformers, is left out: `tests/test_parity.py` has ours.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Our renderer registered with tinker-cookbook: the template's ids, its mask, and the cookbook's own types."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Agents on Tinker's client, and what reaches `forward_backward`: the trajectory's ids, mask and logprobs."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

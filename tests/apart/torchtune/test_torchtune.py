@@ -1,7 +1,5 @@
 """torchtune: what its datasets and collators make of our rows is our mask, element by element."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

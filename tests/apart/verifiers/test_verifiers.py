@@ -1,7 +1,5 @@
 """verifiers with a tokentrace renderer: what its trace holds is what our gateway recorded of the same rollout."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

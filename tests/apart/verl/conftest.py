@@ -1,7 +1,5 @@
 """One batch of rollouts by verl's own worker, which several tests look at."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import warnings

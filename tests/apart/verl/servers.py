@@ -1,7 +1,5 @@
 """What stands in for verl's servers in the tests: pocket in this process, behind verl's own `generate`."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple

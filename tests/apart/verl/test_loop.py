@@ -1,7 +1,5 @@
 """What reaches verl's batch, and its loss, is what the trajectory says: ids, masks, logprobs, element by element."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Our parser as one of verl's: calls are read by their ids, as the template writes them; the guide, the example."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The SFT dataset beside verl's own: equal where verl's is right, and the model's own render where it is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

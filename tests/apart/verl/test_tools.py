@@ -3,8 +3,6 @@
 The GSM8K and search tools and the simulated users left the package after 0.7.1: `tests/apart/verl_tools` has those.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import json

@@ -6,8 +6,6 @@ are ours; the digests of what verl's files hold without descriptions, at the tag
 release whose package has the classes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -4,8 +4,6 @@
 yet. Every package is pinned, so that pip has nothing to resolve, and several pips fetch at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Running an agent's script: in its environment, with nothing of ours, and no way out of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """An engine for agents: it says what a script says, in tokens that encoding the text would not give."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -2,8 +2,6 @@
 have sampled, and what lies between two of them becomes the new messages of a bridge.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A turn that is cut off anywhere is closed: with its close it reads as what was written of it, and ends there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,7 +9,8 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
 from tests.formats.small import small_renderer
-from tests.parsing.test_injection import SEPARATORS, delimiters
+from tests.parsing.test_injection import SEPARATORS
+from tests.parsing.test_streaming import pieces
 from tests.support import examples
 from tokentrace import BridgedTokens, Renderer, TokentraceError
 from tokentrace.parsing.response import Finish, PartKind
@@ -26,8 +25,8 @@ ODD = ["\U000f0019", "\U00100000", "<b>", "</b>", "<a=", "é", "🎉", "\ufffd",
 
 def texts(renderer: Renderer) -> st.SearchStrategy[str]:
     controls = sorted(renderer.tokenizer.vocabulary.control)[:100]
-    pieces = [*delimiters(renderer.grammar(TOOLS)) * 2, *SEPARATORS, *ODD * 2, *controls]
-    return st.lists(st.sampled_from(pieces), min_size=1, max_size=5).map("".join)
+    spelled = [*pieces(renderer.grammar(TOOLS)) * 2, *SEPARATORS, *ODD * 2, *controls]
+    return st.lists(st.sampled_from(spelled), min_size=1, max_size=5).map("".join)
 
 
 def check_cut(renderer: Renderer, data: st.DataObject) -> None:

@@ -2,8 +2,6 @@
 itself would have left the stream as it is, the bridge writes what the full render writes, id for id.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

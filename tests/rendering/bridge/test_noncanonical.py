@@ -9,8 +9,6 @@ one for the canonical completion, and what it adds is
 - less what the completion has of it already: the separator after the stop token, the next turn's head.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,7 +1,5 @@
 """When there is no bridge, and why; what is no input at all; and what holds for every call."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

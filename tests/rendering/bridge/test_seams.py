@@ -4,8 +4,6 @@
 synthetic; `after` is all that follows, scaffold and the new message.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

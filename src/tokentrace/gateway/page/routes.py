@@ -3,8 +3,6 @@
 A browser may run nothing but the page's files. What comes from agents is JSON, and is shown as text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools
