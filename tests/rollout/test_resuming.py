@@ -182,8 +182,8 @@ def cut(whole: Rollout, writes: int, tokens: int | None = None) -> Rollout:
         count = count + 1 if isinstance(write, Turn) else write.messages
         if number == writes - 1 and tokens is not None:
             assert isinstance(write, Turn)
-            ids, logprobs = trajectory.completion(write), trajectory.completion_logprobs(write)
-            out.append_completion(ids[:tokens], logprobs[:tokens], finish_reason="abort", sampling=write.sampling)
+            table = write.tokens.slice(0, tokens)
+            out.append_completion(table.ids, table.logprobs, finish_reason="abort", sampling=write.sampling)
         else:
             replay_records(out, [record])
     for number, reward in trajectory.rewarded:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -68,8 +67,6 @@ class Trajectory(ShowsItself, Record):
     [1, 2, 3, 7, 8, 4, 5]
     >>> trajectory.loss_mask().tolist()
     [False, False, False, True, True, False, False]
-    >>> trajectory.wire()
-    b'[1,2,3,7,8,4,5]'
     """
 
     def __init__(
@@ -88,12 +85,6 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
         metadata_json = mapping_json({} if metadata is None else metadata, "metadata")
         super().__init__(name, None if vocab_size is None else int(vocab_size), logprobs, metadata_json)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole trajectory to a file; see `save_trajectory`. `load_trajectory` reads it."""
-        from .storage import save_trajectory
-
-        save_trajectory(self, path)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
         from .storage import restore, to_bytes
