@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tokentrace.samples.trajectories import owned_turns
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes
 from tokentrace.trajectory.storage import replay_records, write_records
@@ -230,8 +231,9 @@ def replayed(trajectory: Trajectory) -> Trajectory:
         metadata=trajectory.metadata,
     )
     assert replay_records(copy, write_records(trajectory)) == trajectory.num_writes
-    for number, reward in trajectory.rewarded:
-        copy.replay_reward(number, reward)
+    copy.set_reward(trajectory.reward)
+    for turn in owned_turns(trajectory):
+        copy.set_reward(turn.reward, turn)
     return copy
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError, brief
+from ..errors import TrajectoryError
 from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
@@ -56,17 +56,18 @@ class Record:
         self.vocab_size: Final = vocab_size
         self.has_logprobs: Final = has_logprobs
         """Whether every sampled token has a logprob; otherwise none has."""
+        self.reward: float | None = None
+        """The reward of the whole rollout, None if there is none. Turns have their own."""
         self._metadata = metadata_json
         self._writes: list[Write] = []
         self._by_branch: list[list[Write]] = []
-        self._rewards: list[tuple[int, float | None]] = []
         self._stream = _Stream()
 
     def __copy__(self) -> Self:
         """A copy that can be written to while this one stays as it is. Shares the tokens of all writes."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
-        twin._writes, twin._rewards = [*self._writes], [*self._rewards]
+        twin._writes = [*self._writes]
         twin._by_branch = [[*writes] for writes in self._by_branch]
         twin._stream = _Stream()
         return twin
@@ -158,16 +159,6 @@ class Record:
         return dict(from_json(self._metadata))
 
     @property
-    def reward(self) -> float | None:
-        """The reward of the whole rollout, None if there is none. Turns have their own."""
-        return next((reward for number, reward in reversed(self._rewards) if number == -1), None)
-
-    @property
-    def rewarded(self) -> tuple[tuple[int, float | None], ...]:
-        """Every call of `set_reward`, in order: the write of the turn, -1 for the whole rollout, and the reward."""
-        return tuple(self._rewards)
-
-    @property
     def current(self) -> int:
         """The branch last written to; -1 before `begin`."""
         return self._writes[-1].branch if self._writes else -1
@@ -242,7 +233,7 @@ class Record:
             for write in writes[bisect_left(writes, since, key=_start) :]:
                 if write.start >= limit:
                     break
-                yield _cut(write, limit)
+                yield cut(write, limit)
 
     def _owner(self, index: int, position: int) -> int:
         """The branch that owns the token before `position` of a stream; -1 for position 0."""
@@ -258,12 +249,6 @@ class Record:
         writes = self._by_branch[owner]  # the first starts before the position, since its branch owns it
         write = writes[bisect_left(writes, position, key=_start) - 1]
         return write.messages if write.stop <= position else write.message
-
-    def _check_turn(self, turn: Turn) -> None:
-        if not isinstance(turn, Turn):
-            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {brief(turn)}")
-        if not 0 <= turn.write < self.num_writes or turn != _cut(self._writes[turn.write], turn.stop):
-            raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
 
 
 def frozen(table: TokenTable) -> TokenTable:
@@ -282,7 +267,7 @@ def _parent(writes: list[Write]) -> int:
     return opening.parent if isinstance(opening, Context) and opening.parent is not None else -1
 
 
-def _cut(write: Write, limit: int) -> Write:
+def cut(write: Write, limit: int) -> Write:
     """A write up to a position of its stream."""
     if limit >= write.stop:
         return write
