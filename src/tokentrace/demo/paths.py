@@ -128,7 +128,7 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
     positions: list[int] = []
     logprobs: list[float] = []
     for turn, (start, stop) in zip(turns, runs(mask), strict=False):
-        sampled, engine = trajectory.completion(turn), trajectory.completion_logprobs(turn)
+        sampled, engine = turn.tokens.ids, np.asarray(turn.tokens.logprobs)
         at, other = 0, start
         for hunk in [*align(sampled, ids[start:stop]), None]:
             until = len(sampled) if hunk is None else hunk.start
@@ -136,7 +136,7 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
             positions += range(other, other + until - at)
             if hunk is not None:
                 at, other = hunk.stop, start + hunk.other_stop
-    count = sum(len(trajectory.completion(turn)) for turn in turns)
+    count = sum(map(len, turns))
     scores = score(ids)[np.array(positions) - 1] if positions else np.zeros(0)
     missing, foreign = count - len(positions), int(np.count_nonzero(mask)) - len(positions)
     return Scored(count, missing, foreign, np.abs(np.array(logprobs) - scores))

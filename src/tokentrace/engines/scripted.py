@@ -128,7 +128,7 @@ class ScriptedEngine(Engine):
         request = checked_request(request, self.capabilities)
         prompt = np.asarray(request.prompt_ids, np.int32)
         if self._record:
-            self.requests.append(replace(request, prompt_ids=prompt.copy(), wire=None))
+            self.requests.append(replace(request, prompt_ids=prompt.copy()))
         name, reply = request.request_id or "", self._answer(prompt, request.sampling)
         reader, spans, count = AnswerReader(request, self.capabilities), list[VersionSpan](), len(reply.ids)
         size = self._size or count or 1
