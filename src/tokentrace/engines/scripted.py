@@ -117,7 +117,7 @@ class ScriptedEngine(Engine):
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
         prompt = np.asarray(request.prompt_ids, np.int32)
-        self.requests.append(replace(request, prompt_ids=prompt.copy(), wire=None))
+        self.requests.append(replace(request, prompt_ids=prompt.copy()))
         name, reply = request.request_id or "", self._answer(prompt, request.sampling)
         reader, spans, count = AnswerReader(request, self.capabilities), list[VersionSpan](), len(reply.ids)
         size = self._size or count or 1
