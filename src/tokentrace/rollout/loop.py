@@ -360,7 +360,6 @@ class _Run:
                     replace(sampling, seed=seed, max_tokens=room),
                     request_id=f"{rollout.instance}-{turn}",
                     session=rollout.instance,
-                    wire=rollout.trajectory.wire_parts,
                     group=None if group is None else str(group),
                 )
                 return await within(answer, None, "the engine")
