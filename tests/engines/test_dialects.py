@@ -21,7 +21,6 @@ from tokentrace.engines.channels import best_ids, experts_of, flat_experts, npy_
 from tokentrace.engines.errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, collected
 from tokentrace.engines.sglang import SGLangEngine
-from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
 STOP, LENGTH, ABORT = FinishReason
@@ -273,16 +272,12 @@ def test_the_prompt_that_was_read_is_compared_however_it_is_written(separators: 
 
 
 @pytest.mark.parametrize(("dialect", "name"), [(one, name) for one, name, _ in RECORDED if name.count("_") == 1])
-def test_the_prompts_json_text_is_sent(dialect: Dialect, name: str) -> None:
-    recorded, trajectory = recording(name), Trajectory()
+def test_the_prompts_ids_are_sent(dialect: Dialect, name: str) -> None:
+    recorded = recording(name)
     prompt, sampling, request_id = asked(recorded)
-    trajectory.begin(prompt)
     engine, fake = dialect.engine(recorded["response"])
-    for wire in (trajectory.wire_parts(), None):
-        asyncio.run(engine.generate(np.array(prompt, np.int32), sampling, wire=wire, request_id=request_id))
-    assert fake.bodies(dialect.path) == [dialect.expected_body(recorded)] * 2
-    with pytest.raises(EngineError):
-        asyncio.run(engine.generate(prompt[1:], sampling, wire=trajectory.wire_parts()))
+    asyncio.run(engine.generate(np.array(prompt, np.int32), sampling, request_id=request_id))
+    assert fake.bodies(dialect.path) == [dialect.expected_body(recorded)]
 
 
 # -- sampling settings
