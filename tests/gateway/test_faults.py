@@ -6,7 +6,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
+from tests.engines.faults import GARBAGE, UNAVAILABLE, Fault, FaultyEngine, Gate
 from tests.gateway.server import gateway_server, until
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
 from tokentrace.engines import EngineError, EngineUnavailable, ScriptedEngine
@@ -18,13 +18,10 @@ def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, st
     size = pocket().tokenizer.vocabulary.size
     engine = FaultyEngine(counting, vocab_size=size, piece=1)
     faults = {
-        Fault.UNAVAILABLE: 503,
-        Fault.GARBAGE: 502,
-        Fault.WRONG_IDS: 502,
-        Fault.FEW_LOGPROBS: 502,
-        Fault.DIES: 200 if stream else 503,  # nothing was streamed: it may be asked again
-        Breaks(0, EngineError("broken")): 502,
-        Breaks(3, EngineError("broken")): 200 if stream else 502,
+        UNAVAILABLE: 503,
+        GARBAGE: 502,
+        Fault(EngineError): 502,
+        Fault(EngineError, after=3): 200 if stream else 502,
     }
     with gateway_server(lambda: engine) as served:
         agent = Agent("a", "s", dialect, stream)
