@@ -27,7 +27,7 @@ from .breaks import conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
-from .records import Call, Floats, Mask, Request, Rollout, Row, Unreadable
+from .records import Call, Mask, Rollout, Row, Unreadable
 from .report import Example, Report, Seen, Tallies, Tally
 from .token_text import hunks
 
@@ -50,17 +50,16 @@ class Relation(StrEnum):
     BREAKS = "breaks"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tip:
-    """A stream that nothing continues yet: one training row."""
+    """Calls of which each extends the one before, and what they sampled: one training row."""
 
-    stream: Ids
+    calls: list[Call]
     sampled: Mask
-    request: Request | None
-    ends: list[int]
-    """Where the streams end that it extends, and its own end."""
-    logprobs: list[tuple[int, Floats, float | None]]
-    """Where completions begin, their logprobs, and the temperature."""
+
+    @property
+    def stream(self) -> Ids:
+        return self.calls[-1].stream
 
 
 class CheckedRollout:
@@ -131,13 +130,11 @@ class CheckedRollout:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, sampled & new_tokens)
         self._prompts.add(call.prompt.tobytes())
-        new = Tip(stream, sampled, call.request, [len(stream)], [])
+        calls = [call]
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
-            new.ends, new.logprobs = [*tip.ends, len(stream)], [*tip.logprobs]
-        if call.logprobs is not None:
-            new.logprobs.append((call.start, call.logprobs, call.temperature))
-        self.tips.append(new)
+            calls = [*tip.calls, call]
+        self.tips.append(Tip(calls, sampled))
 
     def _add_row(self, row: Row) -> None:
         """Compare a row's mask with what was sampled, as its calls or the row itself say."""
@@ -161,14 +158,14 @@ class CheckedRollout:
             return Relation.EXTENDS, tip, shared
         if prompt.tobytes() in self._prompts:
             return Relation.REPEATS, tip, shared
-        ends = [end for one, share in pairs for end in one.ends if end <= share]
+        ends = [len(one.stream) for other, share in pairs for one in other.calls if len(one.stream) <= share]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
         requests, history = {}, None
-        if (before := tip.request) is not None and (request := call.request) is not None:
+        if (before := tip.calls[-1].request) is not None and (request := call.request) is not None:
             after = {"messages": list(request.messages), "tools": request.tools}
             requests = {"before": {"messages": before.history, "tools": before.tools}, "after": after}
-            recent = (one.request for one in itertools.islice(reversed(self.tips), _RECENT))
+            recent = (one.calls[-1].request for one in itertools.islice(reversed(self.tips), _RECENT))
             histories = [one.history for one in recent if one and one.reply and one is not before]
             history = conversation_change(**requests, recent=histories) if before.reply is not None else None
         if history is not None and history.cause is Cause.RETRY:
@@ -358,12 +355,14 @@ def check_rollouts(
             checked = CheckedRollout(rollout, model)
             report.add(checked.counts, checked.seen)
             for tip in checked.tips if connected is not None else ():
+                scored = [call for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [one for one in tip.logprobs if one[2] in (None, 1.0) and np.isfinite(one[1]).all()]
-                skipped += len(tip.logprobs) - len(usable)
+                usable = [one for one in scored if one.temperature in (None, 1.0) and np.isfinite(one.logprobs).all()]
+                skipped += len(scored) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
-                for start, logprobs, _ in usable:
-                    differences.append((scores[start : start + len(logprobs)] - logprobs).astype(np.float32))
+                for call in usable:
+                    there = scores[call.start : len(call.stream)]
+                    differences.append((there - call.logprobs).astype(np.float32))
     if engine is not None:
         report.scores = {"completions": len(differences) - 1, "skipped": skipped, **_summary(differences)}
     return report
