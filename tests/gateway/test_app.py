@@ -15,7 +15,7 @@ from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.lazy import lazy
 from tests.parsing.forms import ids_of
 from tokentrace import create_renderer
-from tokentrace.engines import Sampled, SamplingParams, ScriptedEngine, VLLMEngine
+from tokentrace.engines import EngineReply, SamplingParams, ScriptedEngine, VLLMEngine
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import InputError
 from tokentrace.gateway.adapting import render_readably
@@ -111,7 +111,7 @@ def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_reported(served: Se
 
 def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:
     ids = RENDERER.tokenizer.encode("one two STOP three four").tolist()
-    sampled = Sampled(ids, [-0.5] * len(ids), {"routed_experts": [[at] for at in range(len(ids))]})
+    sampled = EngineReply(ids, [-0.5] * len(ids), channels={"routed_experts": [[at] for at in range(len(ids))]})
     with gateway_server(lambda: ScriptedEngine(lambda prompt, sampling: sampled, piece=0)) as served:
         status, answer = served.chat("experts", {"messages": [ASK], "stop": ["STOP"]})
         assert status == 200, answer

@@ -25,7 +25,7 @@ from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns
 from ..show.alignment import align
-from ..show.document import Cell, Contrasts, Document, StreamBars, Table
+from ..show.document import Cell, Document, StreamBars, Table
 from ..show.visible import counted
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
@@ -366,9 +366,6 @@ def demo_json(demo: Demo) -> dict[str, Any]:
 
 def demo_document(demo: Demo) -> Document:
     """Return streams as bars, both tables, and the shortest break of each cause."""
-    differences = Contrasts()
-    for place, broken in _examples(demo):
-        broken.add_to(differences, f"{broken.cause}: {place}")
     head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in demo.paths)]
     rows = [[Cell(one.label, small=one.about), *map(one.cell, demo.paths)] for one in MEASURES]
     return Document(
@@ -380,7 +377,7 @@ def demo_document(demo: Demo) -> Document:
         tables=[Table("What each path comes to", head, rows), _causes(demo)],
         bars=[_bars(report) for report in demo.paths],
         notes=remarks(demo),
-        **differences.content(),
+        contrasts=[broken.contrast(f"{broken.cause}: {place}") for place, broken in _examples(demo)],
     )
 
 

@@ -245,7 +245,7 @@ class RolloutReport(Report):
     each sampled token once, `row_tokens` theirs. `scores` compares logprobs with an engine's.
     """
 
-    unit, title, sides = "rollout", "What happened to the tokens", ("stream", "next prompt")
+    unit, title = "rollout", "What happened to the tokens"
     tables = MappingProxyType(
         {
             "outcomes": "Calls",

@@ -33,7 +33,7 @@ class CheckReport(Report):
     `mask` counts tokens by role, part and cause; `counts` are those of `CheckedRow`.
     """
 
-    unit, title, sides = "row", "Rows against their template", ("expected", "found")
+    unit, title = "row", "Rows against their template"
     tables = MappingProxyType({"outcomes": "Outcomes", "causes": "Why", "mask": "Masks", "reasons": "Remarks"})
     mask: Tallies
     reasons: Tallies

@@ -23,6 +23,7 @@ from ..data.trainers import ATTENTION
 from ..errors import InputError, kind_of
 from ..samples.sample import IGNORE, Sample
 from ..show.alignment import Hunk
+from ..show.document import Contrast
 from ..show.visible import counted
 from ..study.probes import USER
 from ..tokens.ids import check_ids, check_integers, common_prefix
@@ -32,7 +33,7 @@ from .break_checks import Case
 from .finding import Cause, Finding
 from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
-from .token_text import Contrast, TurnHeads, hunks, quoted
+from .token_text import TurnHeads, contrast, hunks, quoted
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
@@ -259,13 +260,13 @@ class RowChecker:
         cut = {cause for cause, _ in causes} == {Cause.CUT}
         ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
         expected = Counter(rows=1, compared=1, expected_tokens=len(sample), expected_trained=sample.trained)
-        tokenizer = self.renderer.tokenizer
+        tokens, names = (self.renderer.tokenizer, sample.ids, row.ids), ("expected", "found")
         return replace(
             checked,
             outcome=ids if case.hunks else Outcome.MASK if wrong else Outcome.SAME,
             reason="" if number is None else reason,
             findings=(*findings, *wrong),
-            contrasts=tuple(Contrast.of(tokenizer, sample.ids, row.ids, hunk) for _, hunk in causes),
+            contrasts=tuple(contrast(*tokens, hunk, names) for _, hunk in causes),
             counts=row.counts() + expected,
         )
 

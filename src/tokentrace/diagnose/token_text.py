@@ -6,13 +6,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.alignment import Hunk, align
-from ..show.document import Track, plain_track
+from ..show.document import Contrast, plain_track
 from ..show.visible import visible
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -52,24 +52,17 @@ def quoted(text: str, limit: int = 48) -> str:
     return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
 
 
-class Contrast(NamedTuple):
+def contrast(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tuple[str, str]) -> Contrast:
     """The tokens of both sides in and around a difference."""
-
-    one: Track
-    other: Track
-    hunks: list[Hunk]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk) -> Contrast:
-        lead = one[max(0, hunk.start - _AROUND) : hunk.start]
-        sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
-        same = common_prefix(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
-        after = one[hunk.stop : hunk.stop + same]
-        tracks = [
-            plain_track(tokenizer, np.concatenate([lead, side, after]), max(0, start - len(lead)))
-            for side, start in zip(sides, (hunk.start, hunk.other_start), strict=True)
-        ]
-        return cls(tracks[0], tracks[1], [part.moved(len(lead), len(lead)) for part in align(*sides)])
+    lead = one[max(0, hunk.start - _AROUND) : hunk.start]
+    sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
+    same = common_prefix(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
+    after = one[hunk.stop : hunk.stop + same]
+    tracks = [
+        plain_track(tokenizer, np.concatenate([lead, side, after]), max(0, start - len(lead)))
+        for side, start in zip(sides, (hunk.start, hunk.other_start), strict=True)
+    ]
+    return Contrast(tracks[0], tracks[1], [part.moved(len(lead), len(lead)) for part in align(*sides)], names)
 
 
 # -- differences
