@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -321,7 +321,7 @@ def check_rollouts(
     model: Any = None,
     *,
     limit: int | None = None,
-    engine: Callable[[], Any] | None = None,
+    engine: Callable[[], Awaitable[Any]] | None = None,
     progress: Progress = lambda *_: None,
 ) -> RolloutReport:
     """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
@@ -329,7 +329,7 @@ def check_rollouts(
     - `inputs` are what `read_rollouts` takes.
     - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
     - `limit` stops after so many rollouts.
-    - `engine` returns an `Engine`, or an awaitable of one, to compare logprobs with.
+    - `engine` connects to an `Engine` to compare logprobs with.
 
     Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
@@ -339,7 +339,7 @@ def check_rollouts(
         runner: Any = asyncio.Runner()
         connected: Any = None
         if engine is not None:
-            connected = stack.enter_context(runner).run(_connect(engine))
+            connected = stack.enter_context(runner).run(engine())
             stack.callback(lambda: runner.run(connected.close()))
         for rollout in read_rollouts(inputs, progress=progress, note=report.notes.append):
             if limit is not None and report.total == limit:
@@ -355,22 +355,16 @@ def check_rollouts(
             checked = CheckedRollout(rollout, model)
             report.add(checked.counts, checked.seen)
             for tip in checked.tips if connected is not None else ():
-                scored = [call for call in tip.calls if call.logprobs is not None]
+                scored = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [one for one in scored if one.temperature in (None, 1.0) and np.isfinite(one.logprobs).all()]
+                usable = [one for one in scored if one[0].temperature in (None, 1.0) and np.isfinite(one[1]).all()]
                 skipped += len(scored) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
-                for call in usable:
-                    there = scores[call.start : len(call.stream)]
-                    differences.append((there - call.logprobs).astype(np.float32))
+                for call, logprobs in usable:
+                    differences.append((scores[call.start : len(call.stream)] - logprobs).astype(np.float32))
     if engine is not None:
         report.scores = {"completions": len(differences) - 1, "skipped": skipped, **_summary(differences)}
     return report
-
-
-async def _connect(connect: Callable[[], Any]) -> Any:
-    engine = connect()
-    return await engine if hasattr(engine, "__await__") else engine
 
 
 def _summary(differences: Sequence[Any]) -> dict[str, float]:
@@ -393,7 +387,6 @@ def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
             settings = json.loads((Path(name).expanduser() / "run.json").read_bytes())
             if isinstance(settings.get("tokenizer"), str):
                 return str(settings["tokenizer"])
-            engine = settings["engine"]
-            if engine.get("kind", engine.get("type")) == "embedded":
+            if settings["engine"]["kind"] == "embedded":
                 return str(POCKET)
     return None
