@@ -84,7 +84,7 @@ def test_the_example_gives_a_row_of_exactly_what_was_sampled_for_each_rollout(tm
     for sample in samples:
         trajectory = trajectories[sample.name]
         np.testing.assert_array_equal(sample.ids, trajectory.stream())
-        sampled = np.concatenate([trajectory.completion(turn) for turn in trajectory.turns()])
+        sampled = np.concatenate([turn.tokens.ids for turn in trajectory.turns()])
         np.testing.assert_array_equal(sample.ids[sample.mask], sampled)
         assert sample.logprobs is not None
         assert (sample.logprobs[sample.mask] <= 0).all()

@@ -33,7 +33,7 @@ def a_rollout(name: str, reward: float | None = 1.0, end: End = End.ANSWER, **me
     trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
     task = Task([{"role": "user", "content": "?"}], name=name, metadata=metadata)
     messages = [*task.messages, {"role": "assistant", "content": "7"}]
-    turn = TurnMetrics(prompt_tokens=3, sampled=2, finish_reason="stop")
+    turn = TurnMetrics()
     return Rollout(task, trajectory, [], messages, end=end, reward=reward, per_turn=[turn])
 
 

@@ -66,7 +66,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
       tokentrace rollout /shared/agents.yaml --output /shared/runs/7 --ray auto
     """
     one_blas_thread()
-    from ..demo.questions import SOURCES
+    from ..demo.questions import question_tasks
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, compared, discard_run
@@ -77,7 +77,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
     if job.continue_aborted and job.ray is not None:
         raise click.UsageError("--continue-aborted goes on with rollouts in this process: leave --ray out")
-    options["sources"] = dict(SOURCES)
+    options["questions"] = question_tasks
     with working("loading"):
         run = read_run(config, **options)
     if job.fresh:

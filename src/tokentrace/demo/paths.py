@@ -25,7 +25,7 @@ from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns
 from ..show.alignment import align
-from ..show.document import Cell, Contrasts, Document, StreamBars, Table
+from ..show.document import Cell, Document, StreamBars, Table
 from ..show.visible import counted
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
@@ -128,7 +128,7 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
     positions: list[int] = []
     logprobs: list[float] = []
     for turn, (start, stop) in zip(turns, runs(mask), strict=False):
-        sampled, engine = trajectory.completion(turn), trajectory.completion_logprobs(turn)
+        sampled, engine = turn.tokens.ids, np.asarray(turn.tokens.logprobs)
         at, other = 0, start
         for hunk in [*align(sampled, ids[start:stop]), None]:
             until = len(sampled) if hunk is None else hunk.start
@@ -136,7 +136,7 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
             positions += range(other, other + until - at)
             if hunk is not None:
                 at, other = hunk.stop, start + hunk.other_stop
-    count = sum(len(trajectory.completion(turn)) for turn in turns)
+    count = sum(map(len, turns))
     scores = score(ids)[np.array(positions) - 1] if positions else np.zeros(0)
     missing, foreign = count - len(positions), int(np.count_nonzero(mask)) - len(positions)
     return Scored(count, missing, foreign, np.abs(np.array(logprobs) - scores))
@@ -366,9 +366,6 @@ def demo_json(demo: Demo) -> dict[str, Any]:
 
 def demo_document(demo: Demo) -> Document:
     """Return streams as bars, both tables, and the shortest break of each cause."""
-    differences = Contrasts()
-    for place, broken in _examples(demo):
-        broken.add_to(differences, f"{broken.cause}: {place}")
     head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in demo.paths)]
     rows = [[Cell(one.label, small=one.about), *map(one.cell, demo.paths)] for one in MEASURES]
     return Document(
@@ -380,7 +377,7 @@ def demo_document(demo: Demo) -> Document:
         tables=[Table("What each path comes to", head, rows), _causes(demo)],
         bars=[_bars(report) for report in demo.paths],
         notes=remarks(demo),
-        **differences.content(),
+        contrasts=[broken.contrast(f"{broken.cause}: {place}") for place, broken in _examples(demo)],
     )
 
 

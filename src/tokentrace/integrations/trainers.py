@@ -24,7 +24,7 @@ from ..errors import InputError, SampleError, brief
 from ..rollout.ends import FAILED_ENDS, End
 from ..rollout.record import Rollout, Task
 from ..samples.sample import Sample
-from ..samples.trajectories import Advantage, trajectory_samples
+from ..samples.trajectories import Advantage, owned_turns, trajectory_samples
 from ..tokens.ids import runs
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
@@ -104,7 +104,7 @@ def _rows(
 
 
 def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
-    return any(row.response_mask) and rollout.per_turn[-1].finish_reason == "length"
+    return any(row.response_mask) and owned_turns(rollout.trajectory)[-1].finish_reason == "length"
 
 
 # -- slime

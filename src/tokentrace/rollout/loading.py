@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..errors import InputError, TokentraceError, brief
+from ..errors import InputError, brief
 from .calling import describe_error
 from .interactions import BaseInteraction, as_interactions
 from .mcp import MCPConfig, mcp_tools
@@ -62,6 +62,12 @@ class Document:
                 yield
         except ConfigError:
             raise
+        except msgspec.ValidationError as error:
+            message, _, where = str(error).partition(" - at `$")
+            inner = [int(at) if at else name for name, at in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)]
+            if match := re.search(r"contains unknown field `(.*)`", message):
+                inner, message = [*inner, match[1]], "there is no such setting"
+            raise self.error(message, *path, *inner) from error
         except Exception as error:
             raise self.error(describe_error(error), *path) from error
 
@@ -69,16 +75,8 @@ class Document:
         """Return values as a struct or a dataclass. Raises ConfigError at the first that does not fit."""
         if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
             self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
-        try:
+        with self.at(*path):
             return msgspec.convert(values, kind)
-        except msgspec.ValidationError as error:
-            message, _, where = str(error).partition(" - at `$")
-            inner = [int(at) if at else name for name, at in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)]
-            if match := re.search(r"contains unknown field `(.*)`", message):
-                inner, message = [*inner, match[1]], "there is no such setting"
-            raise self.error(message, *path, *inner) from error
-        except TokentraceError as error:
-            raise self.error(str(error), *path) from error
 
     def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:
         for key in values:
@@ -103,31 +101,33 @@ def read_config(path: str | Path) -> Document:
     lines: dict[Place, int] = {}
     cache: dict[int, Any] = {}
 
+    def fault(problem: str, node: Any) -> Exception:
+        error: Exception = yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return error
+
     def value_of(node: Any, place: Place) -> Any:
         """Return the value of a node. An alias shares the value of its anchor."""
         lines.setdefault(place, node.start_mark.line + 1)
         if id(node) in cache:
             return cache[id(node)]
-        value: Any = None
-        problem = mark = None
+        value: Any = {}
         if node.id == "sequence":
             value = [value_of(one, (*place, at)) for at, one in enumerate(node.value)]
         elif node.id == "mapping":
-            value = {}
             for key, one in node.value:
-                if key.id != "scalar" or key.value in value:
-                    twice, mark = f"{key.value!r} is there twice", key.start_mark
-                    problem = twice if key.id == "scalar" else "the name of a setting must be text"
-                    break
+                if key.id != "scalar":
+                    raise fault("the name of a setting must be text", key)
+                if key.value in value:
+                    raise fault(f"{key.value!r} is there twice", key)
                 lines[*place, key.value] = key.start_mark.line + 1
                 value[key.value] = value_of(one, (*place, key.value))
         else:
             try:
                 value = loader.construct_object(node, deep=True)
             except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
-                problem = f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag"
-        if problem:
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark or node.start_mark)
+                raise fault(
+                    f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag", node
+                ) from error
         cache[id(node)] = value
         return value
 

@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from ..errors import InputError, brief
 from ..files import lock, owned, write_whole
 from ..samples.sample import Sample
@@ -102,7 +104,7 @@ class RolloutStore:
         async for turn in self._store.turns(info.id):
             replay_records(trajectory, turn.records)
             rollout.messages[turn.info["shared"] :] = [*turn.info["messages"], turn.info["reply"]]
-            rollout.per_turn.append(TurnMetrics(**turn.info["metrics"]))
+            rollout.per_turn.append(msgspec.convert(turn.info["metrics"], TurnMetrics))
             if reward := rollout.per_turn[-1].reward:
                 trajectory.set_reward(reward, trajectory.turns()[-1])
         for request in await self._store.incomplete(info.id):
