@@ -64,15 +64,13 @@ class Blame:
     because: tuple[Assigned, ...] = ()
 
 
-def find_blame(
-    study: TemplateStudy, first: Request, second: Request, at: int, texts: tuple[str, str], *, rewrites: bool
-) -> Blame | None:
-    """Find the line by which the `texts` of two requests differ at character `at`.
+def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool) -> Blame | None:
+    """Find the line by which the texts of two requests differ at character `at`; None if they do not.
 
     Unless the template `rewrites` the first, it is the line that writes the second.
     """
     one, other = run_traced(study, first), run_traced(study, second)
-    if one is None or other is None or (one.text, other.text) != texts:
+    if one is None or other is None or common_prefix(one.text, other.text) != at:
         return None
     if not rewrites:
         return _blame_writer(other, at)
