@@ -33,7 +33,7 @@ from .break_checks import Case
 from .finding import Cause, Finding
 from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
-from .token_text import TurnHeads, contrast, hunks, quoted, text_of
+from .token_text import TurnHeads, contrast, hunks, quoted
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
@@ -204,7 +204,7 @@ class RowChecker:
         self.tokenizer, self._columns = RowTokenizer(settings), columns
         self.renderer = renderer = self.tokenizer.renderer
         tokenizer = renderer.tokenizer
-        self.vocabulary, self.heads = tokenizer.vocabulary, TurnHeads(tokenizer.vocabulary)
+        self.vocabulary, self.heads = tokenizer.vocabulary, TurnHeads(tokenizer)
         self._pad = tokenizer.token_id(pad_token or tokenizer.variables.get("pad_token", ""))
         if pad_token and self._pad is None:
             raise InputError(f"{pad_token!r} is not a control token of {tokenizer.name or 'the tokenizer'}")
@@ -399,7 +399,7 @@ class _Comparison:
             fields = self.rendered.fields[self.sample.offset + at :][:1]
             name = next((one for one in fields if one != "scaffold"), name)
             place = f"message {message} ({role}), {name}" if message >= 0 else "the template's own text"
-        one, other = (quoted(text_of(vocabulary, side[:256])) for side in (ours, theirs))
+        one, other = (quoted(self.checker.renderer.tokenizer.decode(side[:256])) for side in (ours, theirs))
         size = f" ({len(ours):,} of {counted(len(self.ids))})" if cut else ""
         outside = theirs[theirs >= vocabulary.size]
         words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"
