@@ -57,7 +57,7 @@ class Rollout:
     @property
     def stream(self) -> tuple[Ids, Ids]:
         """The last prompt and its completion, as views."""
-        return self.trajectory.stream()[: self.turn.start], self.trajectory.completion(self.turn)
+        return self.trajectory.stream()[: self.turn.start], self.turn.tokens.ids
 
     def result(self, text: str) -> Message:
         """An answer to its last call."""

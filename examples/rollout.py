@@ -32,7 +32,7 @@ first = engine(SAMPLED[0])
 turn = record.append_completion(first, [-0.5] * len(first), finish_reason="stop", version="step 1")
 
 result = {"role": "tool", "tool_call_id": "call1", "name": "calculator", "content": "42"}
-prompt, completion = record.stream()[: turn.start], record.completion(turn)
+prompt, completion = record.stream()[: turn.start], turn.tokens.ids
 bridged = renderer.bridge(prompt, completion, [result], tools=[CALCULATOR])
 assert bridged, bridged
 print("the bridge adds:", repr(renderer.tokenizer.decode(bridged.new_ids)))

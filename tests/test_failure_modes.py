@@ -126,7 +126,7 @@ def test_e_an_anchor_is_zeroed_after_truncation() -> None:
     record.begin(rollout.prompt, messages=1)
     turn = record.append_completion(rollout.completion, None, finish_reason="length")
     bridged = rollout.renderer.bridge_to_next_turn(
-        record.stream()[: turn.start], record.completion(turn), [user("Go on.")], tools=[DEPLOY]
+        record.stream()[: turn.start], turn.tokens.ids, [user("Go on.")], tools=[DEPLOY]
     )
     assert bridged is not None
     assert bridged.closed

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from tests.data.generate import write_conversations
 from tests.diagnose.planted import SHAPES, clean, rollouts
-from tokentrace import Trajectory, create_renderer
+from tokentrace import Trajectory, create_renderer, save_trajectory
 from tokentrace.cli import main
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import build_supervised_sample
@@ -237,7 +237,7 @@ def record(tmp_path: Path) -> Path:
     trajectory = Trajectory(logprobs=False)
     trajectory.begin(PROMPT)
     trajectory.append_completion(SAMPLED, None, finish_reason="stop")
-    trajectory.save(tmp_path / "rollout.tt")
+    save_trajectory(trajectory, tmp_path / "rollout.tt")
     return tmp_path / "rollout.tt"
 
 

@@ -208,7 +208,7 @@ class Forgetful:
         first = other.turns(0)[0]
         record.branch(other.stream()[: first.start], cause="compaction")
         record.append_completion(
-            other.completion(first),
+            first.tokens.ids,
             other.logprobs()[first.start : first.stop],
             finish_reason=first.finish_reason,
             version=first.versions,

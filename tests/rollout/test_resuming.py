@@ -23,6 +23,7 @@ from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore
 from tokentrace.rollout.tools import ToolResult
+from tokentrace.samples.trajectories import owned_turns
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Turn
 from tokentrace.trajectory.storage import replay_records, write_records
@@ -121,7 +122,7 @@ def check_same(rollout: Rollout, whole: Rollout) -> None:
     assert rollout.messages == whole.messages
     assert metrics(rollout) == metrics(whole)
     assert rewards(one) == rewards(other)
-    assert [turn.continues for turn in one.turns()] == [turn.continues for turn in rollout.per_turn]
+    assert len(one.turns()) == len(rollout.per_turn)
     check_trajectory(one)
     (sample,) = trajectory_samples(one)
     assert sample.mask.tolist() == (other.kinds() == Kind.SAMPLED).tolist()
@@ -182,13 +183,12 @@ def cut(whole: Rollout, writes: int, tokens: int | None = None) -> Rollout:
         count = count + 1 if isinstance(write, Turn) else write.messages
         if number == writes - 1 and tokens is not None:
             assert isinstance(write, Turn)
-            ids, logprobs = trajectory.completion(write), trajectory.completion_logprobs(write)
-            out.append_completion(ids[:tokens], logprobs[:tokens], finish_reason="abort", sampling=write.sampling)
+            table = write.tokens.slice(0, tokens)
+            out.append_completion(table.ids, table.logprobs, finish_reason="abort", sampling=write.sampling)
         else:
             replay_records(out, [record])
-    for number, reward in trajectory.rewarded:
-        if 0 <= number < writes:
-            out.replay_reward(number, reward)
+    for turn in owned_turns(out):
+        out.set_reward(trajectory.writes()[turn.write].reward, turn)  # type: ignore[union-attr]
     per_turn = [replace(turn) for turn in whole.per_turn[:turns]]
     return Rollout(TASK, out, whole.tools, list(whole.messages[:count]), per_turn=per_turn)
 

@@ -1,12 +1,12 @@
 """What a trajectory should be, in plain lists: each branch has its whole stream. And the laws of any trajectory."""
 
-import json
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from tokentrace.samples.trajectories import owned_turns
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes
 from tokentrace.trajectory.storage import replay_records, write_records
@@ -187,10 +187,11 @@ def assert_same_turns(expected: ModelBranch, trajectory: Trajectory, index: int)
         assert turn.reward == piece.turn["rewards"].get("reward")
         by_token = [span.version for span in turn.versions for _ in range(span.start, span.stop)]
         assert by_token == piece.turn["by_token"][: len(turn)]
-        assert trajectory.completion(turn).tolist() == expected.ids[piece.start : piece.stop]
+        assert turn.tokens.ids.tolist() == expected.ids[piece.start : piece.stop]
         if trajectory.has_logprobs:
             wanted = np.array([token.logprob for token in expected.tokens[piece.start : piece.stop]], np.float32)
-            assert trajectory.completion_logprobs(turn).tobytes() == wanted.tobytes()
+            assert turn.tokens.logprobs is not None
+            assert turn.tokens.logprobs.tobytes() == wanted.tobytes()
 
 
 # -- laws, checked through public names
@@ -212,7 +213,6 @@ def check_trajectory(trajectory: Trajectory) -> None:
     assert trajectory.num_sampled == sum(branch.sampled for branch in branches)
     for branch, stream in zip(branches, streams, strict=True):
         assert trajectory.stream(branch.index).tolist() == stream
-        assert json.loads(trajectory.wire(branch.index)) == stream
         assert branch.stop == len(stream)
         if branch.parent >= 0:
             parent = branches[branch.parent]
@@ -231,8 +231,9 @@ def replayed(trajectory: Trajectory) -> Trajectory:
         metadata=trajectory.metadata,
     )
     assert replay_records(copy, write_records(trajectory)) == trajectory.num_writes
-    for number, reward in trajectory.rewarded:
-        copy.replay_reward(number, reward)
+    copy.set_reward(trajectory.reward)
+    for turn in owned_turns(trajectory):
+        copy.set_reward(turn.reward, turn)
     return copy
 
 
@@ -245,7 +246,7 @@ def _check_tokens(trajectory: Trajectory, index: int) -> None:
     in_turns = np.zeros(len(stream), bool)
     for turn in trajectory.turns(index):
         in_turns[turn.start : turn.stop] = True
-        assert trajectory.completion(turn).tolist() == stream[turn.start : turn.stop].tolist()
+        assert turn.tokens.ids.tolist() == stream[turn.start : turn.stop].tolist()
         assert sum(span.stop - span.start for span in turn.versions) in (0, len(turn))
     assert (in_turns == sampled).all()
     assert trajectory.loss_mask(index).sum() == trajectory.branches[index].sampled

@@ -1,21 +1,18 @@
 """Trajectory: what is written is what is read, whose tokens are trained, what a turn costs."""
 
 import copy
-import json
 import pickle
 import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.support import FULL, examples
+from tests.support import FULL
 from tests.trajectory.model import check_trajectory
 from tests.trajectory.walk import Walk, illegal_operations, walk
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory import Trajectory, Turn, to_bytes
+from tokentrace.trajectory import Trajectory, to_bytes
 
 
 def two_turns() -> Trajectory:
@@ -84,12 +81,10 @@ def test_a_missing_logprob_is_an_error_and_says_so() -> None:
 def test_without_logprobs_none_are_there_to_be_read() -> None:
     trajectory = Trajectory(logprobs=False)
     trajectory.begin([1])
-    turn = trajectory.append_completion([2, 3], None, finish_reason="stop")
+    trajectory.append_completion([2, 3], None, finish_reason="stop")
     assert trajectory.loss_mask().tolist() == [False, True, True]
     with pytest.raises(TrajectoryError, match="logprobs=False"):
         trajectory.logprobs()
-    with pytest.raises(TrajectoryError, match="logprobs=False"):
-        trajectory.completion_logprobs(turn)
     check_trajectory(trajectory)
 
 
@@ -126,7 +121,7 @@ def test_fewer_messages_than_the_shared_prefix_holds_are_refused() -> None:
     assert trajectory.message_count() == 5
 
 
-# -- views and wire
+# -- views
 
 
 def test_views_are_read_only_and_stay_what_they_were() -> None:
@@ -134,7 +129,7 @@ def test_views_are_read_only_and_stay_what_they_were() -> None:
     trajectory.branch([1, 2, 3, 9])
     for branch in (0, 1):
         views = [trajectory.stream(branch), trajectory.kinds(branch)]
-        views += [trajectory.completion(turn) for turn in trajectory.turns(branch)]
+        views += [turn.tokens.ids for turn in trajectory.turns(branch)]
         before = [view.tolist() for view in views]
         for _ in range(200):
             trajectory.append_context([5] * 7, Kind.CONTEXT, branch=branch)
@@ -154,17 +149,6 @@ def test_what_the_caller_does_to_its_arrays_does_not_matter() -> None:
     assert trajectory.logprobs()[2:].tolist() == [-1, -2]
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40), min_size=1, max_size=30))
-def test_wire_text_is_that_of_json(chunks: list[list[int]]) -> None:
-    trajectory = Trajectory()
-    trajectory.begin(chunks[0])
-    for chunk in chunks[1:]:
-        trajectory.append_context(chunk, Kind.CONTEXT)
-        assert trajectory.wire() == json.dumps(trajectory.stream().tolist(), separators=(",", ":")).encode()
-    check_trajectory(trajectory)
-
-
 # -- cost and memory
 
 
@@ -177,12 +161,10 @@ def test_a_turn_of_a_long_rollout_costs_what_is_new(branched: bool) -> None:
         trajectory.branch(trajectory.stream()[:900_000])
     new, logprobs = np.arange(100, dtype=np.int32), np.full(100, -1.0, np.float32)
 
-    def turn() -> Turn:
-        turn = trajectory.append_completion(new, logprobs, finish_reason="stop", version=3)
+    def turn() -> None:
+        trajectory.append_completion(new, logprobs, finish_reason="stop", version=3)
         trajectory.append_context(new, Kind.CONTEXT, message_spans=[(0, 50, 0)], messages=1)
-        trajectory.wire_parts()
         trajectory.stream()
-        return turn
 
     for _ in range(3):  # makes the caches, and room in the buffers
         turn()
@@ -192,12 +174,11 @@ def test_a_turn_of_a_long_rollout_costs_what_is_new(branched: bool) -> None:
         for _ in range(20):
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
-            trajectory.completion_logprobs(turn())
+            turn()
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
     assert max(peaks) < 100_000  # the stream alone has millions of bytes
-    assert len(trajectory.wire_parts()) <= 20
 
 
 # -- copies

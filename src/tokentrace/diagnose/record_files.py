@@ -144,7 +144,7 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
         trajectory.stream(turn.branch)[: turn.stop],
         turn.start,
         f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else ""),
-        np.asarray(trajectory.completion_logprobs(turn), np.float64) if trajectory.has_logprobs else None,
+        None if turn.tokens.logprobs is None else turn.tokens.logprobs.astype(np.float64),
         request=request,
         recorded=(cause or branch.cause) if first.write == turn.write else "",
         temperature=float(temperature) if isinstance(temperature, (int, float)) else None,

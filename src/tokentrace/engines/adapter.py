@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ from ..trajectory.turns import LogprobKind
 from . import protocol
 from .answers import AnswerReader, Count, EngineReply, checked_request
 from .errors import EngineAnswerError, EngineError
-from .http import Connection, HTTPSettings
+from .http import Connection, HTTPSettings, errors_at
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, SamplingParams, Weights
 
 
@@ -70,7 +71,7 @@ class HTTPEngine(Engine):
 
     def _send(self, request: GenerateRequest, more: dict[str, Any]) -> tuple[bytes, Callable[[], AnswerReader]]:
         """Return the body of a request, and a function that makes a reader of its answer."""
-        prompt = json_prompt(request)
+        prompt = msgspec.json.encode(np.asarray(request.prompt_ids).tolist())
         fields = json.dumps(self._fields(request) | more, separators=(",", ":")).encode("utf-8")
         body = b'{"%s":%s,%s' % (self.prompt_field.encode("ascii"), prompt, fields[1:])
         sent = prompt if self.check_echo else None
@@ -129,18 +130,6 @@ class HTTPEngine(Engine):
         await self._connection.close()
 
 
-def json_prompt(request: GenerateRequest) -> bytes:
-    """Return the prompt as JSON text. Raises EngineError if its wire text has another number of ids."""
-    wire, count = request.wire, len(request.prompt_ids)
-    if wire is None:
-        return repr(np.asarray(request.prompt_ids).tolist()).replace(" ", "").encode("ascii")  # faster than json.dumps
-    text = b"".join(wire() if callable(wire) else wire)
-    commas = np.count_nonzero(np.frombuffer(text, np.uint8) == ord(","))  # ten times as fast as bytes.count
-    if not (text.startswith(b"[") and text.endswith(b"]")) or commas + 1 != count:
-        raise EngineError(f"wire does not hold the prompt's {count} ids: it must equal prompt_ids")
-    return text
-
-
 def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> dict[str, Any]:
     """Return all sampling parameters for vLLM and SGLang, since a server may have other defaults."""
     names = ("temperature", "top_p", "top_k", "min_p")
@@ -157,10 +146,11 @@ def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> 
 
 @asynccontextmanager
 async def connecting(base_url: str | Connection, settings: HTTPSettings | None) -> AsyncIterator[Connection]:
-    """Open a connection; close it again on an error."""
+    """Open a connection; close it again on an error, which names the address."""
     connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
     try:
-        yield connection
+        with errors_at(connection.base_url):
+            yield connection
     except BaseException:
         if connection is not base_url:
             await connection.close()

@@ -4,7 +4,7 @@ Missing ids or logprobs are an error and never filled in.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,6 @@ from .errors import EngineRefusal as EngineRefusal  # noqa: PLC0414
 from .errors import EngineUnavailable as EngineUnavailable  # noqa: PLC0414
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
-WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
 Weights: TypeAlias = str | Path | Mapping[str, Any]
 """A folder of safetensors, or arrays by name (a state dict)."""
 Channels: TypeAlias = Mapping[str, Sequence[Any]]
@@ -164,7 +163,6 @@ class RequestOptions(TypedDict, total=False):
 
     request_id: str | None
     session: str | None
-    wire: WireText | None
     group: str | None
 
 
@@ -178,8 +176,6 @@ class GenerateRequest:
     """Names the request for `Engine.abort`."""
     session: str | None = None
     """Requests of one session (a rollout) go to the endpoint that caches their prefix."""
-    wire: WireText | None = None
-    """The prompt as JSON text in pieces (`Trajectory.wire_parts`), or a function that returns it."""
     group: str | None = None
     """Requests of one group share a prompt and go to one endpoint while it has room."""
 

@@ -166,7 +166,6 @@ class Answer:
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)
         about: dict[str, Any] = {"request_id": f"{self.head.id}-{choice}", "session": self.session}
-        about["wire"] = placed.wire
         is_labelled = self._weights is not None and not engine.capabilities.versions
         if request.stream or request.stop or is_labelled:  # which weights sampled a token is clear when it arrives
             return engine.stream(placed.ids, sampling, **about)

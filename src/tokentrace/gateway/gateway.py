@@ -207,8 +207,8 @@ class Gateway:
             record = await anext(self.store.turns(trajectory.name, turn.number))
             sampled, (tools, variables) = session.sampled_turn(turn), session.roots[turn.root]
             completion = Completion(
-                np.array(trajectory.completion(sampled)),
-                np.array(trajectory.completion_logprobs(sampled)),
+                np.array(sampled.tokens.ids),
+                np.array(sampled.tokens.logprobs),
                 FinishReason(sampled.finish_reason),
                 sampled.versions,
                 sampled.cached_tokens,

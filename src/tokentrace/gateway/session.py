@@ -222,14 +222,8 @@ class SessionRecord:
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
             new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
-        # the prompt as JSON text, made now: when an engine wants it, another thread may be reading the record
-        if self._is_tip(base):
-            *first, last = self.trajectory.wire_parts(base.branch)
-            wire = (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
-        else:
-            wire = (b"[", _numbers(np.concatenate([stream, new_ids])), b"]")
         return Placement(
-            conversation, sent, base, np.concatenate([stream, new_ids]), new_ids, kinds, spans, wire,
+            conversation, sent, base, np.concatenate([stream, new_ids]), new_ids, kinds, spans,
             repairs=tuple(repairs), notes=tuple(notes),
         )  # fmt: skip
 
@@ -456,9 +450,4 @@ def _are_instructions(messages: Messages) -> bool:
 
 
 def _whole(conversation: Conversation, sent: SentMessages, ids: Ids, spans: Any = (), notes: Any = ()) -> Placement:
-    wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
-    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, list(spans), wire, notes=notes)
-
-
-def _numbers(ids: Ids) -> bytes:
-    return msgspec.json.encode(ids.tolist())[1:-1]
+    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, list(spans), notes=notes)

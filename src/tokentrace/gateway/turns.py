@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -69,7 +69,6 @@ class Placement:
     kinds: Kinds | Kind
     spans: list[tuple[int, int, int]]
     """Tokens of messages within `new_ids`: start, end and number of the message."""
-    wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
     ambiguous: bool = False
     refusal: str = ""
     edit: Finding | None = None

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import replace
 from typing import Any, Final, Self
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError, brief
+from ..errors import TrajectoryError
 from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
@@ -22,49 +20,29 @@ from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write
 
 
 class _Stream:
-    """The ids of one branch, which are only ever appended, and the same as JSON text.
+    """The ids of one branch, which are only ever appended.
 
     A full array moves to a larger one. Views that `ids` returned earlier keep the old array, so they never change.
     """
 
     def __init__(self, branch: int = -1) -> None:
         self.branch = branch
+        self.length = 0
         self._array: Ids = np.empty(0, np.int32)
-        self._length = self._text_length = 0
-        self._text: list[bytes] = []
-
-    def __copy__(self) -> _Stream:
-        twin = _Stream(self.branch)
-        vars(twin).update(vars(self), _array=self.ids, _text=[*self._text])  # without room: it moves before it grows
-        return twin
 
     def extend(self, ids: Ids) -> None:
-        stop = self._length + len(ids)
-        if stop == self._length:  # a copy may not even write nothing
-            return
+        start, stop = self.length, self.length + len(ids)
         if stop > len(self._array):
-            larger = np.empty(max(stop, self._length + self._length // 8 + 16), np.int32)
-            larger[: self._length] = self._array[: self._length]
-            self._array = larger
-        self._array[self._length : stop] = ids
-        self._length = stop
+            room = np.empty(len(ids) + stop // 8 + 16, np.int32)
+            self._array = np.concatenate([self._array[:start], room])
+        self._array[start:stop] = ids
+        self.length = stop
 
     @property
     def ids(self) -> Ids:
-        view = self._array[: self._length]
+        view = self._array[: self.length]
         view.flags.writeable = False
         return view
-
-    def wire_parts(self) -> tuple[bytes, ...]:
-        """Each piece is joined with the one before it once it has half its size, so there are at most some twenty."""
-        if self._text_length < self._length:
-            added = msgspec.json.encode(self._array[self._text_length : self._length].tolist())[1:-1]
-            text = b"," + added if self._text_length else added
-            while self._text and len(self._text[-1]) < 2 * len(text):
-                text = self._text.pop() + text
-            self._text.append(text)
-            self._text_length = self._length
-        return (b"[", *self._text, b"]")
 
 
 class Record:
@@ -78,44 +56,34 @@ class Record:
         self.vocab_size: Final = vocab_size
         self.has_logprobs: Final = has_logprobs
         """Whether every sampled token has a logprob; otherwise none has."""
+        self.reward: float | None = None
+        """The reward of the whole rollout, None if there is none. Turns have their own."""
         self._metadata = metadata_json
         self._writes: list[Write] = []
         self._by_branch: list[list[Write]] = []
-        self._rewards: list[tuple[int, float | None]] = []
         self._stream = _Stream()
 
     def __copy__(self) -> Self:
         """A copy that can be written to while this one stays as it is. Shares the tokens of all writes."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
-        twin._writes, twin._rewards = [*self._writes], [*self._rewards]
+        twin._writes = [*self._writes]
         twin._by_branch = [[*writes] for writes in self._by_branch]
-        twin._stream = copy(self._stream)
+        twin._stream = _Stream()
         return twin
 
     # -- one stream
 
     def stream(self, branch: int | None = None) -> Ids:
         """The ids so far: the next prompt of the engine, and what a trainer sees. Cached for one branch."""
-        return self._cached(branch).ids
-
-    prompt = stream
-
-    def wire_parts(self, branch: int | None = None) -> tuple[bytes, ...]:
-        """The stream as JSON text, ``[1,2,3]``, in a few pieces. Encodes only what is new since the last call."""
-        return self._cached(branch).wire_parts()
-
-    def wire(self, branch: int | None = None) -> bytes:
-        """The stream as JSON text."""
-        return b"".join(self.wire_parts(branch))
-
-    def _cached(self, branch: int | None) -> _Stream:
         index = self._index(branch)
         if self._stream.branch != index:
             self._stream = _Stream(index)
-        for write in self._along(index, since=len(self._stream.ids)):
+        for write in self._along(index, since=self._stream.length):
             self._stream.extend(write.tokens.ids)
-        return self._stream
+        return self._stream.ids
+
+    prompt = stream
 
     def table(self, branch: int | None = None) -> TokenTable:
         """The tokens of a stream with all their columns. The mask is True where a token was sampled."""
@@ -138,24 +106,14 @@ class Record:
 
     def logprobs(self, branch: int | None = None) -> Logprobs:
         """The logprob of each token, NaN where none was sampled; shared prefixes included."""
-        self._require_logprobs()
+        if not self.has_logprobs:
+            raise TrajectoryError("the trajectory was made with logprobs=False: it has none")
         table = self.table(branch)
         return np.full(len(table), np.nan, np.float32) if table.logprobs is None else table.logprobs
 
     def turns(self, branch: int | None = None) -> list[Turn]:
         """The turns along a stream, inherited ones included. One that the branch left in the middle of is `cut`."""
         return [write for write in self._along(self._index(branch)) if isinstance(write, Turn)]
-
-    def completion(self, turn: Turn) -> Ids:
-        """The ids of a turn."""
-        return self._check_turn(turn).tokens.ids
-
-    def completion_logprobs(self, turn: Turn) -> Logprobs:
-        """The logprobs of a turn."""
-        self._require_logprobs()
-        logprobs = self._check_turn(turn).tokens.logprobs
-        assert logprobs is not None
-        return logprobs
 
     def channels(self, branch: int | None = None) -> dict[str, Channel]:
         """The side channels along a stream, by name; shared prefixes included. None for tokens without an entry."""
@@ -199,16 +157,6 @@ class Record:
     def metadata(self) -> dict[str, Any]:
         """The metadata, as a new dict."""
         return dict(from_json(self._metadata))
-
-    @property
-    def reward(self) -> float | None:
-        """The reward of the whole rollout, None if there is none. Turns have their own."""
-        return next((reward for number, reward in reversed(self._rewards) if number == -1), None)
-
-    @property
-    def rewarded(self) -> tuple[tuple[int, float | None], ...]:
-        """Every call of `set_reward`, in order: the write of the turn, -1 for the whole rollout, and the reward."""
-        return tuple(self._rewards)
 
     @property
     def current(self) -> int:
@@ -285,7 +233,7 @@ class Record:
             for write in writes[bisect_left(writes, since, key=_start) :]:
                 if write.start >= limit:
                     break
-                yield _cut(write, limit)
+                yield cut(write, limit)
 
     def _owner(self, index: int, position: int) -> int:
         """The branch that owns the token before `position` of a stream; -1 for position 0."""
@@ -301,17 +249,6 @@ class Record:
         writes = self._by_branch[owner]  # the first starts before the position, since its branch owns it
         write = writes[bisect_left(writes, position, key=_start) - 1]
         return write.messages if write.stop <= position else write.message
-
-    def _check_turn(self, turn: Turn) -> Turn:
-        if not isinstance(turn, Turn):
-            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {brief(turn)}")
-        if not 0 <= turn.write < self.num_writes or turn != _cut(self._writes[turn.write], turn.stop):
-            raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
-        return turn
-
-    def _require_logprobs(self) -> None:
-        if not self.has_logprobs:
-            raise TrajectoryError("the trajectory was made with logprobs=False: it has none")
 
 
 def frozen(table: TokenTable) -> TokenTable:
@@ -330,7 +267,7 @@ def _parent(writes: list[Write]) -> int:
     return opening.parent if isinstance(opening, Context) and opening.parent is not None else -1
 
 
-def _cut(write: Write, limit: int) -> Write:
+def cut(write: Write, limit: int) -> Write:
     """A write up to a position of its stream."""
     if limit >= write.stop:
         return write

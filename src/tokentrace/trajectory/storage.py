@@ -20,7 +20,7 @@ from ..errors import TrajectoryError, brief
 from ..files import write_whole
 from .channels import Packed
 from .trajectory import Trajectory
-from .turns import Turn, Write, as_owners, from_json
+from .turns import Turn, Write, as_ids, as_owners, from_json
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""
@@ -37,6 +37,7 @@ _IDS, _KINDS, _LOGPROBS = np.dtype("<i4"), np.dtype("u1"), np.dtype("<f4")
 # -- the JSON of records
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Index: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # -1: none
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -62,7 +63,7 @@ class _Context(_Tokens):
 
 
 class _Open(_Context):
-    parent: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+    parent: _Index
     cause: str
 
 
@@ -84,7 +85,7 @@ class _Completion(_Tokens):
 
 
 class _Reward(_Record):
-    write: int
+    write: _Index
     reward: Any
 
 
@@ -114,9 +115,11 @@ class Loaded:
 def to_bytes(trajectory: Trajectory) -> bytes:
     """The whole trajectory."""
     header = _Header(trajectory.name, trajectory.vocab_size, trajectory.has_logprobs, trajectory.metadata)
-    rewards = (_record(_Reward(write, reward)) for write, reward in trajectory.rewarded)
+    turns = (write for write in trajectory.writes() if isinstance(write, Turn))
+    rewards = (*((turn.write, turn.reward) for turn in turns), (-1, trajectory.reward))
+    records = (_record(_Reward(write, reward)) for write, reward in rewards if reward is not None)
     preamble = (MAGIC, _VERSION.pack(VERSION), _record(header))
-    return b"".join((*preamble, *write_records(trajectory), *rewards))
+    return b"".join((*preamble, *write_records(trajectory), *records))
 
 
 def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
@@ -143,10 +146,7 @@ def _write_record(write: Write) -> bytes:
 
 
 def _record(fields: _Record, *arrays: bytes) -> bytes:
-    try:
-        text = msgspec.json.encode(fields)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        text = json.dumps(msgspec.to_builtins(fields), separators=(",", ":")).encode("ascii")
+    text = json.dumps(msgspec.to_builtins(fields), separators=(",", ":")).encode("ascii")
     payload = b"".join((_JSON_LENGTH.pack(len(text)), text, *arrays))
     head = _HEAD.pack(len(payload), _TYPES.index(type(fields)) + 1)
     return b"".join((head, _CRC.pack(zlib.crc32(head)), payload, _CRC.pack(zlib.crc32(payload))))
@@ -264,7 +264,10 @@ def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
     if isinstance(fields, _Tokens):
         _add(fields, arrays, trajectory)
     elif isinstance(fields, _Reward):
-        trajectory.replay_reward(fields.write, fields.reward)
+        writes: list[Any] = trajectory.writes()
+        if fields.write >= len(writes):
+            raise TrajectoryError(f"there is no write {fields.write} to reward")
+        trajectory.set_reward(fields.reward, writes[fields.write] if fields.write >= 0 else None)
     return trajectory
 
 
@@ -282,7 +285,7 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
         at += one.bytes
     if at != len(arrays):
         raise TrajectoryError(f"{len(arrays)} bytes of arrays do not hold {fields.tokens} tokens")
-    ids = np.frombuffer(arrays[:middle], _IDS).astype(np.int32)
+    ids = as_ids(np.frombuffer(arrays[:middle], _IDS), "ids", trajectory.vocab_size)
     if turn is not None:
         trajectory.check_follows(turn.branch, turn.start)
         how = {name: getattr(turn, name) for name in turn.__struct_fields__ if name not in ("start", "tokens")}
@@ -302,12 +305,6 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
 def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> None:
     """Write the whole trajectory, or nothing. Replaces a file of that name. Only its owner may read it."""
     write_whole(Path(path), [to_bytes(trajectory)], private=True)
-    if os.name == "posix":  # makes the rename last through a power cut
-        folder = os.open(Path(path).parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def load_trajectory(path: str | os.PathLike[str]) -> Loaded:

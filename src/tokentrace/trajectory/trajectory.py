@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..errors import ExtensionError, TrajectoryError, brief
-from ..settings import as_float, choose
+from ..settings import as_float, choose, is_number
 from ..showing import ShowsItself
 from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable
 from ..tokens.tokenizer import Ids
 from .channels import pack_channels
-from .record import Record, frozen
+from .record import Record, cut, frozen
 from .turns import (
     LATER_KINDS,
     PROMPT_KINDS,
@@ -68,8 +66,6 @@ class Trajectory(ShowsItself, Record):
     [1, 2, 3, 7, 8, 4, 5]
     >>> trajectory.loss_mask().tolist()
     [False, False, False, True, True, False, False]
-    >>> trajectory.wire()
-    b'[1,2,3,7,8,4,5]'
     """
 
     def __init__(
@@ -88,12 +84,6 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
         metadata_json = mapping_json({} if metadata is None else metadata, "metadata")
         super().__init__(name, None if vocab_size is None else int(vocab_size), logprobs, metadata_json)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole trajectory to a file; see `save_trajectory`. `load_trajectory` reads it."""
-        from .storage import save_trajectory
-
-        save_trajectory(self, path)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
         from .storage import restore, to_bytes
@@ -133,18 +123,14 @@ class Trajectory(ShowsItself, Record):
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this stream."""
-        length = self.length(branch)
+        stream = self.stream(branch)
         if not hasattr(bridge, "stream_length"):
             raise TrajectoryError(f"append_bridge takes BridgedTokens, not {brief(bridge)}; was the bridge refused?")
-        if as_count(bridge.stream_length, "bridge.stream_length") != length:
+        length, end = bridge.stream_length, stream[len(stream) - len(bridge.completion) :]
+        if length != len(stream) or not np.array_equal(end, bridge.completion):
             raise TrajectoryError(
-                f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {length}: "
-                "make the bridge from the stream as it is recorded"
-            )
-        if not np.array_equal(self.stream(branch)[length - len(bridge.completion) :], bridge.completion):
-            raise TrajectoryError(
-                "the bridge was made for another completion than the one recorded last: make it from the ids that "
-                "the engine returned"
+                f"the bridge was made for another stream, of {length} ids, and this one has {len(stream)}: make the "
+                "bridge from the ids that are recorded"
             )
         new, spans = bridge.new, bridge.new.message_spans()
         self.append_context(new.ids, new.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
@@ -236,10 +222,10 @@ class Trajectory(ShowsItself, Record):
             advice = f"it does not extend branch {index}; record a rewritten history with branch(prompt_ids)"
             raise ExtensionError(f"{reason}: {advice}", position=shared)
         total = last.messages if messages is None else as_count(messages, "messages")
-        owners = as_owners(message_spans, len(ids), total)[shared:]
-        codes = as_kinds(Kind.CONTEXT if kinds is None else kinds, len(ids), allowed=LATER_KINDS, skip=shared)[shared:]
+        owners = as_owners(message_spans, len(ids), total)
         if len(ids) > shared:
-            self.record_context(index, shared, ids[shared:], codes, owners, total)
+            codes = Kind.CONTEXT if kinds is None else kinds
+            self.record_context(index, shared, ids, codes, owners, total, skip=shared)
         elif total != last.messages:
             raise TrajectoryError(f"messages is {total}, and the prompt of {last.messages} messages has no new token")
         return len(ids) - shared
@@ -269,28 +255,30 @@ class Trajectory(ShowsItself, Record):
                 f"with extend_to(prompt_ids, branch={extends})"
             )
         total = self._messages_at(source, shared) if messages is None else as_count(messages, "messages")
-        owners = as_owners(message_spans, len(ids), total)[shared:]
-        codes = as_kinds(Kind.CONTEXT if kinds is None else kinds, len(ids), allowed=PROMPT_KINDS, skip=shared)[shared:]
-        parent = self._owner(source, shared)
-        self.record_context(self.num_branches, shared, ids[shared:], codes, owners, total, parent, cause)
+        owners = as_owners(message_spans, len(ids), total)
+        codes, parent = Kind.CONTEXT if kinds is None else kinds, self._owner(source, shared)
+        self.record_context(self.num_branches, shared, ids, codes, owners, total, parent, cause, skip=shared)
         return self.current
 
     def record_context(
         self,
         branch: int,
         start: int,
-        ids: Ids,
+        prompt: Ids,
         kinds: KindsLike,
         owners: Owners,
         messages: int,
         parent: int | None = None,
         cause: str = "",
+        *,
+        skip: int = 0,
     ) -> None:
         """Record ids at `start` of a branch, which then holds `messages` messages: every context comes in here.
 
-        With a `parent`, the branch that owns the token before `start` (-1 for none), it opens the next branch.
+        With a `parent`, the branch that owns the token before `start` (-1 for none), it opens the next branch. The
+        first `skip` ids are recorded already.
         """
-        count, opening = self.num_branches, parent is not None
+        count, opening, ids = self.num_branches, parent is not None, prompt[skip:]
         if parent is None:
             self.check_follows(branch, start)
             if not len(ids):
@@ -308,8 +296,9 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(
                 f"messages is {messages}, but {what} holds {before}: say how many the whole prompt holds"
             )
-        codes = as_kinds(kinds, len(ids), allowed=PROMPT_KINDS if opening else LATER_KINDS)
-        tokens = frozen(TokenTable.of(as_ids(ids, "ids", self.vocab_size).copy(), codes.copy(), owners))
+        allowed = PROMPT_KINDS if opening else LATER_KINDS
+        codes = as_kinds(kinds, len(prompt), allowed=allowed, skip=skip)[skip:]
+        tokens = frozen(TokenTable.of(ids.copy(), codes.copy(), owners[skip:]))
         self._add(Context(branch, start, _end(start, ids), before, messages, tokens, parent, cause))
 
     def check_follows(self, branch: int, start: int) -> None:
@@ -345,22 +334,19 @@ class Trajectory(ShowsItself, Record):
 
     def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:
         """Set the reward of a turn, or of the whole rollout. The last value counts; None removes the reward."""
-        if turn is not None:
-            self._check_turn(turn)
-        self.replay_reward(-1 if turn is None else turn.write, reward)
-
-    def replay_reward(self, write: int, reward: float | None) -> None:
-        """Repeat a reward, as `rewarded` returns it."""
-        turn = self._writes[write] if 0 <= write < self.num_writes else None
-        if write != -1 and not isinstance(turn, Turn):
-            raise TrajectoryError(f"write {brief(write)} is not a turn: there is nothing to reward")
-        value = as_float(reward) if not isinstance(reward, bool) and isinstance(reward, Real) else None
+        value = as_float(reward) if is_number(reward) else None
         if value is None and reward is not None:
             raise TrajectoryError(f"a reward is a finite number, or None, not {brief(reward)}")
-        if isinstance(turn, Turn):
-            writes = self._by_branch[turn.branch]
-            writes[writes.index(turn)] = self._writes[write] = replace(turn, reward=value)
-        self._rewards.append((write, value))
+        if turn is None:
+            self.reward = value
+            return
+        if not isinstance(turn, Turn):
+            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {brief(turn)}")
+        recorded = self._writes[turn.write] if 0 <= turn.write < self.num_writes else None
+        if not isinstance(recorded, Turn) or turn != cut(recorded, turn.stop):
+            raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
+        writes = self._by_branch[recorded.branch]
+        writes[writes.index(recorded)] = self._writes[turn.write] = replace(recorded, reward=value)
 
 
 def _end(start: int, ids: Ids) -> int:

@@ -97,9 +97,7 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
 def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> dict[str, Any]:
     recorded = session.turns[number]
     sampled = session.sampled_turn(recorded)
-    logprobs = []
-    if session.trajectory.has_logprobs:
-        logprobs = session.trajectory.completion_logprobs(sampled).tolist()
+    logprobs = [] if sampled.tokens.logprobs is None else sampled.tokens.logprobs.tolist()
     tools = session.roots[recorded.root][0]
     return {
         **recorded.summary(),
