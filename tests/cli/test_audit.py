@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.diagnose.brute import write_dropping
 from tests.pages import read_page, said
 from tokentrace import Renderer, create_renderer
 from tokentrace.cli import main
@@ -35,14 +36,9 @@ def run(*args: Any) -> Result:
 
 @pytest.fixture(scope="module")
 def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with a template that drops past reasoning, and whose words are hostile."""
+    """A model whose name is hostile."""
     folder = tmp_path_factory.mktemp("models") / "dropping<script>"
-    shutil.copytree(POCKET, folder)
-    source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    old = "{%- for message in messages -%}"
-    assert old in source
-    changed = source.replace(old, old + "{%- if not loop.last and message.reasoning_content -%}<i>{%- endif -%}")
-    (folder / "chat_template.jinja").write_text(changed, encoding="utf-8")
+    write_dropping(folder)
     return folder
 
 
