@@ -86,7 +86,7 @@ def test_claude_code_runs_unmodified_and_gives_one_row(tmp_path: Path) -> None:
     results = [block for event in said if event["type"] == "user" for block in event["message"]["content"]]
     assert [block["content"] for block in results] == ["hällo", "1\tcontent of a\n2\t"]
     assert [turn.cause for turn in session.turns] == [None, None, None]
-    ids, mask = list(row.input_ids), list(row.loss_mask)
+    ids, mask = row.token_ids, list(row.loss_mask)
     assert ids[: len(prompts[-1])] == prompts[-1]
     for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
