@@ -188,8 +188,10 @@ class Renderer:
         study, control = self.study(tools), self.tokenizer.vocabulary.control_pattern
         return check_messages(
             messages,
-            more_roles=study.template.constants,
-            any_role=lambda role: study.forms.prints_roles and not (control and control.search(role)),
+            is_role=lambda role: (
+                role in study.template.constants
+                or (study.forms.prints_roles and not (control and control.search(role)))
+            ),
         )
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
