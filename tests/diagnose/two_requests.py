@@ -75,7 +75,7 @@ def consistent(stream: Any, prompt: Any, model: Any, **more: Any) -> Break:
     assert a > at or b > at
     assert a == len(ours) or (b < len(theirs) and ours[a] == theirs[b])
     contrast = found.contrast()
-    for track, ids in ((contrast.one, ours), (contrast.other, theirs)):
+    for track, ids in ((contrast.base, ours), (contrast.other, theirs)):
         assert len(track.ids) < 300
         assert set(track.ids.tolist()) <= set(ids.tolist())
     report = str(found)

@@ -2,9 +2,6 @@
 
 import json
 import socket
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,8 +12,7 @@ import pytest
 from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server, until
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
-from tokentrace.engines import Capabilities, EngineError, LogprobKind, ScriptedEngine, VLLMEngine
-from tokentrace.engines.http import Connection
+from tokentrace.engines import EngineError, EngineUnavailable, ScriptedEngine
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -48,76 +44,16 @@ def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, st
         assert served.app.gateway.admission.in_flight == 0
 
 
-class ClosingEngine(BaseHTTPRequestHandler):
-    """A server like vLLM's that hangs up in the middle of its answers, or answers with nonsense."""
+def test_a_gateway_whose_engine_is_gone_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone() -> None:
+        raise EngineUnavailable("nobody answers")
 
-    hangs_up_after = 2
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self._answer(200, {"data": [{"id": "pocket", "max_model_len": 4096}], "version": "0.12.0"})
-
-    def _answer(self, status: int, value: Any) -> None:
-        raw = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(raw)))
-        self.send_header("content-type", "application/json")
-        self.send_header("connection", "close")
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
-        for one in answer_ids("That is all.")[: self.hangs_up_after]:
-            logprobs = {"content": [{"token": f"token_id:{one}", "logprob": -1.0, "top_logprobs": []}]}
-            choice = {"index": 0, "token_ids": [one], "logprobs": logprobs, "finish_reason": None, "text": ""}
-            frame = f"data: {json.dumps({'id': 'x', 'choices': [choice]})}\n\n".encode()
-            self.wfile.write(f"{len(frame):x}\r\n".encode() + frame + b"\r\n")
-        self.wfile.flush()
-        self.connection.shutdown(socket.SHUT_RDWR)
-        self.close_connection = True
-
-
-@pytest.fixture
-def closing() -> Iterator[tuple[ThreadingHTTPServer, Served]]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ClosingEngine)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    url, size = f"http://127.0.0.1:{server.server_address[1]}", pocket().tokenizer.vocabulary.size
-    told = Capabilities("vllm", vocab_size=size, streams=True, logprobs=LogprobKind.PROCESSED)
-    with gateway_server(lambda: VLLMEngine(Connection(url), told, check_echo=False)) as served:
-        yield server, served
-    server.shutdown()
-    server.server_close()
-    thread.join(30)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_an_engine_that_hangs_up_in_the_middle_of_its_answer(closing: Any, stream: bool) -> None:
-    _, served = closing
-    for dialect in PATHS:
-        with pytest.raises(Refused) as refused:
-            Agent("a", "s", dialect, stream).ask(served.url)
-        assert refused.value.status in ((200, 502, 503) if stream else (502, 503))
-    state = served.state("s")
-    assert (state["turns"], len(state["incomplete"])) == (0, 3)
-
-
-def test_a_gateway_whose_engine_is_gone_is_not_ready(closing: Any) -> None:
-    server, served = closing
     ready = {"draining": False, "paused": False, "store": "ok", "engine": "ok"}
-    assert served.call("GET", "/readyz") == (200, ready)
-    server.shutdown()
-    server.server_close()
-    assert served.call("GET", "/readyz") == (503, {**ready, "engine": "unavailable"})
-    assert served.call("GET", "/healthz")[0] == 200
+    with gateway_server(lambda: ScriptedEngine(counting)) as served:
+        assert served.call("GET", "/readyz") == (200, ready)
+        monkeypatch.setattr(served.app.gateway.engine, "check", gone)
+        assert served.call("GET", "/readyz") == (503, {**ready, "engine": "unavailable"})
+        assert served.call("GET", "/healthz")[0] == 200
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokentrace.demo.questions import SOURCES, FollowUps, question_reward
+from tokentrace.demo.questions import FollowUps, question_reward, question_tasks
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.loading import ConfigError, load_interactions, load_tools
@@ -51,7 +51,7 @@ output: out
 
 def read_run(path: Path, **options: Any) -> Run:
     """As the command line reads it: it knows the demo's questions."""
-    return read_any_run(path, sources=SOURCES, **options)
+    return read_any_run(path, questions=question_tasks, **options)
 
 
 def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
@@ -226,7 +226,7 @@ def test_questions_are_known_only_where_somebody_brings_them(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"line 3: data.questions: there is no such setting"):
         read_any_run(written(tmp_path, POCKET_RUN))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"line 4: reward: it judges the answers to data.questions"):
+    with pytest.raises(ConfigError, match=r"line 4: reward: 'questions' must be module:name"):
         read_run(written(tmp_path, FILE_RUN + "reward: questions\n"))
 
 

@@ -148,7 +148,7 @@ class Unsayable:
     ],
 )
 def test_metrics_that_json_cannot_hold_become_text(odd: Any, kept: Any) -> None:
-    turn = TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
+    turn = TurnMetrics()
     turn.add("tool", "look", None, odd)
     assert turn.metrics == [{"tool": "look", **kept}]
 

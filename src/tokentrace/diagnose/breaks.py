@@ -1,7 +1,7 @@
 """Why a prompt does not begin with the stream so far: a cause, and the tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
 from ..show.alignment import Hunk
-from ..show.document import Contrasts, Document
+from ..show.document import Contrast, Document
 from ..show.terminal import plain_view
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
@@ -19,7 +19,7 @@ from .break_checks import Case
 from .conversation_diff import changed_tools, find_cause, shared_prefix
 from .finding import Cause, Finding
 from .message_keys import chain
-from .token_text import Contrast, hunks
+from .token_text import contrast, hunks
 
 _LATER: Final = 8
 """Further differences that are explained."""
@@ -56,33 +56,25 @@ class Break(ShowsItself):
         names = ("cause", "words", "position", "region", "advice", "stream_range", "prompt_range", "later")
         return {"extends": False} | {name: getattr(self, name) for name in names}
 
-    @property
-    def headline(self) -> str:
-        region = f" ({self.region})" if self.region else ""
-        return f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}"
-
     def __str__(self) -> str:
         return plain_view(self)
 
-    def contrast(self) -> Contrast:
+    def contrast(self, name: str = "stream → next prompt") -> Contrast:
         """The tokens of the stream and of the prompt around the difference."""
-        return Contrast.of(self.tokenizer, self.stream, self.prompt, Hunk(*self.stream_range, *self.prompt_range))
-
-    def add_to(self, contrasts: Contrasts, name: str, about: str = "") -> str:
-        """Add the difference to a document; returns the link to it."""
-        return contrasts.add(name, *self.contrast(), ("stream", "next prompt"), about)
+        hunk, names = Hunk(*self.stream_range, *self.prompt_range), ("stream", "next prompt")
+        return replace(contrast(self.tokenizer, self.stream, self.prompt, hunk, names), name=name)
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
-        contrasts = Contrasts()
-        self.add_to(contrasts, "stream → next prompt")
         later = ", ".join(dict.fromkeys(map(str, self.later)))
         more = [f"further on: {later}"] if later else []
+        region = f" ({self.region})" if self.region else ""
+        headline = f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}"
         return Document(
             f"Break: {self.cause}",
             "tokentrace check",
-            summary=[self.headline, self.words, *more, f"to do: {self.advice}"],
+            summary=[headline, self.words, *more, f"to do: {self.advice}"],
             tone="bad",
-            **contrasts.content(),
+            contrasts=[self.contrast()],
         )
 
 

@@ -286,9 +286,9 @@ class HistoryReport(ShowsItself):
 
     def document(self, _: Any = None) -> Document:
         """Return the report as a document. Of production and training it has what they have instead."""
-        streams = {step.branch: step.rollout.rows for step in self.steps}
-        tracks = [self._track(f"rollout, stream {at}" if at else "rollout", rows) for at, rows in streams.items()]
-        tracks.append(replace(rendering_track(self.row), name="training row"))
+        last = {step.branch: step.rollout.rows for step in self.steps}
+        streams = {at: self._track(f"rollout, stream {at}" if at else "rollout", rows) for at, rows in last.items()}
+        row = replace(rendering_track(self.row), name="training row")
         contrasts: list[Contrast] = []
         table: list[list[str | Cell]] = []
         for step in self.steps:
@@ -302,9 +302,8 @@ class HistoryReport(ShowsItself):
                 hunks = [Hunk(*one[:2], start, start + one.other_stop - one.other_start) for one, start in pairs]
                 links[view] = f"diff={len(contrasts)}"
                 name, names = f"step {step.index}, {step.place}: rollout → {view}", (str(View.ROLLOUT), str(view))
-                base = [*streams].index(step.branch), len(step.rollout.ids)
-                contrasts.append(Contrast(name, *base, len(tracks), hunks, names))
-                tracks.append(self._track("", np.concatenate(parts)))
+                other = self._track("", np.concatenate(parts))
+                contrasts.append(Contrast(streams[step.branch], other, hunks, names, name, stop=len(step.rollout.ids)))
             table.append(_table_row(step, links))
         head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
         return Document(
@@ -314,9 +313,8 @@ class HistoryReport(ShowsItself):
             summary=self.summary.split("\n"),
             notes=self.notes,
             tables=[Table("Steps", head, table, words=2)] if table else [],
-            tracks=tracks,
+            tracks=[*streams.values(), row],
             contrasts=contrasts,
-            start="diff=0" if contrasts else "track=0",
         )
 
     def _track(self, name: str, rows: Rows) -> Track:

@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Final, NamedTuple
 
-from ..show.document import Cell, Contrasts, Document, Table
+from ..show.document import Cell, Contrast, Document, Table
 from ..show.visible import counted
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .finding import Cause, Finding
-from .token_text import Contrast
 
 EXAMPLES: Final = 5
 """Examples of each thing counted."""
@@ -54,8 +53,6 @@ class Report(ShowsItself):
 
     unit: ClassVar[str]
     title: ClassVar[str]
-    sides: ClassVar[tuple[str, str]]
-    """What both sides of a contrast are."""
     tables: ClassVar[Mapping[str, str]]
     """The title of each table."""
     outcomes: Tallies
@@ -118,15 +115,16 @@ class Report(ShowsItself):
         return {"verdict": self.verdict, **more, **tables}
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
-        contrasts = Contrasts()
+        contrasts: list[Contrast] = []
         examples: list[list[str | Cell]] = []
         for key, tally in (pair for table in self.tables for pair in self.ranked(table)):
             for one in tally.examples:
-                links = [
-                    contrasts.add(f"{one.where}: {finding.cause}", *each, self.sides, finding.words)
+                link = f"diff={len(contrasts)}" if one.contrasts else ""
+                examples.append([Cell(one.where, link=link), str(key), one.words])
+                contrasts += (
+                    replace(each, name=f"{one.where}: {finding.cause}", about=finding.words)
                     for each, finding in zip(one.contrasts, one.findings, strict=False)
-                ]
-                examples.append([Cell(one.where, link=links[0] if links else ""), str(key), one.words])
+                )
         tables = [*map(self._table, self.tables), Table("Examples", ["where", "", "what"], examples, words=3)]
         tone, verdict = self.judge()
         return Document(
@@ -136,7 +134,7 @@ class Report(ShowsItself):
             tone=tone,
             notes=[*self.notes, *([f"stopped after {counted(self.total, self.unit)}"] if self.stopped else [])],
             tables=[table for table in tables if table.rows],
-            **contrasts.content(),
+            contrasts=contrasts,
         )
 
     def _table(self, name: str) -> Table:

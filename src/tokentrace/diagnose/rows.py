@@ -23,6 +23,7 @@ from ..data.trainers import ATTENTION
 from ..errors import InputError, kind_of
 from ..samples.sample import IGNORE, Sample
 from ..show.alignment import Hunk
+from ..show.document import Contrast
 from ..show.visible import counted
 from ..study.probes import USER
 from ..tokens.ids import check_ids, check_integers, common_prefix
@@ -32,7 +33,7 @@ from .break_checks import Case
 from .finding import Cause, Finding
 from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
-from .token_text import Contrast, TurnHeads, hunks, quoted, text_of
+from .token_text import TurnHeads, contrast, hunks, quoted
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
@@ -203,7 +204,7 @@ class RowChecker:
         self.tokenizer, self._columns = RowTokenizer(settings), columns
         self.renderer = renderer = self.tokenizer.renderer
         tokenizer = renderer.tokenizer
-        self.vocabulary, self.heads = tokenizer.vocabulary, TurnHeads(tokenizer.vocabulary)
+        self.vocabulary, self.heads = tokenizer.vocabulary, TurnHeads(tokenizer)
         self._pad = tokenizer.token_id(pad_token or tokenizer.variables.get("pad_token", ""))
         if pad_token and self._pad is None:
             raise InputError(f"{pad_token!r} is not a control token of {tokenizer.name or 'the tokenizer'}")
@@ -259,13 +260,13 @@ class RowChecker:
         cut = {cause for cause, _ in causes} == {Cause.CUT}
         ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
         expected = Counter(rows=1, compared=1, expected_tokens=len(sample), expected_trained=sample.trained)
-        tokenizer = self.renderer.tokenizer
+        tokens, names = (self.renderer.tokenizer, sample.ids, row.ids), ("expected", "found")
         return replace(
             checked,
             outcome=ids if case.hunks else Outcome.MASK if wrong else Outcome.SAME,
             reason="" if number is None else reason,
             findings=(*findings, *wrong),
-            contrasts=tuple(Contrast.of(tokenizer, sample.ids, row.ids, hunk) for _, hunk in causes),
+            contrasts=tuple(contrast(*tokens, hunk, names) for _, hunk in causes),
             counts=row.counts() + expected,
         )
 
@@ -398,7 +399,7 @@ class _Comparison:
             fields = self.rendered.fields[self.sample.offset + at :][:1]
             name = next((one for one in fields if one != "scaffold"), name)
             place = f"message {message} ({role}), {name}" if message >= 0 else "the template's own text"
-        one, other = (quoted(text_of(vocabulary, side[:256])) for side in (ours, theirs))
+        one, other = (quoted(self.checker.renderer.tokenizer.decode(side[:256])) for side in (ours, theirs))
         size = f" ({len(ours):,} of {counted(len(self.ids))})" if cut else ""
         outside = theirs[theirs >= vocabulary.size]
         words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"

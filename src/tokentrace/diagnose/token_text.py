@@ -6,13 +6,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.alignment import Hunk, align
-from ..show.document import Track, plain_track
+from ..show.document import Contrast, plain_track
 from ..show.visible import visible
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -44,11 +44,6 @@ def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
     return b"".join(map(vocabulary.token_bytes, ids.tolist()))
 
 
-def text_of(vocabulary: Vocabulary, ids: Ids) -> str:
-    """The text of tokens; invalid UTF-8 becomes U+FFFD."""
-    return spell(vocabulary, ids).decode("utf-8", "replace")
-
-
 def quoted(text: str, limit: int = 48) -> str:
     """Text for a sentence: on one line, cut if it is long."""
     text = visible(text[: limit + 1]).replace("\n", "⏎").replace("\t", "⇥")
@@ -57,24 +52,17 @@ def quoted(text: str, limit: int = 48) -> str:
     return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
 
 
-class Contrast(NamedTuple):
+def contrast(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tuple[str, str]) -> Contrast:
     """The tokens of both sides in and around a difference."""
-
-    one: Track
-    other: Track
-    hunks: list[Hunk]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk) -> Contrast:
-        lead = one[max(0, hunk.start - _AROUND) : hunk.start]
-        sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
-        same = common_prefix(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
-        after = one[hunk.stop : hunk.stop + same]
-        tracks = [
-            plain_track(tokenizer, np.concatenate([lead, side, after]), max(0, start - len(lead)))
-            for side, start in zip(sides, (hunk.start, hunk.other_start), strict=True)
-        ]
-        return cls(tracks[0], tracks[1], [part.moved(len(lead), len(lead)) for part in align(*sides)])
+    lead = one[max(0, hunk.start - _AROUND) : hunk.start]
+    sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
+    same = common_prefix(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
+    after = one[hunk.stop : hunk.stop + same]
+    tracks = [
+        plain_track(tokenizer, np.concatenate([lead, side, after]), max(0, start - len(lead)))
+        for side, start in zip(sides, (hunk.start, hunk.other_start), strict=True)
+    ]
+    return Contrast(tracks[0], tracks[1], [part.moved(len(lead), len(lead)) for part in align(*sides)], names)
 
 
 # -- differences
@@ -145,10 +133,10 @@ def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) 
 class TurnHeads:
     """Control tokens that begin turns, by their names; `structural` are all but `tags`."""
 
-    def __init__(self, vocabulary: Vocabulary, tags: Collection[str] = ()) -> None:
-        self.vocabulary, self.named, self.structural = vocabulary, dict[int, str](), set[int]()
+    def __init__(self, tokenizer: Tokenizer, tags: Collection[str] = ()) -> None:
+        self.tokenizer, self.named, self.structural = tokenizer, dict[int, str](), set[int]()
         heads = []
-        for text, token in vocabulary.control.items():
+        for text, token in tokenizer.vocabulary.control.items():
             match = _NAMED_HEAD.fullmatch(text)
             role = _OTHER_HEADS.get(text) or (match[1].lower() if match else None)
             if role:
@@ -166,7 +154,7 @@ class TurnHeads:
         """The role of the turn that a token lies in; None if no head tells."""
         start = max(0, at - READ)
         for index in reversed((np.flatnonzero(np.isin(ids[start : at + 1], self.heads)) + start).tolist()):
-            match = _ROLE.match(text_of(self.vocabulary, ids[index + 1 : index + 5]))
+            match = _ROLE.match(self.tokenizer.decode(ids[index + 1 : index + 5]))
             if match:
                 return "tool" if match[2] else match[1]
             if int(ids[index]) in self.named:

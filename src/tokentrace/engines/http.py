@@ -193,7 +193,7 @@ class Connection:
         self, path: str, body: bytes, kind: Any, new_reader: Callable[[], AnswerReader]
     ) -> AsyncGenerator[Delta]:
         """Yield the pieces of a streamed answer, whose events are of `kind`. Closing the iterator ends the request."""
-        with _errors_at(f"{self.base_url}{path}"):
+        with errors_at(f"{self.base_url}{path}"):
             for tries in count(1):
                 reader, events, started = new_reader(), EventReader(), False
                 try:
@@ -228,7 +228,7 @@ class Connection:
 
     async def _request(self, method: str, path: str, body: bytes | None, kind: Any) -> Any:
         longest = self.settings.longest_answer
-        with _errors_at(f"{self.base_url}{path}"):
+        with errors_at(f"{self.base_url}{path}"):
             tries = 0
             while True:
                 tries, answer = tries + 1, bytearray()
@@ -338,12 +338,13 @@ class Connection:
 
 
 @contextmanager
-def _errors_at(where: str) -> Iterator[None]:
+def errors_at(where: str) -> Iterator[None]:
     """Let errors begin with the address."""
     try:
         yield
     except EngineError as error:
-        error.args = (f"{where}: {error}",)
+        if not str(error).startswith(where):
+            error.args = (f"{where}: {error}",)
         raise
 
 

@@ -7,7 +7,7 @@ values once, so the size of a page grows with the number of tokens alone.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -167,41 +167,20 @@ class Track:
             start = stop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Contrast:
-    """Two tracks side by side: the first `stop` tokens of `base`, and `hunks` where `other` differs.
+    """Two tracks side by side, and `hunks` where `other` differs from the first `stop` tokens of `base`.
 
     `names` label the two sides: removed from `base`, added by `other`.
     """
 
-    name: str
-    base: int
-    stop: int
-    other: int
+    base: Track
+    other: Track
     hunks: Sequence[Hunk]
     names: tuple[str, str]
+    name: str = ""
     about: str = ""
-
-
-@dataclass(slots=True)
-class Contrasts:
-    """Collects contrasts of two tracks each. Pass ``**contrasts.content()`` to a `Document`."""
-
-    tracks: list[Track] = field(default_factory=list)
-    contrasts: list[Contrast] = field(default_factory=list)
-
-    def add(
-        self, name: str, base: Track, other: Track, hunks: Iterable[Hunk], names: tuple[str, str], about: str
-    ) -> str:
-        """Add a contrast and return the link to it."""
-        index = len(self.tracks)
-        self.tracks += [base, other]
-        self.contrasts.append(Contrast(name, index, len(base.ids), index + 1, list(hunks), names, about=about))
-        return f"diff={len(self.contrasts) - 1}"
-
-    def content(self) -> dict[str, Any]:
-        """Return the fields of a `Document`; the page opens on the first contrast."""
-        return {"tracks": self.tracks, "contrasts": self.contrasts, "start": "diff=0" if self.contrasts else ""}
+    stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +206,7 @@ class Document:
     """The branches of a tree; branch `i` is track `i`."""
     turns: Sequence[Turn] = ()
     start: str = ""
-    """The link that the page opens on; the first track by default."""
+    """The link that the page opens on; by default the first contrast, or track."""
 
     @property
     def heading(self) -> str:
@@ -235,18 +214,30 @@ class Document:
         return " · ".join(filter(None, (self.title, self.template)))
 
     @property
+    def all_tracks(self) -> list[Track]:
+        """The tracks, then those that only contrasts have."""
+        sides = [track for one in self.contrasts for track in (one.base, one.other)]
+        return list(dict.fromkeys([*self.tracks, *sides]))
+
+    @property
     def tokens(self) -> int:
-        return sum(len(track.ids) for track in self.tracks)
+        return sum(len(track.ids) for track in self.all_tracks)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as plain data, as ``tracks.js`` reads it."""
         words, names, versions, hunks = _Index(), _Index(), _Index(), _Index()
-        tracks = [_track_json(track, words, names, versions) for track in self.tracks]
-        for one in sorted(self.contrasts, key=lambda one: (one.base, one.other)):  # equal hunks get adjacent numbers
-            hunks.number(one.hunks)
+        places = {track: at for at, track in enumerate(self.all_tracks)}
+        tracks = [_track_json(track, words, names, versions) for track in places]
+        contrasts = [
+            _fields(one) | {"base": places[one.base], "stop": one.stop or len(one.base.ids), "other": places[one.other]}
+            for one in self.contrasts
+        ]
+        for one in sorted(contrasts, key=lambda one: (one["base"], one["other"])):  # equal hunks get adjacent numbers
+            hunks.number(one["hunks"])
         return {
             "title": self.heading,
-            **{name: getattr(self, name) for name in ("brand", "lead", "start")},
+            **{name: getattr(self, name) for name in ("brand", "lead")},
+            "start": self.start or ("diff=0" if contrasts else ""),
             **{name: list(getattr(self, name)) for name in ("summary", "notes", "cards")},
             "branches": [(one.parent, one.start, one.stop, one.cause) for one in self.branches],
             "turns": [(one.branch, one.start, one.stop, one.finish_reason) for one in self.turns],
@@ -256,7 +247,7 @@ class Document:
             "fields": list(names.values),
             "versions": [str(version) for version in versions.values],
             "tracks": tracks,
-            "contrasts": [_fields(one) | {"hunks": _ranges(hunks.number(one.hunks))} for one in self.contrasts],
+            "contrasts": [one | {"hunks": _ranges(hunks.number(one["hunks"]))} for one in contrasts],
             "hunks": list(itertools.chain.from_iterable(hunks.values)),
             "tables": [
                 _fields(one) | {"head": list(map(_cell, one.head)), "rows": [list(map(_cell, row)) for row in one.rows]}

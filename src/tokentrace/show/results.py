@@ -25,7 +25,7 @@ from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.storage import Loaded
 from ..trajectory.trajectory import Trajectory
 from .alignment import align
-from .document import HUES, KIND_HUES, Card, Cell, Contrasts, Document, Edit, Table, Track, token_columns
+from .document import HUES, KIND_HUES, Card, Cell, Contrast, Document, Edit, Table, Track, token_columns
 from .visible import counted, visible
 
 _LEAD: Final = 240
@@ -113,9 +113,8 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
     removed = sum(hunk.stop - hunk.start for hunk in hunks)
     added = sum(hunk.other_stop - hunk.other_start for hunk in hunks)
     about = f"{counted(removed)} only in the first, {added:,} only in the second" if hunks else "the same tokens"
-    contrasts = Contrasts()
-    contrasts.add("difference", first, second, hunks, names, about)
-    return Document("Two results compared", "tokentrace", **contrasts.content())
+    contrast = Contrast(first, second, hunks, names, "difference", about)
+    return Document("Two results compared", "tokentrace", contrasts=[contrast])
 
 
 def _texts(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
@@ -135,8 +134,8 @@ def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
 def rendering_track(rendered: RenderedTokens) -> Track:
     """Return a rendering as a track."""
     hues = np.zeros(len(rendered), np.uint8)
-    for span in rendered.spans():
-        hues[span.start : span.stop] = hue_of(span.role, span.field)
+    for start, stop, token in rendered.spans():
+        hues[start:stop] = hue_of(token.role, token.field)
     last = int(rendered.messages.max(initial=-1))
     return Track(
         "rendering",

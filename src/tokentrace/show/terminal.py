@@ -118,13 +118,13 @@ def _report(document: Document) -> Iterator[RenderableType]:
     for note in document.notes:
         yield Text(f"note: {flat(note)}", "yellow")
     for contrast in document.contrasts[:_CONTRASTS]:
-        yield from _contrast(document.tracks, contrast)
+        yield from _contrast(contrast)
     if len(document.contrasts) > _CONTRASTS:
         yield Text(f"\nand {len(document.contrasts) - _CONTRASTS:,} more differences; --html shows all", "dim")
 
 
-def _contrast(tracks: Sequence[Track], contrast: Contrast) -> Iterator[Text]:
-    base, other = tracks[contrast.base], tracks[contrast.other]
+def _contrast(contrast: Contrast) -> Iterator[Text]:
+    base, other = contrast.base, contrast.other
     yield Text(f"\n{flat(contrast.name)}", "bold")
     if contrast.about:
         yield Text(f"  {flat(contrast.about)}")
@@ -138,7 +138,7 @@ def _contrast(tracks: Sequence[Track], contrast: Contrast) -> Iterator[Text]:
                 changed = _joined(other, hunk.other_start, hunk.other_stop) if side else _joined(base, *hunk[:2])
                 line.append(f"⟦{changed}⟧", style).append("│" if hunk is not place[-1] else "")
                 at = hunk.stop
-            after = _joined(base, at, min(contrast.stop, at + _AROUND))
+            after = _joined(base, at, min(contrast.stop or len(base.ids), at + _AROUND))
             yield line.append(f"│{after}" if after else "")
     if len(contrast.hunks) > _PLACES:
         yield Text(f"  and {len(contrast.hunks) - _PLACES:,} more places", "dim")
