@@ -19,10 +19,10 @@ from tokentrace.pocket import EXAMPLE, POCKET
 def each_audited_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told of an audit is tried here, of the same few templates: they are audited once."""
 
-    def audited(renderer: Renderer, *, name: str, progress: Any) -> AuditReport:
+    def audited(renderer: Renderer, *, name: str) -> AuditReport:
         key = (name, str(renderer.template_digests()), str(renderer.template_kwargs))
         if key not in AUDITS:
-            AUDITS[key] = audit_template(renderer, name=name, progress=progress)
+            AUDITS[key] = audit_template(renderer, name=name)
         return AUDITS[key]
 
     monkeypatch.setattr("tokentrace.diagnose.certify.audit_template", audited)

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ..errors import InputError
 from . import command, options
-from .output import ProgressBars, print_report, working, write_page
+from .output import print_report, working, write_page
 
 if TYPE_CHECKING:
     from ..diagnose.certify import AuditReport
@@ -115,8 +115,7 @@ def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
     if require is not None and not uses:
         raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}, or leave it out")
     names = tokenizers or (chosen_tokenizer(None),)
-    with ProgressBars(transient=True, quiet=quiet) as bars:
-        reports = [_run(name, options, bars, f"{at}/{len(names)}") for at, name in enumerate(names, 1)]
+    reports = [_run(name, options) for name in names]
     document = audits_document(reports)
     if options["html"] is not None:
         write_page(options["html"], document)
@@ -129,7 +128,7 @@ def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
     return 1 if unmet else 0
 
 
-def _run(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> AuditReport:
+def _run(name: str, options: dict[str, Any]) -> AuditReport:
     from ..diagnose.certify import audit_template
     from ..rendering.factory import create_renderer
     from .inputs import parse_kwargs
@@ -139,11 +138,8 @@ def _run(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> 
     title = model if template is None else f"{Path(template).name} of {model}"
     kwargs = parse_kwargs(options["kwargs"])
     renderer = create_renderer(folder, options["renderer"], chat_template=template, **kwargs)
-
-    def progress(what: str, done: int, total: int) -> None:
-        bars.show(label, done, total, f"{title}: {what}", f"{label} {title}: {what}, {done} of {total}")
-
-    return audit_template(renderer, name=title, progress=progress)
+    with working(f"auditing {title}"):
+        return audit_template(renderer, name=title)
 
 
 def _show_grammar(options: dict[str, Any]) -> int:

@@ -78,15 +78,6 @@ class TurnForm:
     arguments: str = ""
     style: Style = Style.PLAIN
 
-    @property
-    def fields(self) -> str:
-        """``"reasoning + content"``; empty for calls alone."""
-        return " + ".join(filter(None, ["reasoning" * self.reasoning, (self.style or "content") * self.content]))
-
-    def __str__(self) -> str:
-        calls = ["", f"a call ({self.arguments})", f"two calls ({self.arguments})"][self.append.calls]
-        return " + ".join(filter(None, [self.fields, calls]))
-
 
 def turns() -> Iterator[TurnForm]:
     """Yield every kind of turn that an audit tries."""
@@ -97,11 +88,12 @@ def turns() -> Iterator[TurnForm]:
         yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
 
 
-def reasoning_tags(study: TemplateStudy) -> tuple[str, str]:
-    """Return the tags around reasoning, the usual ones if the grammar has none."""
+def inline_reasoning(study: TemplateStudy) -> str:
+    """Return content with reasoning inside, in the usual tags if the grammar has none."""
     frame = study.grammar(True).reasoning
-    has_tags = frame is not None and frame.open and frame.close
-    return (frame.open, frame.close) if frame is not None and has_tags else ("<think>\n", "\n</think>\n\n")
+    if frame is not None and frame.open and frame.close:
+        return f"{frame.open}{THOUGHT}{frame.close}{ANSWER}"
+    return f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 
 
 def call_ids(study: TemplateStudy) -> tuple[str, str]:

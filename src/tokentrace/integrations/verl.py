@@ -140,10 +140,6 @@ class TokentraceAgentLoop(AgentLoopBase):
 
     def _task(self, name: str, row: Mapping[str, Any]) -> Task:
         messages = without_nulls(plain_values(list(row["raw_prompt"])))
-        for at, message in enumerate(messages):
-            for part in message["content"] if isinstance(message.get("content"), list) else ():
-                if isinstance(part, Mapping) and (kind := part.get("type", "text")) != "text":
-                    raise InputError("only text is supported", message=at, field=f"content part of type {kind}")
         tools = {tool.name: tool for tool in self.tools}
         names = plain((row.get("extra_info") or {}).get("tool_selection"))
         if missing := [name for name in names if name not in tools]:
@@ -182,14 +178,14 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
     """A row for verl, up to the last sampled token."""
-    row = prompt_response(sample)
-    if logprobs and row.response_logprobs is None:
+    if logprobs and sample.logprobs is None:
         raise InputError(f"{sample!r} has no logprobs, and verl is set to use them (rollout.calculate_log_probs)")
+    row = prompt_response(sample, logprobs=logprobs)
     return AgentLoopOutput(
         prompt_ids=row.prompt_ids,
         response_ids=row.response_ids,
         response_mask=row.response_mask,
-        response_logprobs=row.response_logprobs if logprobs else None,
+        response_logprobs=row.response_logprobs,
         metrics=metrics or AgentLoopMetrics(),
         **more,
     )
