@@ -23,11 +23,11 @@ from tokentrace.demo.paths import (
     PathReport,
     demo_document,
     demo_json,
+    path_row,
     remarks,
     run_demo,
     run_path,
     score_row,
-    trained_row,
     trial_renderer,
 )
 from tokentrace.demo.questions import pick_questions, question_task
@@ -58,9 +58,9 @@ def demo() -> Demo:
 def test_two_rollouts_show_a_break_by_every_cause(demo: Demo) -> None:
     """Whoever tries it with ``--rollouts 2`` sees what it is about."""
     sampled, greedy, dropped = (trial.of(ClientPath.RERENDER) for trial in demo.trials)
-    assert set(sampled.causes) == {str(Cause.BPE_REMERGE), str(Cause.JSON_FORMAT)}
+    assert set(sampled.causes) == {Cause.BPE_REMERGE, Cause.JSON_FORMAT}
     assert greedy.causes == {}
-    assert dropped.causes == {str(Cause.STRIPPED_REASONING): dropped.numbers()["later_user_turns"]}
+    assert dropped.causes == {Cause.STRIPPED_REASONING: dropped.numbers()["later_user_turns"]}
     assert dropped.numbers()["later_user_turns"] > 0
     assert demo.trials[2].of(ClientPath.FIXED_BASE).breaks == {}
 
@@ -89,7 +89,7 @@ def test_counts_are_those_of_the_trajectories(demo: Demo) -> None:
             found = report.breaks.get(rollout.task.name, [])
             branches = rollout.trajectory.branches[1:]
             assert [(one.position, str(one.cause)) for one in found] == [(one.start, one.cause) for one in branches]
-            _, mask = trained_row(rollout, report.path, RENDERER)
+            _, mask = path_row(report.path, RENDERER, rollout)
             assert scored.sampled == rollout.trajectory.num_sampled
             assert scored.mismatched + len(scored.gaps) == scored.sampled
             assert scored.foreign + len(scored.gaps) == np.count_nonzero(mask)
@@ -161,7 +161,7 @@ ANSWER = "It is 42.<|end|>"
 @pytest.mark.parametrize("call", [CALL, WIDE], ids=["as rendered", "other spacing"])
 def test_other_spacing_breaks_the_paths_that_keep_messages(path: ClientPath, call: str) -> None:
     rollout, breaks = scripted(path, call, ANSWER)
-    scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL.score)
+    scored = score_row(rollout, path_row(path, RENDERER, rollout), MODEL.score)
     if call == CALL or path is ClientPath.TOKENTRACE:
         assert (breaks, rollout.trajectory.num_samples, scored.mismatched, scored.foreign) == ({}, 1, 0, 0)
         return
@@ -226,8 +226,8 @@ def test_breaks_are_told_by_cause_for_every_trial(demo: Demo) -> None:
             assert sum(told["causes"].values()) == told["breaks"] == report.numbers()["breaks"]
         for cause in trial.reports[0].causes:
             numbers = [f"{one.causes.get(cause, 0)}" for one in trial.reports]
-            assert any(line.split() == [*cause.split(), *numbers] for line in printed(demo).splitlines())
-            assert any(row[0][0] == cause and row[1:] == numbers for row in page["tables"][1]["rows"])
+            assert any(line.split() == [*str(cause).split(), *numbers] for line in printed(demo).splitlines())
+            assert any(row[0][0] == str(cause) and row[1:] == numbers for row in page["tables"][1]["rows"])
     names = [contrast["name"] for contrast in page["contrasts"]]
     assert any(name.startswith("stripped reasoning") for name in names), "an example of it is shown, too"
     assert [bars["title"] for bars in page["bars"]] == [str(path) for path in ClientPath]
@@ -240,7 +240,7 @@ def test_the_page_escapes_whatever_was_said() -> None:
     reports = []
     for path in ClientPath:
         rollout, breaks = scripted(path, *turns, name=name)
-        scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL.score)
+        scored = score_row(rollout, path_row(path, RENDERER, rollout), MODEL.score)
         reports.append(PathReport(path, [rollout], breaks, [scored]))
     demo = Demo(0, [replace(trial, reports=reports) for trial in TRIALS])
     page = page_of(demo)

@@ -92,10 +92,6 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
     functions = {function.name: function for function in question.functions}
     if name not in functions:
         return f"Error: there is no tool {str(name)[:40]!r}; there are {', '.join(functions)}"
-    try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return "Error: the arguments are not JSON"
     purpose, parameter = functions[name].purpose, functions[name].parameter
     value = arguments.get(parameter) if isinstance(arguments, Mapping) else None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**20:
@@ -142,18 +138,8 @@ def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str 
 class FollowUps(BaseInteraction):
     """A simulated user who asks the follow-ups."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._questions: dict[str, Question] = {}
-
-    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        self._questions[instance_id] = kwargs["question"]
-
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        return follow_up(self._questions[instance_id], messages)
-
-    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        self._questions.pop(instance_id, None)
+        return follow_up(kwargs["question"], messages)
 
 
 def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from ..conversation.place import is_list
 from ..errors import InputError, brief
 from .calling import describe_error
 from .interactions import BaseInteraction, as_interactions
@@ -145,6 +146,13 @@ def read_config(path: str | Path) -> Document:
         raise ConfigError(f"{path}: settings are nested too deeply, or an anchor contains itself") from error
 
 
+def read_section(path: str | Path, key: str) -> Document:
+    """Read a YAML file that has one section. Raises ConfigError."""
+    document = read_config(path)
+    document.check_names(document.values, [key])
+    return document
+
+
 def load_object(name: str, folder: Path) -> Any:
     """Return what ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` names. Raises InputError.
 
@@ -200,23 +208,18 @@ class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
     mcp: dict[str, Any] | None = None
 
 
-class _ToolFile(Struct, forbid_unknown_fields=True):
-    tools: list[ToolSection]
-
-
 class _ServerFile(Struct):
     servers: dict[str, dict[str, Any]] = msgspec.field(name="mcpServers")
 
 
 def load_tools(path: str | Path) -> list[BaseTool]:
     """Return the tools of a YAML file, under ``tools``: classes as verl has them, functions, or MCP servers."""
-    document = read_config(path)
-    return make_tools(document, document.convert(_ToolFile, document.values).tools)
+    return make_tools(read_section(path, "tools"))
 
 
-def make_tools(document: Document, sections: Sequence[ToolSection]) -> list[BaseTool]:
+def make_tools(document: Document) -> list[BaseTool]:
     tools: list[BaseTool] = []
-    for at, section in enumerate(sections):
+    for at, section in enumerate(document.convert(list[ToolSection], document.values.get("tools"), "tools")):
         kind = next((name for name in ("mcp", "function", "class_name") if getattr(section, name) is not None), None)
         if kind is None:
             raise document.error("a tool has a class_name, a function or mcp", "tools", at)
@@ -300,18 +303,14 @@ class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
     config: dict[str, Any] = {}
 
 
-class _UserFile(Struct, forbid_unknown_fields=True):
-    interaction: UserSection | list[UserSection]
-
-
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
     """Return the simulated users of a YAML file by name; one without a name serves every task, and is called ""."""
-    document = read_config(path)
-    return make_interactions(document, document.convert(_UserFile, document.values).interaction)
+    return make_interactions(read_section(path, "interaction"))
 
 
-def make_interactions(document: Document, sections: UserSection | Sequence[UserSection]) -> dict[str, BaseInteraction]:
-    listed = [sections] if isinstance(sections, UserSection) else sections
+def make_interactions(document: Document) -> dict[str, BaseInteraction]:
+    sections = document.values.get("interaction")
+    listed = document.convert(list[UserSection], sections if is_list(sections) else [sections], "interaction")
     if not listed:
         raise document.error("there must be at least one", "interaction")
     users: dict[str, BaseInteraction] = {}

@@ -403,7 +403,8 @@ class _Run:
             return messages, None
         if user is None:
             return [], End.ANSWER
-        response = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
+        conversation = [dict(message) for message in rollout.messages]
+        response = user.generate_response(rollout.instance, conversation, **rollout.task.interaction_settings)
         reply = as_reply(await within(response, budget.interaction_timeout, "generate_response"))
         turn.add("interaction", user.name, reply.reward, reply.metrics)
         if reply.done:

@@ -177,10 +177,6 @@ class Rollout:
         return [tool.tool_schema for tool in self.tools] or None
 
     @property
-    def last(self) -> Mapping[str, Any]:
-        return self.messages[-1]
-
-    @property
     def answer(self) -> str:
         """The model's last content, without reasoning and calls."""
         replies = [one for one in self.messages[len(self.task.messages) :] if one.get("role") == "assistant"]

@@ -63,9 +63,11 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
     tokenizer: str | None = None
     renderer: dict[str, Any] = {}
     """Settings of `create_renderer`; template variables under ``kwargs``."""
-    tools: list[loading.ToolSection] | None = None
+    tools: Any = None
+    """A list of `ToolSection`."""
     tools_file: str | None = None
-    interaction: loading.UserSection | list[loading.UserSection] | None = None
+    interaction: Any = None
+    """A `UserSection`, or a list of them."""
     interaction_file: str | None = None
     sampling: dict[str, Any] = {}
     budget: dict[str, Any] = {}
@@ -137,14 +139,11 @@ def read_run(
     if folder is None:
         raise document.error("'output' is missing: the folder to write to, or --output")
     renderer = _renderer(document, file)
-    tools_file, users_file = _beside(document, file, "tools"), _beside(document, file, "interaction")
-    tools = loading.load_tools(tools_file) if tools_file else loading.make_tools(document, file.tools or [])
+    with_tools, with_users = _with_section(document, file, "tools"), _with_section(document, file, "interaction")
+    tools = [] if with_tools is None else loading.make_tools(with_tools)
     task_set = _tasks(document, file.data, tools, limit or file.data.limit, questions)
     users = {} if task_set.interaction is None else {"": task_set.interaction}
-    if users_file is not None:
-        users = loading.load_interactions(users_file)
-    elif file.interaction is not None:
-        users = loading.make_interactions(document, file.interaction)
+    users = users if with_users is None else loading.make_interactions(with_users)
     with document.at("data"):
         for task in task_set.tasks:
             choose_interaction(users, task.interaction_settings)
@@ -222,15 +221,16 @@ def _engine(document: loading.Document, section: EngineSection, vocab_size: int)
     return connect
 
 
-def _beside(document: loading.Document, file: RunFile, key: str) -> Path | None:
-    """Return the path of a section's own file. Raises ConfigError if the section is there as well."""
-    name = getattr(file, f"{key}_file")
-    path = document.folder / (name or "")
-    if name is not None and getattr(file, key) is not None:
+def _with_section(document: loading.Document, file: RunFile, key: str) -> loading.Document | None:
+    """Return the document that has a section, if there is one: this document, or the section's own file."""
+    name, is_here = getattr(file, f"{key}_file"), getattr(file, key) is not None
+    if name is None:
+        return document if is_here else None
+    if is_here:
         raise document.error(f"there is {key!r} too: leave one of them out", f"{key}_file")
-    if name is not None and not path.is_file():
-        raise document.error(f"there is no file {path}", f"{key}_file")
-    return None if name is None else path
+    if not (document.folder / name).is_file():
+        raise document.error(f"there is no file {document.folder / name}", f"{key}_file")
+    return loading.read_section(document.folder / name, key)
 
 
 def _sampling(document: loading.Document, file: RunFile) -> tuple[SamplingParams, Budget]:
