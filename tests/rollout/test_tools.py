@@ -109,6 +109,11 @@ def test_whatever_a_call_gives_becomes_a_result(tool: Callable[..., Any], text: 
     assert (rollout.end, rollout.tool_errors) == (End.ANSWER, errors)
 
 
+def test_a_tool_without_settings_refuses_them() -> None:
+    rollout = run(tools=[add], task=Task(QUESTION, tool_settings={"add": {"depth": 1}}))
+    assert (rollout.end, rollout.notes) == (End.FAILED, ["there are settings for tool 'add', which takes none"])
+
+
 def circular() -> dict[str, Any]:
     made: dict[str, Any] = {}
     made["self"] = made
