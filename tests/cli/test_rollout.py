@@ -4,11 +4,9 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.engines.faults import Fault, FaultyEngine
+from tests.servers import json_server
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.cli.rollout import _Display
@@ -220,66 +219,39 @@ tools:
 """
 
 
-class LlamaCpp(ThreadingHTTPServer):
+class LlamaCpp:
     """Answers as llama.cpp does: a call first, then an answer. `broken`: 500 for every completion."""
 
-    daemon_threads = True
+    url = ""
+    broken = False
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.prompts: list[list[int]] = []
-        self.broken = False
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: LlamaCpp
-
-    def do_GET(self) -> None:
-        props = {"default_generation_settings": {"n_ctx": 4096}, "model_alias": "fake"}
-        self._answer(200 if self.path == "/props" else 404, props)
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.server.broken:
-            self._answer(500, {"error": {"message": "out of order"}})
-            return
+    def __call__(self, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/props":
+            return 200, {"default_generation_settings": {"n_ctx": 4096}, "model_alias": "fake"}
+        if body is None:
+            return 404, {}
+        if self.broken:
+            return 500, {"error": {"message": "out of order"}}
         prompt = body["prompt"]
-        self.server.prompts.append(prompt)
+        self.prompts.append(prompt)
         ids = ANSWER if "the word is" in RENDERER.tokenizer.decode(prompt) else CALL
-        entries = [{"id": one, "prob": 0.5} for one in ids]
-        answer = {
+        return 200, {
             "tokens": ids,
             "timings": {"cache_n": len(prompt) - 1},
             "tokens_evaluated": len(prompt),
             "stop_type": "eos",
-            "completion_probabilities": entries,
+            "completion_probabilities": [{"id": one, "prob": 0.5} for one in ids],
         }
-        self._answer(200, answer)
-
-    def _answer(self, status: int, value: Any) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture
 def servers() -> Iterator[list[LlamaCpp]]:
     made = [LlamaCpp(), LlamaCpp()]
-    yield made
-    for one in made:
-        one.shutdown()
-        one.server_close()
+    with json_server(made[0]) as made[0].url, json_server(made[1]) as made[1].url:
+        yield made
 
 
 def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers: list[LlamaCpp]) -> None:

@@ -173,7 +173,7 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     path, branch, sampled = Path(inputs[0]), options["branch"], None
     if is_trajectory(path):
         trajectory = load_trajectory(path).trajectory
-        stream, sampled = trajectory.stream(branch), trajectory.loss_mask(branch, once=False)
+        stream, sampled = trajectory.stream(branch), trajectory.table(branch).mask
     else:
         stream = _read_ids(path)
     following = _read_ids(Path(options["prompt"]))

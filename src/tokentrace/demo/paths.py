@@ -400,7 +400,5 @@ def _size(broken: Break) -> int:
 def _bars(report: PathReport) -> StreamBars:
     breaks, samples = (int(report.numbers()[name]) for name in ("breaks", "samples"))
     records = [rollout.trajectory for rollout in report.rollouts]
-    streams = [
-        (len(one), runs(one.loss_mask(once=False)), [branch.start for branch in one.branches[1:]]) for one in records
-    ]
+    streams = [(len(one), runs(one.table().mask), [branch.start for branch in one.branches[1:]]) for one in records]
     return StreamBars(str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams)
