@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.engines.faults import Fault, FaultyEngine
+from tests.engines.faults import UNAVAILABLE, FaultyEngine
 from tests.servers import json_server
 from tokentrace import create_renderer
 from tokentrace.cli import main
@@ -308,7 +308,7 @@ def test_progress_shows_circuits_and_outages(
 ) -> None:
     monkeypatch.setattr(_Display, "_EVERY", 0.0)
     engines = [FaultyEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
-    engines[1].faults.append(Fault.UNAVAILABLE)
+    engines[1].faults.append(UNAVAILABLE)
     router = Router(engines, names=["http://a", "http://b"])
     asyncio.run(router.generate([1], SamplingParams(1), session="x"))
     asyncio.run(router.generate([1], SamplingParams(1), session="y"))
