@@ -40,8 +40,7 @@ from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.loop import Rollout, Task
 from tokentrace.rollout.tools import as_tools
 from tokentrace.samples.trajectories import owned_turns
-from tokentrace.show import plain_view
-from tokentrace.show.page import page_html
+from tokentrace.show import plain_view, show
 from training.pocket.expert import solve
 from training.pocket.questions import make_questions
 
@@ -200,7 +199,7 @@ def printed(demo: Demo) -> str:
 
 
 def page_of(demo: Demo) -> str:
-    return page_html(demo_document(demo))
+    return show(demo_document(demo)).html
 
 
 def test_every_view_has_the_noise_and_the_meaning_of_every_number(demo: Demo) -> None:
