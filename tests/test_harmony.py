@@ -59,7 +59,7 @@ def called() -> harmony.Message:
 
 
 def result() -> harmony.Message:
-    author = harmony.Author.new(harmony.Role.GET_WEATHER, "functions.get_weather")
+    author = harmony.Author.new(harmony.Role.TOOL, "functions.get_weather")
     message = harmony.Message.from_author_and_content(author, "sunny")
     return message.with_channel("commentary").with_recipient("assistant")
 
