@@ -11,6 +11,6 @@ messages = [
 rendered = create_renderer(POCKET).render(messages)
 
 print(rendered)
-for span in rendered.spans():
-    text = rendered.decode(slice(span.start, span.stop))
-    print(f"{span.start:3}-{span.stop:<3} {span.role or '':10} {span.field:18} {text!r}")
+for start, stop, token in rendered.spans():
+    text = rendered.decode(slice(start, stop))
+    print(f"{start:3}-{stop:<3} {token.role or '':10} {token.field:18} {text!r}")

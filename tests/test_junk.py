@@ -21,8 +21,8 @@ import tokentrace as tt
 from tests.conversations import assistant, call, result, system, tool, user
 from tokentrace.data import TokenizeSettings, read_samples, tokenize_rows, write_samples
 from tokentrace.diagnose import tokenize_incrementally
+from tokentrace.engines import EngineReply, ScriptedEngine
 from tokentrace.engines.protocol import SamplingParams
-from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.errors import brief
 from tokentrace.formats import DIALECTS
 from tokentrace.pocket import POCKET
@@ -159,7 +159,7 @@ def configured(text: Any) -> Any:
 
 
 def task_run(**settings: Any) -> Any:
-    engine = ScriptedEngine(lambda prompt, sampling: Sampled(SAMPLED, [-0.5] * len(SAMPLED)))
+    engine = ScriptedEngine(lambda prompt, sampling: EngineReply(SAMPLED, [-0.5] * len(SAMPLED)))
     budget = settings.pop("budget")
     if isinstance(budget, dict):  # Python itself refuses other names
         budget = tt.Budget(**{name: budget[name] for name in budget if name in tt.Budget.__dataclass_fields__})
@@ -296,7 +296,7 @@ DOORS: list[Door] = [
     (
         "ScriptedEngine",
         lambda answer, prompt: run(ScriptedEngine(lambda *_: answer), prompt, SamplingParams(64)),
-        {"answer": Sampled(SAMPLED, [-0.5] * len(SAMPLED)), "prompt": PROMPT},
+        {"answer": EngineReply(SAMPLED, [-0.5] * len(SAMPLED)), "prompt": PROMPT},
     ),
     ("Budget", tt.Budget, {"turns": 2, "turn_tokens": 8, "tokens": 100, "tool_timeout": 1.0, "result_keep": "middle"}),
     (

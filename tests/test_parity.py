@@ -89,7 +89,7 @@ def plain_text(source: str, case: Case, tools: Any, variables: dict[str, Any]) -
 def traced_text(template: ChatTemplate, case: Case, tools: Any, variables: dict[str, Any]) -> str | TokentraceError:
     """What the same template renders with traced values."""
     try:
-        messages = check_messages(case.conversation.messages, more_roles=template.constants)
+        messages = check_messages(case.conversation.messages, is_role=template.constants.__contains__)
         checked = check_tools(tools)
         rendering = template.render(
             messages,

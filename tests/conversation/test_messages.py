@@ -32,13 +32,13 @@ def test_every_conversation_of_the_matrix_passes_unchanged(name: str) -> None:
 def test_roles_that_the_template_knows(role: str) -> None:
     with pytest.raises(InputError, match="not a known role"):
         check_messages([{"role": role, "content": "x"}])
-    assert check_messages([{"role": role, "content": "x"}], more_roles=frozenset({role}))
+    assert check_messages([{"role": role, "content": "x"}], is_role=lambda _: True)
 
 
 @pytest.mark.parametrize("role", ["</think>", "<|im_end|>", "a b", "x\n", ""])
 def test_control_like_words_are_no_roles_even_if_the_template_has_them(role: str) -> None:
     with pytest.raises(InputError, match="not a known role"):
-        check_messages([{"role": role, "content": "x"}], more_roles=frozenset({role}))
+        check_messages([{"role": role, "content": "x"}], is_role=lambda _: True)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from tokentrace.data.sources import Row, find_sources, read_batches, read_rows
 ROWS = [{"messages": [{"role": "user", "content": f'question {n} \n ,[]{{}} "x" Zürich'}], "n": n} for n in range(7)]
 
 
-def rows_of(path: Path | str, spool: Path, limit: int = reading.ROW_BYTES, **options: Any) -> list[Row]:
-    sources = find_sources([str(path)], spool, **options)
-    return [row for source in sources for row in read_rows(source, row_bytes=limit)]
+def rows_of(path: Path | str, spool: Path, **options: Any) -> list[Row]:
+    return [row for source in find_sources([str(path)], spool, **options) for row in read_rows(source)]
 
 
 def values(rows: list[Row]) -> list[Any]:
@@ -146,18 +145,6 @@ def test_bad_lines_are_reported_with_their_numbers_and_lose_nothing_else(tmp_pat
     assert sorted(problems) == [2, 4, 6, 8, 10]
     assert problems[4] == "not UTF-8: byte 6 of the row is not text"
     assert "not valid JSON" in (problems[2] or "")
-
-
-def test_a_row_over_the_limit_is_reported_and_not_read(tmp_path: Path) -> None:
-    huge = {"messages": [{"role": "user", "content": "x" * 50_000}]}
-    rows = [*ROWS[:3], huge, *ROWS[3:]]
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(lines(rows))
-    read = rows_of(path, spool=tmp_path, limit=10_000)
-    assert [row.value for row in read if row.problem is None] == ROWS
-    (bad,) = [row for row in read if row.problem is not None]
-    assert bad.number == 4
-    assert "over the limit of 10,000" in (bad.problem or "")
 
 
 # -- batches

@@ -1,7 +1,6 @@
 """The demo's questions: which are picked, what their tools answer, what earns a reward."""
 
 import dataclasses
-import json
 import re
 from fractions import Fraction
 from typing import Any
@@ -74,13 +73,10 @@ def test_tools_take_any_garbage(name: str, arguments: Any) -> None:
         assert isinstance(run_tool(question_of(kind), name, arguments), str)
 
 
-def test_a_tool_reads_arguments_as_values_or_as_json() -> None:
+def test_a_tool_says_what_is_wrong_with_its_arguments() -> None:
     question = next(row for row in all_questions() if any(one.name == "lookup" for one in row.functions) and row.table)
     name, value = next(iter(question.table.items()))
-    found = run_tool(question, "lookup", {"item": f" {name.upper()} "})
-    assert str(value) in found
-    assert run_tool(question, "lookup", json.dumps({"item": name})) == found
+    assert str(value) in run_tool(question, "lookup", {"item": f" {name.upper()} "})
     assert run_tool(question, "lookup", {"item": "nothing"}) == "Error: no entry for 'nothing'"
     assert run_tool(question, "lookup", {"key": name}) == "Error: lookup needs 'item', a string"
-    assert run_tool(question, "lookup", "{") == "Error: the arguments are not JSON"
     assert "no tool 'look'" in run_tool(question, "look", {})

@@ -81,7 +81,7 @@ def rewritten(family: str, changed: Sequence[Message], tools: Any = TOOLS) -> li
 ANSWER: Message = {}
 """Stands for the answer of the first call."""
 AND = user("And?")
-END = {"pocket": "<|end|>", "qwen3": "<|im_end|>", "glm-4.5": "<|user|>"}
+END = {"pocket": "<|end|>", "qwen3": "<|im_end|>"}
 THOUGHT = "They greet me.\n\nI greet them back, in the way that they did."
 
 

@@ -125,6 +125,8 @@ NOT_THE_SAME: dict[str, tuple[Message, Message]] = {
     "another picture": (user([{"type": "image", "id": "a"}]), user([{"type": "image", "id": "b"}])),
     "a result's keys in another order": (result({"a": 1, "b": 2}), result({"b": 2, "a": 1})),
     "a result as JSON text": (result({"a": 1}), result('{"a": 1}')),
+    "true for 1 in a result": (result({"a": 1}), result({"a": True})),
+    "a result's number with a point": (result({"a": 1}), result({"a": 1.0})),
 }  # fmt: skip
 
 

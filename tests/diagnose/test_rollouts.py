@@ -125,17 +125,21 @@ def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -
 
 def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
     engine = EmbeddedEngine()
+
+    async def connect() -> EmbeddedEngine:
+        return EmbeddedEngine()
+
     told = clean("pocket")[1]
 
     def scores(ids: list[int]) -> list[float]:
         return asyncio.run(engine.score(ids)).tolist()
 
     save_trajectory(recorded(told, scores), tmp_path / "same.tt")
-    same = report_of(tmp_path / "same.tt", engine=EmbeddedEngine).scores
+    same = report_of(tmp_path / "same.tt", engine=connect).scores
     assert (same["completions"], same["tokens"]) == (5, sum(len(one.completion) for one in told.calls))
     assert same["most"] < 1e-4
     save_trajectory(recorded(told, lambda ids: [one - 0.5 for one in scores(ids)]), tmp_path / "off.tt")
-    apart = report_of(tmp_path / "off.tt", engine=EmbeddedEngine).scores
+    apart = report_of(tmp_path / "off.tt", engine=connect).scores
     assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
     assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
 

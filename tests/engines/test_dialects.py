@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,15 +272,6 @@ def test_the_prompt_that_was_read_is_compared_however_it_is_written(separators: 
             answered(other)
 
 
-@pytest.mark.parametrize(("dialect", "name"), [(one, name) for one, name, _ in RECORDED if name.count("_") == 1])
-def test_the_prompts_ids_are_sent(dialect: Dialect, name: str) -> None:
-    recorded = recording(name)
-    prompt, sampling, request_id = asked(recorded)
-    engine, fake = dialect.engine(recorded["response"])
-    asyncio.run(engine.generate(np.array(prompt, np.int32), sampling, request_id=request_id))
-    assert fake.bodies(dialect.path) == [dialect.expected_body(recorded)]
-
-
 # -- sampling settings
 
 
@@ -541,23 +533,6 @@ def test_the_likeliest_ids_are_read_as_recorded(dialect: Dialect, name: str, cou
         asyncio.run(engine.generate(asked(recorded)[0], sampling))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        [(1, -1.0), (1, -2.0)],
-        [(100, -1.0)],
-        [(-1, -1.0)],
-        [(1, 0.5)],
-        [(1, float("nan"))],
-        [],
-        [(1, None), (2, -9999.0)],
-    ],
-)
-def test_what_is_no_alternative_is_refused(row: list[tuple[Any, Any]]) -> None:
-    with pytest.raises(EngineAnswerError):
-        best_ids([row], 3, 100, "top")
-
-
 # -- routed experts
 
 LAYERS, EXPERTS = 3, 2
@@ -615,41 +590,35 @@ def test_sglangs_experts_are_requested_and_read_at_the_end(streamed: bool) -> No
     assert fake.bodies("/generate")[0]["routed_experts_start_len"] == len(prompt) - 1
 
 
-def test_experts_of_a_wrong_number_of_positions_are_refused() -> None:
-    for positions in (1, 5, 7, 11, 13):
-        with pytest.raises(EngineAnswerError):
-            experts_of(tape(positions), 7, 6)
-    assert experts_of(tape(7), 8, 0) == []
-
-
 HEAD = b"\x93NUMPY\x01\x00"
 HUGE = repr({"descr": "<i8", "fortran_order": False, "shape": (1 << 40, 1 << 20, 64)}).encode().ljust(117) + b"\n"
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "not base64!",
-        base64.b64encode(b"short").decode(),
-        base64.b64encode(HEAD + b"\x10\x00{'descr': 1").decode(),
-        npy(np.zeros((2, 3, 4), np.float32)),
-        npy(np.zeros((2, 3), np.int32)),
-        npy(np.asfortranarray(np.zeros((2, 3, 4), np.int32))),
-        npy(np.zeros((2, 3, 4), np.int32))[:-8],
-        npy(np.zeros((1, 1, 1), "O")),
-        base64.b64encode(HEAD + len(HUGE).to_bytes(2, "little") + HUGE).decode(),  # takes no memory
+UNUSABLE: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
+    lambda row: best_ids([row], 3, 100, "top"): [
+        *(([(1, -1.0), (1, -2.0)],), ([(100, -1.0)],), ([(-1, -1.0)],), ([(1, 0.5)],)),
+        *(([(1, float("nan"))],), ([],), ([(1, None), (2, -9999.0)],)),
     ],
-)
-def test_what_is_no_array_of_experts_is_refused(value: Any) -> None:
-    with pytest.raises(EngineAnswerError):
-        npy_experts(value)
+    experts_of: [(tape(positions), 7, 6) for positions in (1, 5, 7, 11, 13)],
+    npy_experts: [
+        ("not base64!",),
+        (base64.b64encode(b"short").decode(),),
+        (base64.b64encode(HEAD + b"\x10\x00{'descr': 1").decode(),),
+        (npy(np.zeros((2, 3, 4), np.float32)),),
+        (npy(np.zeros((2, 3), np.int32)),),
+        (npy(np.asfortranarray(np.zeros((2, 3, 4), np.int32))),),
+        (npy(np.zeros((2, 3, 4), np.int32))[:-8],),
+        (npy(np.zeros((1, 1, 1), "O")),),
+        (base64.b64encode(HEAD + len(HUGE).to_bytes(2, "little") + HUGE).decode(),),  # takes no memory
+    ],
+    flat_experts: [
+        *((flat(np.zeros(5, np.int32)), None, 6), ("", None, 6), (flat(np.zeros(3, np.uint8)), None, None)),
+        *((flat(np.zeros(6, np.int32)), kind, 6) for kind in ("float32", "int8")),
+    ],
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "width"),
-    [(flat(np.zeros(5, np.int32)), None, 6), ("", None, 6), (flat(np.zeros(3, np.uint8)), None, None)]
-    + [(flat(np.zeros(6, np.int32)), kind, 6) for kind in ("float32", "int8")],
-)
-def test_what_are_no_flat_experts_is_refused(value: Any, kind: Any, width: int | None) -> None:
-    with pytest.raises(EngineAnswerError):
-        flat_experts(value, kind, width)
+@pytest.mark.parametrize("read", UNUSABLE)
+def test_reports_that_cannot_be_used_are_refused(read: Callable[..., Any]) -> None:
+    for values in UNUSABLE[read]:
+        with pytest.raises(EngineAnswerError):
+            read(*values)
+    assert experts_of(tape(7), 8, 0) == []

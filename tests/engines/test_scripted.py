@@ -12,7 +12,7 @@ from tests.engines.support import same
 from tests.loop import in_loop
 from tokentrace.engines import CallbackEngine, Completion, EngineAnswerError, EngineRefusal, EngineReply
 from tokentrace.engines.protocol import Capabilities, Engine, FinishReason, GenerateRequest, SamplingParams, collected
-from tokentrace.engines.scripted import Sampled, ScriptedEngine
+from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
 
@@ -78,7 +78,7 @@ def test_the_script_sees_the_prompt_and_the_sampling() -> None:
 def test_a_stream_is_the_whole(ids: list[int], most: int, stops: set[int], piece: int) -> None:
     sampling = SamplingParams(most, stop_token_ids=tuple(stops))
     logprobs = [-0.25 * at for at in range(len(ids))]
-    engine = ScriptedEngine(lambda prompt, s: Sampled(ids, logprobs), vocab_size=10, piece=piece, version=3)
+    engine = ScriptedEngine(lambda prompt, s: EngineReply(ids, logprobs), vocab_size=10, piece=piece, version=3)
     whole = asyncio.run(engine.generate([1], sampling))
     assert same(whole, asyncio.run(collected(engine.stream([1], sampling))))
     end = next((at + 1 for at, one in enumerate(ids) if one in stops), len(ids))
@@ -100,7 +100,7 @@ async def test_latency_pause_abort_and_new_weights() -> None:
         if len(counts) == 3:
             await engine.abort("mine")
 
-    engine = ScriptedEngine(lambda p, s: [1, 2, 3, 4, 5], piece=1, latency=latency, version="a", record=False)
+    engine = ScriptedEngine(lambda p, s: [1, 2, 3, 4, 5], piece=1, latency=latency, version="a")
     await engine.pause()
     task = asyncio.create_task(engine.generate([1], SamplingParams(5), request_id="mine"))
     await asyncio.sleep(0)
@@ -109,7 +109,6 @@ async def test_latency_pause_abort_and_new_weights() -> None:
     await engine.resume()
     done = await task
     assert counts == [1, 1, 1]
-    assert not engine.requests
     assert (done.ids.tolist(), done.finish_reason) == ([1, 2], FinishReason.ABORT)
     assert done.versions == (VersionSpan("a", 0, 1), VersionSpan("b", 1, 2))
     again = await engine.generate([1], SamplingParams(5), request_id="mine")

@@ -6,9 +6,8 @@ from typing import Any
 from tests.gateway.recorded import user
 from tests.gateway.server import TOOLS, Served
 from tokentrace import create_renderer
-from tokentrace.engines import Engine
+from tokentrace.engines import Engine, EngineReply, ScriptedEngine
 from tokentrace.engines.protocol import SamplingParams
-from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.pocket import POCKET
 
 HOSTILE = (
@@ -37,11 +36,11 @@ class Script:
         size = self.renderer.tokenizer.vocabulary.size
         return ScriptedEngine(self._sampled, vocab_size=size, piece=4, version="step-120")
 
-    def _sampled(self, prompt: Any, sampling: SamplingParams) -> Sampled:
+    def _sampled(self, prompt: Any, sampling: SamplingParams) -> EngineReply:
         rendered = self.renderer.render([user("?"), self.replies.pop(0)], tools=TOOLS)
         turn = rendered.turns[-1]
         ids = rendered.ids[turn.start : turn.stop].tolist()
-        return Sampled(ids, [-(self._random.random() ** 4) * 5 for _ in ids])
+        return EngineReply(ids, [-(self._random.random() ** 4) * 5 for _ in ids])
 
 
 def talk(served: Served, script: Script, session: str, messages: list[Message], *exchanges: Any) -> list[Message]:

@@ -155,44 +155,6 @@ def test_changed_tools(bench: Bench) -> None:
     bench.check(rows=3)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [({"a": 1}, {"a": True}), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"a": 1}, {"a": 1.0})]
-)
-def test_results_that_python_takes_for_equal_are_not_the_same(one: Any, other: Any) -> None:
-    """A template prints them in different ways."""
-    bench = Bench("qwen3")
-    reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zürich", day="today"))
-    before = [SYSTEM, TASK, reply]
-    [result] = results(reply, "x")
-    last = bench.ask([*before, {**result, "content": one}], say("Sunny."))
-    for content in (one, other):
-        bench.ask([*before, {**result, "content": content}, last, user("Sure?")], say("Sure."))
-    assert bench.causes[:3] == [None, None, None]
-    assert bench.causes[3] in ("edit", "nonce")
-    bench.check(rows=2)
-
-
-def test_a_name_that_comes_later_is_no_other_history() -> None:
-    """As Semantic Kernel does: it leaves out content beside calls, and names its messages once a turn is over."""
-    bench = Bench("qwen3")
-    reply = bench.ask([SYSTEM, TASK], use("get_weather", "Let me look.", city="Zürich", day="today"))
-    call = _without("content")(reply)
-    messages = [SYSTEM, TASK, call, *results(reply, SUNNY)]
-    reply = bench.ask(messages, say("Sunny."))
-    named = [{**message, "name": "Host"} if message["role"] == "assistant" else message for message in messages]
-    bench.ask([*named, {**reply, "name": "Host"}, user("Thanks.")], say("You are welcome."))
-    assert bench.causes == [None, "edit", None], bench.turns[-1].cause
-    bench.check(rows=2)
-
-
-def test_what_the_model_wrote_keeps_its_tokens_under_a_name_that_the_template_prints() -> None:
-    bench = Bench("kimi-k2")
-    reply = bench.ask([SYSTEM, TASK], say("Sunny."))
-    bench.ask([SYSTEM, TASK, {**reply, "name": "Host"}, user("Sure?")], say("Sure."))
-    assert bench.causes == [None, None], bench.turns[-1].cause
-    bench.check(rows=1)
-
-
 def test_a_field_that_the_template_prints_is_named() -> None:
     bench = Bench("kimi-k2")
     reply = bench.ask([SYSTEM, {**TASK, "name": "Ann"}], say("Sunny."))
@@ -211,12 +173,13 @@ FIELDS = st.sampled_from(["name", "mood", "is_error", "prefix", "tools", "reason
 @settings(max_examples=examples(60))
 @given(at=st.integers(0, 3), field=FIELDS, value=st.sampled_from(["x", "Ann Bo", True]))
 def test_a_field_tells_two_histories_apart_if_a_token_comes_of_it(family: str, at: int, field: str, value: Any) -> None:
+    """What the model wrote keeps its tokens: its name may come later, as with Semantic Kernel."""
     value = str(value) if field in ("name", "reasoning_content") else value
     bench = Bench(family)
     plain = [SYSTEM, TASK, {"role": "assistant", "content": "In words?"}, user("Yes.")]
     changed = [{**message, field: value} if place == at else message for place, message in enumerate(plain)]
     reply = bench.ask(plain, say("Sunny."))
-    bench.ask([*changed, reply, user("Sure?")], say("Sure."))
+    bench.ask([*changed, {**reply, "name": "Host"}, user("Sure?")], say("Sure."))
     prompts = [bench.renderer.silent().render_ids(rows, tools=TOOLS, add_generation_prompt=True)
                for rows in (plain, changed)]  # fmt: skip
     assert (bench.turns[-1].base == 0) is (prompts[0] == prompts[1]), bench.turns[-1].cause

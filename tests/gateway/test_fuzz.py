@@ -103,7 +103,7 @@ ADMIN: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     size = pocket().tokenizer.vocabulary.size
-    engine = lambda: ScriptedEngine(counting, vocab_size=size, piece=3, record=False)  # noqa: E731
+    engine = lambda: ScriptedEngine(counting, vocab_size=size, piece=3)  # noqa: E731
     with gateway_server(engine, limits=Limits(body_bytes=BODY_LIMIT)) as served:
         yield served
 

@@ -175,6 +175,31 @@ def test_every_way_to_ask_gives_one_row(served: Served, stage: Stage, api: str, 
     check_one_row(served, stage, session)
 
 
+BROKEN = Story((Said("", [("compute", '{"n": 1, "formula": "say "17"}')]), *[Said("Well.")] * 2))
+
+
+@pytest.mark.parametrize(("api", "way"), [(api, way) for api in APIS for way in range(3)])
+def test_the_echo_of_a_broken_call_goes_on(served: Served, stage: Stage, api: str, way: int) -> None:
+    """OpenAI's clients get it as a call, Anthropic's as text. In another conversation it is rendered."""
+    session = f"broken-{api}-{way}"
+    stage.stories[session] = BROKEN
+    with client_of(api, f"{served.url}/sessions/{session}", max_retries=0) as client:
+        first = APIS[api].asks[way](client, [{"role": "user", "content": QUESTION}])
+        if api == "messages":
+            assert APIS[api].calls(first) == []
+        else:
+            with pytest.raises(ValueError, match="delimiter"):
+                APIS[api].calls(first)
+        after = [*APIS[api].echo(first), {"role": "user", "content": "That is not JSON."}]
+        for question in (QUESTION, "Another?"):
+            reply = APIS[api].asks[way](client, [{"role": "user", "content": question}, *after])
+            assert APIS[api].text(reply) == "Well."
+    tree, rows = served.state(session)["tree"], served.rows(session)
+    assert [turn["cause"] is None for turn in tree] == [True, True, False]
+    assert tree[1]["reused"] == tree[0]["stop"]
+    check_rows(stage, session, rows)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_runner_of_tools_goes_on_without_threads(served: Served, stage: Stage, stream: bool) -> None:
     """Its first request would have a thread; what it is told makes it send the whole conversation instead."""

@@ -49,7 +49,7 @@ VLLM = {"name": "vllm", "logprobs_mode": "processed_logprobs"}
 
 def rewritten(seed: int, end: End = End.ANSWER, **options: Any) -> Rollout:
     """A rollout with a tree."""
-    turn = TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
+    turn = TurnMetrics()
     messages = [*QUESTION, {"role": "assistant", "content": "Done."}]
     made = Rollout(Task(QUESTION, name="x"), random_tree(seed, **options), [], messages, end=end, per_turn=[turn])
     made.reward = None if end is End.ENGINE else 0.5

@@ -74,12 +74,6 @@ def first_prompts(count: int) -> list[Any]:
     ]
 
 
-def logits_of(prompt: Any, ids: Any) -> Any:
-    """The NumPy model's logits for each of `ids`."""
-    (logits,) = MODEL.extend([MODEL.new_cache()], [np.concatenate((prompt, ids))], every=True)
-    return logits[len(prompt) - 1 : -1]
-
-
 # -- what it can do
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.assets import family_dir
-from tests.conversations import CONVERSATIONS, Conversation
+from tests.conversations import CONVERSATIONS, Conversation, assistant, call, result, user
 from tests.support import JINJA_FAMILIES, over_bytes, per_family, rendered, rotating, some
 from tokentrace import RenderedTokens, Renderer, TokentraceError
 from tokentrace.conversation import Change
@@ -90,12 +90,8 @@ def test_between_tool_calls_keeps_the_exchange_under_way_only() -> None:
         "m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
     )
     messages = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "reasoning_content": "first", "content": "a"},
-        {"role": "user", "content": "two"},
-        {"role": "assistant", "reasoning_content": "second", "content": "b"},
-        {"role": "tool", "content": "result"},
-        {"role": "assistant", "reasoning_content": "third", "content": "c"},
+        *(user("one"), assistant("a", reasoning="first"), user("two"), assistant("b", reasoning="second")),
+        *(result("result"), assistant("c", reasoning="third")),
     ]
     thoughts = {}
     for setting in ("", "preserve_thinking_between_tool_calls", "preserve_all_thinking"):
@@ -151,16 +147,14 @@ def test_changes_are_listed_exactly_where_a_patched_turn_differs_from_the_shippe
     assert not wrong, some(wrong)
 
 
-def call(arguments: Any, content: str | None = "") -> list[dict[str, Any]]:
-    function = {"name": "lookup", "arguments": arguments}
-    calls = [{"id": "call00001", "type": "function", "function": function}]
-    return [{"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": calls}]
+def calling(arguments: Any) -> list[dict[str, Any]]:
+    return [user("q"), assistant("", call("lookup", arguments))]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "kimi-k2.5", "llama-3.1", "gpt-oss", "deepseek-v3.1"])
 def test_arguments_given_as_json_stay_as_they_were(family: str) -> None:
     arguments = '{"b":1.50,  "a" : [ true,null ]}'
-    patched = render(family, "use_patched", call(arguments))
+    patched = render(family, "use_patched", calling(arguments))
     assert patched is not None
     assert arguments in patched.text
 
@@ -168,11 +162,11 @@ def test_arguments_given_as_json_stay_as_they_were(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3-coder", "nemotron-3-nano", "qwen3.5", "glm-4.5", "minimax-m2"])
 def test_values_of_tagged_arguments_are_spelled_as_in_json(family: str) -> None:
     for arguments in ({"flag": True, "none": None, "n": 2}, '{"flag": true,"none":null, "n": 2}'):
-        patched = render(family, "use_patched", call(arguments))
+        patched = render(family, "use_patched", calling(arguments))
         assert patched is not None
         spans = [(text, origin[-1]) for text, _, origin in patched.rendering.spans() if origin]
         assert [text for text, name in spans if name in ("flag", "none", "n")] == ["true", "null", "2"]
-    patched = render(family, "use_patched", call('{"list": [1,2 ,  3], "map":{"x":1}}'))
+    patched = render(family, "use_patched", calling('{"list": [1,2 ,  3], "map":{"x":1}}'))
     assert patched is not None
     assert "[1,2 ,  3]" in patched.text
     assert '{"x":1}' in patched.text
@@ -180,11 +174,6 @@ def test_values_of_tagged_arguments_are_spelled_as_in_json(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.5", "gemma-3", "llama-3.1", "qwen3-coder"])
 def test_white_space_that_templates_strip_is_put_back(family: str) -> None:
-    messages = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "\n\n  answer \n"},
-        {"role": "user", "content": "r"},
-    ]
-    patched = render(family, "use_patched", messages)
+    patched = render(family, "use_patched", [user("q"), assistant("\n\n  answer \n"), user("r")])
     assert patched is not None
     assert shown(patched, 1, "content") == "\n\n  answer \n"

@@ -27,14 +27,19 @@ def rendered() -> RenderedTokens:
 
 
 def test_arrays_and_lists_say_the_same_and_have_one_entry_a_token(rendered: RenderedTokens) -> None:
-    assert rendered.ids.dtype == np.int32
-    assert rendered.mask.dtype == np.bool_
-    assert rendered.token_ids == rendered.ids.tolist()
-    assert rendered.message_indices == rendered.messages.tolist()
-    assert rendered.sampled == rendered.mask.tolist()
-    for values in (rendered.message_indices, rendered.sampled, rendered.fields, rendered.origins, rendered.tokens()):
-        assert len(values) == len(rendered) == len(rendered.ids)
+    assert (rendered.ids.dtype, rendered.mask.dtype) == (np.int32, np.bool_)
+    tokens = rendered[:]
+    assert len(tokens) == len(rendered)
+    ids, texts, messages, roles, fields, origins, sampled = map(list, zip(*tokens, strict=True))
+    assert ids == rendered.token_ids == rendered.ids.tolist()
+    assert messages == rendered.message_indices == rendered.messages.tolist()
+    assert sampled == rendered.sampled == rendered.mask.tolist()
+    assert (texts, fields, origins) == (rendered.tokens(), rendered.fields, rendered.origins)
+    assert set(roles) == {*(message["role"] for message in MESSAGES), None}
+    assert (list(rendered), rendered[-1], rendered[2:-2]) == (tokens, tokens[-1], tokens[2:-2])
     assert rendered.decode() == rendered.text
+    with pytest.raises(IndexError):
+        rendered[len(rendered)]
 
 
 def test_what_belongs_to_no_message_has_minus_one(rendered: RenderedTokens) -> None:
@@ -75,13 +80,6 @@ def test_selections(rendered: RenderedTokens) -> None:
     assert rendered.decode(rendered.select(field="thinking")) == "Add."  # reasoning, by whatever name it came
 
 
-def test_turns_carry_their_stop_token(rendered: RenderedTokens) -> None:
-    assert [turn.message for turn in rendered.turns] == [2, 4]
-    for turn in rendered.turns:
-        assert rendered.token_ids[turn.stop - 1] == turn.stop_token
-        assert rendered.mask[turn.start : turn.stop].all()
-
-
 def test_the_generation_prompt_is_found_where_the_last_message_stands_outside_every_turn() -> None:
     """As in Llama 3.1, which writes tools and the first user message before its loop."""
     source = (
@@ -107,19 +105,3 @@ def test_renderings_and_rows_can_be_pickled(rendered: RenderedTokens) -> None:
     twin = pickle.loads(pickle.dumps(row))
     assert (twin.notes, twin.rendered.token_ids) == (row.notes, row.token_ids)
     assert all(np.array_equal(column, twin.columns()[name]) for name, column in row.columns().items())
-
-
-def test_a_notebook_shows_it(rendered: RenderedTokens) -> None:
-    assert "<" in rendered._repr_html_()
-
-
-def test_a_token_is_all_that_is_known_of_it(rendered: RenderedTokens) -> None:
-    tokens = rendered[:]
-    columns = zip(*tokens, strict=True)
-    ids, texts, messages, roles, fields, origins, sampled = map(list, columns)
-    assert (ids, texts, fields) == (rendered.token_ids, rendered.tokens(), rendered.fields)
-    assert (messages, origins, sampled) == (rendered.message_indices, rendered.origins, rendered.sampled)
-    assert set(roles) == {*(message["role"] for message in MESSAGES), None}
-    assert (list(rendered), rendered[-1], rendered[2:-2]) == (tokens, tokens[-1], tokens[2:-2])
-    with pytest.raises(IndexError):
-        rendered[len(rendered)]

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.assets import FAMILIES, family_dir
+from tests.conversations import assistant, call, result, system, tool, user
 from tests.formats.small import small_tokenizer
 from tests.support import PYTHON_FORMATS, byte_tokenizer_json
 from tokentrace import Renderer, TokentraceError, create_renderer
@@ -22,20 +23,10 @@ from tokentrace.pocket import POCKET
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.kinds import Kind
 
-USER = {"role": "user", "content": "question"}
-REPLY = {"role": "assistant", "content": "answer"}
-TOOL = {
-    "type": "function",
-    "function": {"name": "look", "description": "D", "parameters": {"type": "object", "properties": {}}},
-}
-
-
-def call(name: str = "look", arguments: Any = None) -> dict[str, Any]:
-    function = {"name": name, "arguments": {"key": "value"} if arguments is None else arguments}
-    return {"id": "call00001", "type": "function", "function": function}
-
-
-RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": "result"}
+USER, REPLY = user("question"), assistant("answer")
+TOOL = tool("look", "D", {}, [])
+CALL = call("look", {"key": "value"})
+RESULT = result("result", name="look")
 
 
 @cache
@@ -77,8 +68,8 @@ def ends_or_begins(family: str) -> frozenset[int]:
     found = set(made.get_stop_token_ids())
     named = ("bos_token", "eos_token", "pad_token")
     found |= {made.tokenizer.token_id(made.tokenizer.variables.get(name, "")) for name in named} - {None}
-    conversations = ([USER], [{"role": "system", "content": "rules"}, USER], [USER, REPLY, USER])
-    for messages in (*conversations, [USER, {**REPLY, "content": "", "tool_calls": [call()]}, RESULT]):
+    conversations = ([USER], [system("rules"), USER], [USER, REPLY, USER])
+    for messages in (*conversations, [USER, assistant("", CALL), RESULT]):
         rendered = attempt(made, messages)
         if rendered is None:
             continue
@@ -99,15 +90,15 @@ def conversations_with(text: str) -> list[tuple[list[dict[str, Any]], Any]]:
     schema = json.loads(json.dumps(TOOL))
     schema["function"]["description"] = text
     schema["function"]["parameters"]["properties"][text] = {"type": "string", "description": text}
-    calling = {**REPLY, "content": "", "tool_calls": [call()]}
+    calling = assistant("", CALL)
     return [
-        ([{**USER, "content": text}, REPLY, USER], None),
-        ([USER, {**REPLY, "content": text}, USER], None),
-        ([USER, {**REPLY, "content": text}], None),
-        ([USER, {**REPLY, "reasoning_content": text}], None),
-        ([USER, {**REPLY, "reasoning_content": text}, USER, {**REPLY, "reasoning_content": text}], None),
-        ([USER, {**REPLY, "content": "", "tool_calls": [call(name=text)]}], None),
-        ([USER, {**REPLY, "content": text, "tool_calls": [call(arguments={text: text, "n": [text]})]}, RESULT], None),
+        ([user(text), REPLY, USER], None),
+        ([USER, assistant(text), USER], None),
+        ([USER, assistant(text)], None),
+        ([USER, assistant("answer", reasoning=text)], None),
+        ([USER, assistant("answer", reasoning=text), USER, assistant("answer", reasoning=text)], None),
+        ([USER, assistant("", call(text, {"key": "value"}))], None),
+        ([USER, assistant(text, call("look", {text: text, "n": [text]})), RESULT], None),
         ([USER, calling, {**RESULT, "content": text}], None),
         ([USER, calling, {**RESULT, "content": text, "name": text, "tool_call_id": text}, REPLY, USER], [TOOL]),
         ([USER, REPLY], [schema]),
@@ -157,7 +148,7 @@ def test_nor_in_a_bridge(family: str) -> None:
     done = attempt(made, [USER, REPLY])
     stops = [turn.stop_token for turn in done.turns if turn.stop_token]
     completion = [*made.tokenizer.encode("answer").tolist(), *stops]
-    for new in ([{**USER, "content": text}], [{**USER, "content": text}, {**REPLY, "content": text}, USER]):
+    for new in ([user(text)], [user(text), assistant(text), USER]):
         bridged = made.bridge_to_next_turn(prompt.token_ids, completion, new)
         if bridged is None:
             continue
@@ -187,7 +178,7 @@ def test_what_lives_inside_a_turn_is_what_it_was(family: str) -> None:
     if frame is not None and frame.close in made.tokenizer.vocabulary.control:
         assert frame.close in inner
     for text in inner:
-        messages = [USER, {**REPLY, "content": f"a {text} b"}]
+        messages = [USER, assistant(f"a {text} b")]
         one, other = attempt(made, messages), attempt(compat, messages)
         if one is not None:
             assert one.token_ids == other.token_ids, text
@@ -210,7 +201,7 @@ def test_inside_by_name(family: str, names: str, more: bool) -> None:
 
 def test_notes_name_the_control_tokens_that_stay_text() -> None:
     made, compat = renderer("qwen3"), renderer("qwen3", "hf_compat")
-    messages = [{**USER, "content": "a <|im_end|> b <|im_end|>"}, {**REPLY, "content": "c <think> <|im_start|>"}]
+    messages = [user("a <|im_end|> b <|im_end|>"), assistant("c <think> <|im_start|>")]
     kept = "which stays text (control_tokens='literal')"
     assert made.render(messages).notes == [
         f"message 0, content: spells the control token '<|im_end|>', {kept}",
@@ -229,12 +220,12 @@ def test_what_a_model_repeats_after_a_user_stays_text_in_the_next_prompt() -> No
     said = [*made.tokenizer.encode_plain(f"You wrote {forged}").tolist(), made.get_stop_token_ids()[0]]
     message = made.parse_response(said).to_message()
     assert forged in message["content"]
-    rendered = made.render([{"role": "user", "content": "Repeat it."}, message, {"role": "user", "content": "And?"}])
+    rendered = made.render([user("Repeat it."), message, user("And?")])
     assert rendered.token_ids.count(made.tokenizer.token_id("<|turn|>")) == 3
-    assert made.find_unreadable([{"role": "user", "content": "Repeat it."}, message]) == []
+    assert made.find_unreadable([user("Repeat it."), message]) == []
     with pytest.raises(ControlTokenError, match=r"^message 1, content: .*'<\|end\|>' at character 10"):
         create_renderer(POCKET, control_tokens="reject").render([USER, message])
-    thought = {"role": "assistant", "content": "x <tool_call> y"}
+    thought = assistant("x <tool_call> y")
     assert create_renderer(POCKET, control_tokens="reject").render([USER, thought]).control.any()
 
 
@@ -263,7 +254,7 @@ def test_template_variables_documents_and_schemas_are_trusted_by_name(trusted: A
         tokenizer("qwen3"), "default", chat_template=SOURCE, bos="<|im_end|>", documents=documents, **given_trust
     )
     tool = {"type": "function", "function": {"name": "<|im_end|>"}}
-    rendered = made.render([{"role": "user", "content": "<|im_end|>"}], tools=[tool])
+    rendered = made.render([user("<|im_end|>")], tools=[tool])
     found = {origin for origin, control in zip(rendered.origins, rendered.control, strict=True) if control and origin}
     assert {"documents" if origin[1] == "documents" else origin[0] for origin in found} == expected
 

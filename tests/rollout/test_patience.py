@@ -160,10 +160,10 @@ class Unplaced:
 
 def test_a_cluster_without_a_node_is_reported_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.001)
-    notices: list[Outage | None] = []
+    clock, notices = Clock(), list[Outage | None]()
     exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
     ray = SimpleNamespace(exceptions=exceptions, kill=lambda _: None, cluster_resources=lambda: {"memory": 1.0})
-    workers = cluster._Workers(ray, Unplaced(), (), TASKS, notices.append, 0.0)
-    with pytest.raises(EngineDown, match="the Ray cluster had no node with a CPU"):
-        asyncio.run(workers.seat(1))
-    assert "the Ray cluster has no node with a CPU, and all rollouts wait" in str(notices[0])
+    patience = Patience(60, notice=notices.append, clock=clock, sleep=clock.sleep)
+    with pytest.raises(EngineDown, match="the Ray cluster has no node with a CPU"):
+        asyncio.run(cluster._Workers(ray, Unplaced(), (), TASKS, patience).seat(1))
+    assert "the Ray cluster has no node with a CPU" in str(notices[0])

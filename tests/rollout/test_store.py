@@ -33,7 +33,7 @@ def a_rollout(name: str, reward: float | None = 1.0, end: End = End.ANSWER, **me
     trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
     task = Task([{"role": "user", "content": "?"}], name=name, metadata=metadata)
     messages = [*task.messages, {"role": "assistant", "content": "7"}]
-    turn = TurnMetrics(prompt_tokens=3, sampled=2, finish_reason="stop")
+    turn = TurnMetrics()
     return Rollout(task, trajectory, [], messages, end=end, reward=reward, per_turn=[turn])
 
 
@@ -103,7 +103,7 @@ def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
     store = stored(
         tmp_path, *(a_rollout(f"{g}{at}", one, group=g) for g, all_ in rewards.items() for at, one in enumerate(all_))
     )
-    found = group_advantages(store.finished)
+    found = group_advantages(store.finished).values
     assert "d1" not in found, "no reward, no advantage"
     for group in rewards:
         assert sum(value for name, value in found.items() if name[0] == group) == pytest.approx(0, abs=1e-9)

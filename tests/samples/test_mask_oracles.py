@@ -17,7 +17,7 @@ import pytest
 from tests.conversations import CONVERSATIONS, HI, Conversation
 from tests.oracle import Refusal, hf_generation_mask, hf_ids, hf_tokenizer
 from tests.support import load_family, make_renderer, per_family, rendered, templates_of_trl
-from tests.test_masks import prompt_of, runs
+from tests.test_masks import PROMPT, SEPARATOR, kind_of, runs
 from tokentrace import RenderedTokens, Renderer, Sample, build_supervised_sample, create_renderer
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
@@ -29,13 +29,10 @@ def sample_of(renderer: Renderer, conversation: Conversation) -> Sample:
 
 # -- training templates, and transformers' mask of their generation tags
 
-NEWLINE = "the line break after the stop token, which nobody samples"
-PROMPT = "(part of) the generation prompt, which is given to the model"
-
 TAGGED: dict[str, tuple[str, set[str]]] = {
-    "qwen3_training": ("qwen3", {NEWLINE}),
-    "qwen3_instruct_2507_training": ("qwen3-instruct-2507", {NEWLINE}),
-    "qwen3_5_think_training": ("qwen3.5", {NEWLINE, PROMPT}),
+    "qwen3_training": ("qwen3", {SEPARATOR}),
+    "qwen3_instruct_2507_training": ("qwen3-instruct-2507", {SEPARATOR}),
+    "qwen3_5_think_training": ("qwen3.5", {SEPARATOR, PROMPT}),
     "glm4moe_training": ("glm-4.5", set()),
 }
 """TRL's training templates on the vocabularies of their models, and what they tag though nobody samples it."""
@@ -69,20 +66,9 @@ def test_row_is_trained_where_generation_is_tagged(family: str, name: str) -> No
         assert sample.token_ids == tags.ids, key
         trained += sample.trained
         for start, stop in runs(sample.mask.tolist(), [bool(on) for on in tags.mask]):
-            found.setdefault(extra(renderer, conversation, tokens, start, stop), key)
+            found.setdefault(kind_of(tokens, renderer, conversation, start, stop), key)
     assert set(found) == known, found
     assert trained > 100
-
-
-def extra(renderer: Renderer, conversation: Conversation, tokens: RenderedTokens, start: int, stop: int) -> str:
-    text = tokens.decode(slice(start, stop))
-    begun = {turn.start: turn.message for turn in tokens.turns}
-    if not tokens.mask[start]:
-        if text == "\n" and start in {turn.stop for turn in tokens.turns}:
-            return NEWLINE
-        if stop in begun and text in prompt_of(renderer, conversation, begun[stop]):
-            return PROMPT
-    return f"{'sampled' if tokens.mask[start] else 'tagged'}: {text!r}"
 
 
 # -- TRL's trainer itself
@@ -228,10 +214,8 @@ def peer_differences(
 def mask_cause(renderer: Renderer, conversation: Conversation, tokens: RenderedTokens, start: int, stop: int) -> str:
     text = tokens.decode(slice(start, stop))
     if not tokens.mask[start]:
-        begun = {turn.start: turn.message for turn in tokens.turns}
-        if stop in begun and text in prompt_of(renderer, conversation, begun[stop]):
-            return PREFILLED
-        return f"trained by it: {text!r}"
+        kind = kind_of(tokens, renderer, conversation, start, stop)
+        return PREFILLED if kind == PROMPT else f"trained by it: {text!r}"
     turn = next(turn for turn in tokens.turns if turn.start <= start < turn.stop)
     before = conversation.messages[: turn.message] or [HI]
     prompt = renderer.render(before, tools=conversation.tools, add_generation_prompt=True)

@@ -11,7 +11,7 @@ from tokentrace.errors import SampleError
 from tokentrace.samples.sample import CompletionSpan
 from tokentrace.samples.trajectories import trajectory_samples
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory import LogprobKind, Trajectory, Turn, VersionSpan
+from tokentrace.trajectory import LogprobKind, Trajectory, Turn
 
 SEEDS = range(60)
 
@@ -63,6 +63,11 @@ def test_rows_are_what_the_model_of_the_trajectory_says(seed: int) -> None:
         assert row.mask.tolist() == [token.kind == Kind.SAMPLED and token.owner == row.branch for token in tokens]
         assert row.kinds.tolist() == [token.kind for token in tokens]
         assert row.messages.tolist() == [token.message for token in tokens]
+        assert row.advantages is None
+        assert (row.logprobs is not None) == one.trajectory.has_logprobs
+        if row.logprobs is not None:
+            logprobs = [math.nan if token.logprob is None else token.logprob for token in tokens]
+            np.testing.assert_array_equal(row.logprobs, np.array(logprobs, np.float32))
         assert row.name == one.trajectory.name
         versions: list[Any] = [None] * len(tokens)
         for piece in branch.pieces:
@@ -99,32 +104,6 @@ def test_advantages_stand_on_the_tokens_of_their_turn_and_nowhere_else(seed: int
         assert row.advantages.tolist() == wanted.tolist() == same.advantages.tolist()
         assert ((row.advantages != 0) == row.mask).all()
     assert asked == sorted(by_write)
-
-
-def test_a_branch_that_left_inside_a_turn_has_its_head_untrained_with_logprobs_and_versions() -> None:
-    first, second = trajectory_samples(forked(), advantage=[1.0, 2.0, 3.0])
-    assert first.token_ids == [1, 2, 10, 11, 3, 20, 21, 22]
-    assert second.token_ids == [1, 2, 10, 11, 3, 20, 21, 9, 30]
-    assert first.loss_mask == [0, 0, 1, 1, 0, 1, 1, 1]
-    assert second.loss_mask == [0, 0, 0, 0, 0, 0, 0, 0, 1]
-    assert second.logprobs is not None
-    assert second.logprobs[[2, 6, 8]].tolist() == np.array([-0.1, -0.4, -0.6], np.float32).tolist()
-    assert np.isnan(second.logprobs[[0, 1, 4, 7]]).all()
-    assert first.versions == (VersionSpan(4, 2, 4), VersionSpan(4, 5, 6), VersionSpan(5, 6, 8))
-    assert second.versions == (VersionSpan(4, 2, 4), VersionSpan(4, 5, 6), VersionSpan(5, 6, 7), VersionSpan(6, 8, 9))
-    assert first.advantages is not None
-    assert second.advantages is not None
-    assert first.advantages.tolist() == [0, 0, 1, 1, 0, 2, 2, 2]
-    assert second.advantages.tolist() == [0] * 8 + [3]
-
-
-def test_a_trajectory_without_logprobs_gives_rows_without() -> None:
-    trajectory = Trajectory(logprobs=False)
-    trajectory.begin([1])
-    trajectory.append_completion([2], None, finish_reason="stop")
-    [row] = trajectory_samples(trajectory)
-    assert row.logprobs is None
-    assert row.advantages is None
 
 
 # -- rewards

@@ -175,7 +175,7 @@ def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -
         page.evaluate("[...document.querySelectorAll('.bar > .plain')].at(-1).click()")
         page.until("window.copied")
         assert page.evaluate("JSON.parse(window.copied)") == record.stream(branch).tolist()
-        marked = int(record.loss_mask(branch, once=False).sum())
+        marked = int(record.table(branch).mask.sum())
         page.until(f"document.querySelectorAll('.tokens s.on > *').length === {marked}")
 
 

@@ -142,7 +142,7 @@ def assert_same(model: Model, trajectory: Trajectory) -> None:
         assert found.stop == len(tokens)
         assert trajectory.stream(index).tolist() == expected.ids
         assert trajectory.kinds(index).tolist() == [token.kind for token in tokens]
-        assert trajectory.loss_mask(index, once=False).tolist() == [token.kind == Kind.SAMPLED for token in tokens]
+        assert trajectory.table(index).mask.tolist() == [token.kind == Kind.SAMPLED for token in tokens]
         once = [token.kind == Kind.SAMPLED and token.owner == index for token in tokens]
         assert trajectory.loss_mask(index).tolist() == once
         assert found.sampled == sum(once)

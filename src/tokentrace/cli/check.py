@@ -152,14 +152,14 @@ def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
         return load_tokenizer(name)
 
 
-def _connect(engine: str, model: Any) -> Any:
+async def _connect(engine: str, model: Any) -> Any:
     from ..engines.embedded import EmbeddedEngine
     from ..engines.servers import connect
 
     if engine == "embedded":
         return EmbeddedEngine()
     tokenizer = getattr(model, "tokenizer", model)
-    return connect(engine) if tokenizer is None else connect(engine, vocab_size=tokenizer.vocabulary.size)
+    return await connect(engine, vocab_size=None if tokenizer is None else tokenizer.vocabulary.size)
 
 
 def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
@@ -173,7 +173,7 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     path, branch, sampled = Path(inputs[0]), options["branch"], None
     if is_trajectory(path):
         trajectory = load_trajectory(path).trajectory
-        stream, sampled = trajectory.stream(branch), trajectory.loss_mask(branch, once=False)
+        stream, sampled = trajectory.stream(branch), trajectory.table(branch).mask
     else:
         stream = _read_ids(path)
     following = _read_ids(Path(options["prompt"]))

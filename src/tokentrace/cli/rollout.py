@@ -66,10 +66,10 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
       tokentrace rollout /shared/agents.yaml --output /shared/runs/7 --ray auto
     """
     one_blas_thread()
-    from ..demo.questions import SOURCES
+    from ..demo.questions import question_tasks
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
-    from ..rollout.store import RolloutStore, check_run, compared, discard_run
+    from ..rollout.store import RolloutStore, check_run, discard_run, group_advantages
 
     names = ("fresh", "retry", "continue_aborted", "ray", "workers", "as_json", "quiet")
     job = SimpleNamespace(**{name: options.pop(name) for name in names})
@@ -77,7 +77,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
     if job.continue_aborted and job.ray is not None:
         raise click.UsageError("--continue-aborted goes on with rollouts in this process: leave --ray out")
-    options["sources"] = dict(SOURCES)
+    options["questions"] = question_tasks
     with working("loading"):
         run = read_run(config, **options)
     if job.fresh:
@@ -107,7 +107,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
             click.secho(f"{done}; the same command goes on with the rest", fg="yellow", err=True)
             ctx.exit(3 if down else 130)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
-        metrics["advantage_notes"] = list(compared(store.finished).notes) if run.advantages else []
+        metrics["advantage_notes"] = list(group_advantages(store.finished).notes) if run.advantages else []
         metrics |= {"waited_seconds": waited, "circuits": [one.described() for one in circuits]}
         problem = _write(run, store, metrics)
     finally:
@@ -173,10 +173,6 @@ def _announce(run: Run, store: RolloutStore, unfinished: int) -> None:
     if store.finished or unfinished:
         under_way = f", {unfinished:,} were under way and are run again" if unfinished else ""
         note(f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        click.secho("pyarrow is missing: no rows will be written (install tokentrace[data])", fg="yellow", err=True)
 
 
 class _Display(ProgressBars):

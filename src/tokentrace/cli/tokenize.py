@@ -159,7 +159,7 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     rate = f"{seconds:.1f} s, {short_number(counts.tokens / max(seconds, 1e-9))} tokens/s"
     yield f"  {rows} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}"
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
-        yield click.style(f"  {counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
+        yield click.style(f"  {counted(samples, 'sample')}: {note}", fg="yellow")
     if finished.bad_rows is None:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
@@ -174,16 +174,7 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
         first.setdefault(kind, row)
     for kind, count in frequent.most_common(5):
         row = first[kind]
-        yield f"    {count:,} × {_as_options(row['reason'])} (first: {row['source']}, row {row['row']})"
-
-
-def _as_options(note: str) -> str:
-    """A note of the library, with the options of the command."""
-    note = re.sub(r"\b(past|turns)='", r"--\1 '", note)
-    note = re.sub(
-        r"\b([Ss]et) (\w+)=(True|False)", lambda match: f"{match[1]} --kwargs {match[2]}={match[3].lower()}", note
-    )
-    return note.replace("final_stop=True", "--final-stop")
+        yield f"    {count:,} × {row['reason']} (first: {row['source']}, row {row['row']})"
 
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:

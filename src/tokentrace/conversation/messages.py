@@ -71,12 +71,10 @@ _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
 RoleTest: TypeAlias = Callable[[str], bool]
 
 
-def check_messages(
-    messages: Any, *, more_roles: frozenset[str] = frozenset(), any_role: RoleTest | None = None
-) -> list[Mapping[str, Any]]:
+def check_messages(messages: Any, *, is_role: RoleTest = lambda _: False) -> list[Mapping[str, Any]]:
     """`messages` as a list of mappings. Raises InputError naming the message and the field.
 
-    `more_roles` are those that the template compares with; `any_role` decides about every other role.
+    `is_role` decides about words that are not among `ROLES`.
     """
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
@@ -84,11 +82,6 @@ def check_messages(
         raise InputError(f"messages must be a list of messages, not {kind_of(messages)}; {advice}")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-
-    def is_role(role: str) -> bool:
-        is_name = _ROLE_NAME.fullmatch(role) is not None
-        return is_name and (role in more_roles or (any_role is not None and any_role(role)))
-
     return [_check_message(index, message, is_role) for index, message in enumerate(messages)]
 
 
@@ -98,7 +91,7 @@ def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, 
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise Place(index, "role").wrong(role, "a string")
-    if role not in ROLES and not is_role(role):
+    if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
     if not isinstance(content, str):
@@ -207,37 +200,30 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
     - An assistant's message without text, reasoning or calls, unless it is the last and `continued`.
     """
     names: dict[str, Any] = {}  # of the called functions, by the id of the call
-    latest: list[Mapping[str, Any]] = []
+    latest: list[tuple[Place, Mapping[str, Any], Mapping[str, Any]]] = []
     for index, message in enumerate(messages):
         role = message["role"]
         if role == "assistant":
-            calls = [Place().mapping(call) for call in message.get("tool_calls") or ()]
-            for at, call in enumerate(calls):
-                function = _function(call)
+            calls = list(placed_functions(message.get("tool_calls") or (), Place(index, "tool_calls")))
+            for inner, call, function in calls:
                 names[str(call.get("id"))] = function.get("name")
                 if problem := _problem(function.get("arguments")):
-                    field = "arguments" if function is call else "function.arguments"
-                    yield f"{place(index, f'tool_calls.{at}.{field}')}{problem}"
+                    yield f"{place(*inner.at('arguments'))}{problem}"
             is_open = continued and index == len(messages) - 1
             if not is_open and not any(map(message.get, ("content", "tool_calls", *THOUGHTS))):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
             latest = calls or latest
         elif role in RESULT_ROLES:
             id, name = message.get("tool_call_id"), message.get("name")
-            called = [_function(call).get("name") for call in latest]
+            called = [function.get("name") for *_, function in latest]
             is_id = isinstance(id, (str, int)) and id != ""
             if is_id and str(id) in names:
                 called = [names[str(id)]]
-            elif is_id and all(call.get("id") not in (None, "") for call in latest):
+            elif is_id and all(call.get("id") not in (None, "") for _, call, _ in latest):
                 yield f"{place(index, 'tool_call_id')}the result answers no call before it"
                 continue
             if isinstance(name, str) and name and called and name not in called:
                 yield f"{place(index, 'name')}the result has another name than the function that was called"
-
-
-def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function")
-    return function if isinstance(function, Mapping) else call
 
 
 def _problem(arguments: Any) -> str | None:

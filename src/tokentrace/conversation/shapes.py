@@ -279,7 +279,6 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
             call = {**outer, **place.at(at).mapping(function)}
         if more := [str(key)[:80] for key in call if key not in ("id", "type", "name", "arguments")]:
             raise place.at(at).error(f"a call is name and arguments; {', '.join(more)} is neither")
-        place.at(at).string(call, "name")
         calls.append(_call(place.at(at), call, "arguments", (str, Mapping)))
     if not calls:
         raise place.error("has no call")

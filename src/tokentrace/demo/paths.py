@@ -1,7 +1,6 @@
 """The same questions by three client paths, and what each costs."""
 
 import asyncio
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,8 +46,10 @@ class ClientPath(StrEnum):
     TOKENTRACE = "tokentrace"
 
 
-def client_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: bool) -> Row:
-    """Return what a client that keeps messages makes of them."""
+def path_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: bool = False) -> Row:
+    """Return the stream, or what a client that keeps messages makes of them."""
+    if path is ClientPath.TOKENTRACE:
+        return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
     messages, tools = with_parsed_arguments(rollout.messages), rollout.schemas
     if path is ClientPath.RERENDER:
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
@@ -75,7 +76,7 @@ class PathAgent(Agent):
             return super().go_on(rollout, prompt, completion, new)
         trajectory = rollout.trajectory
         rollout.messages += new
-        ids, _ = client_row(self._path, self.renderer, rollout, prompt=True)
+        ids, _ = path_row(self._path, self.renderer, rollout, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
         broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
@@ -112,13 +113,6 @@ class Scored(NamedTuple):
     mismatched: int
     foreign: int
     gaps: npt.NDArray[np.float64]
-
-
-def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
-    """Return the stream, or what the client makes of the final messages."""
-    if path is ClientPath.TOKENTRACE:
-        return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
-    return client_row(path, renderer, rollout, prompt=False)
 
 
 def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
@@ -171,9 +165,13 @@ class PathReport:
         }
 
     @property
-    def causes(self) -> dict[str, int]:
+    def causes(self) -> dict[Cause, int]:
         """Count breaks by cause, the most frequent first."""
-        return dict(Counter(str(one.cause) for breaks in self.breaks.values() for one in breaks).most_common())
+        return dict(Counter(one.cause for breaks in self.breaks.values() for one in breaks).most_common())
+
+    def described(self) -> dict[str, Any]:
+        causes = {str(cause): count for cause, count in self.causes.items()}
+        return {"rollouts": len(self.rollouts), "causes": causes, **self.numbers()}
 
 
 # -- the runs
@@ -236,12 +234,9 @@ async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = la
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model = load_pocket()
     engine, trials = CachedEngine(model), list[Trial]()
-    # rows that paths share are scored once
-    cached = functools.cache(lambda ids: model.score(np.frombuffer(ids, np.int32)))
     try:
         for trial in TRIALS:
-            score = None if trials else lambda ids: cached(np.asarray(ids, np.int32).tobytes())
-            options: dict[str, Any] = {"seed": seed, "score": score, "progress": progress}
+            options: dict[str, Any] = {"seed": seed, "score": None if trials else model.score, "progress": progress}
             reports = [await run_path(path, tasks, trial, engine, **options) for path in ClientPath]
             trials.append(replace(trial, reports=reports))
     finally:
@@ -272,7 +267,7 @@ async def run_path(
 
     await run_rollouts(agent, tasks, done=end, seed=seed)
     rollouts = [ended[task.name] for task in tasks]
-    rows = [] if score is None else [(one, trained_row(one, path, renderer), score) for one in rollouts]
+    rows = [] if score is None else [(one, path_row(path, renderer, one), score) for one in rollouts]
     scored = [await asyncio.to_thread(score_row, *row) for row in rows]
     return PathReport(path, rollouts, agent.breaks, scored)
 
@@ -288,11 +283,6 @@ PATHS: Final[Mapping[ClientPath, str]] = {
     ClientPath.RERENDER: "parse the completion, render all messages, encode everything again",
     ClientPath.FIXED_BASE: "parse the completion, encode message by message after a fixed conversation",
     ClientPath.TOKENTRACE: "keep the sampled ids, bridge to the next turn",
-}
-CAUSES: Final[Mapping[str, str]] = {
-    str(Cause.BPE_REMERGE): "the same text, encoded again, is other tokens",
-    str(Cause.JSON_FORMAT): "the same call, written again, has other spacing",
-    str(Cause.STRIPPED_REASONING): "the template drops reasoning that was sampled",
 }
 
 
@@ -350,16 +340,10 @@ def remarks(demo: Demo) -> list[str]:
 
 def demo_json(demo: Demo) -> dict[str, Any]:
     """Return the measurements as plain data."""
-    trials = [
-        {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
-        | {
-            "paths": {
-                str(one.path): {"rollouts": len(one.rollouts), "causes": one.causes, **one.numbers()}
-                for one in trial.reports
-            }
-        }
-        for trial in demo.trials
-    ]
+    trials = []
+    for trial in demo.trials:
+        values = {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
+        trials.append(values | {"paths": {str(one.path): one.described() for one in trial.reports}})
     about = {"noise": asdict(NOISE), "pretrained": PRETRAINED, "paths": trials[0]["paths"]}
     return {"seed": demo.seed, "remarks": remarks(demo), **about, "trials": trials}
 
@@ -386,8 +370,8 @@ def _causes(demo: Demo) -> Table:
     for trial in demo.trials:
         rows.append([Cell(trial.name, small=trial.about)])
         for cause in dict.fromkeys(cause for one in trial.reports for cause in one.causes):
-            about = CAUSES.get(cause, "see docs/check.md")
-            rows.append([Cell(cause, small=about), *(f"{one.causes.get(cause, 0):,}" for one in trial.reports)])
+            counts = [f"{one.causes.get(cause, 0):,}" for one in trial.reports]
+            rows.append([Cell(str(cause), small=cause.meaning), *counts])
         if not any(one.causes for one in trial.reports):
             rows.append(["no break", *("0" for _ in trial.reports)])
         if trial.drops_reasoning:
@@ -397,21 +381,24 @@ def _causes(demo: Demo) -> Table:
 
 
 def _examples(demo: Demo) -> Iterator[tuple[str, Break]]:
-    shortest: dict[Cause, tuple[int, str, Break]] = {}
-    for trial in demo.trials:
-        for report in trial.reports:
-            for name, breaks in report.breaks.items():
-                for broken in breaks:
-                    size = sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
-                    if broken.cause not in shortest or size < shortest[broken.cause][0]:
-                        shortest[broken.cause] = size, f"{trial.name}, {report.path}, {name}", broken
-    yield from ((place, broken) for _, place, broken in shortest.values())
+    """Yield the shortest break of each cause, and where it is."""
+    all_breaks = [
+        (f"{trial.name}, {report.path}, {name}", broken)
+        for trial in demo.trials
+        for report in trial.reports
+        for name, breaks in report.breaks.items()
+        for broken in breaks
+    ]
+    for cause in dict.fromkeys(broken.cause for _, broken in all_breaks):
+        yield min((one for one in all_breaks if one[1].cause is cause), key=lambda one: _size(one[1]))
+
+
+def _size(broken: Break) -> int:
+    return sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
 
 
 def _bars(report: PathReport) -> StreamBars:
     breaks, samples = (int(report.numbers()[name]) for name in ("breaks", "samples"))
     records = [rollout.trajectory for rollout in report.rollouts]
-    streams = [
-        (len(one), runs(one.loss_mask(once=False)), [branch.start for branch in one.branches[1:]]) for one in records
-    ]
+    streams = [(len(one), runs(one.table().mask), [branch.start for branch in one.branches[1:]]) for one in records]
     return StreamBars(str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams)

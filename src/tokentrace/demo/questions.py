@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Annotated, Any, Final, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 from msgspec.json import decode
 
 from ..errors import InputError
 from ..rollout.interactions import BaseInteraction
 from ..rollout.loop import Rollout, Task
-from ..rollout.setup import TaskSet, TaskSource
+from ..rollout.setup import TaskSet
 from ..rollout.tools import BaseTool
 from .calculator import CalculatorError, calculate
 
@@ -92,10 +92,6 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
     functions = {function.name: function for function in question.functions}
     if name not in functions:
         return f"Error: there is no tool {str(name)[:40]!r}; there are {', '.join(functions)}"
-    try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return "Error: the arguments are not JSON"
     purpose, parameter = functions[name].purpose, functions[name].parameter
     value = arguments.get(parameter) if isinstance(arguments, Mapping) else None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**20:
@@ -142,18 +138,8 @@ def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str 
 class FollowUps(BaseInteraction):
     """A simulated user who asks the follow-ups."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._questions: dict[str, Question] = {}
-
-    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        self._questions[instance_id] = kwargs["question"]
-
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        return follow_up(self._questions[instance_id], messages)
-
-    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        self._questions.pop(instance_id, None)
+        return follow_up(kwargs["question"], messages)
 
 
 def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
@@ -196,20 +182,16 @@ def question_reward(rollout: Rollout) -> float:
 
 
 class QuestionSettings(Struct, forbid_unknown_fields=True):
-    """``data: {questions: ...}`` in a rollout's configuration."""
-
     count: Annotated[int, Meta(ge=1)] = 64
     seed: int = 0
     kinds: list[str] = []
 
 
-def _task_set(settings: QuestionSettings, limit: int | None) -> TaskSet:
-    if unknown := [kind for kind in settings.kinds if kind not in KINDS]:
+def question_tasks(settings: Mapping[str, Any], limit: int | None) -> TaskSet:
+    """Return the tasks of ``data: {questions: ...}`` in a configuration of rollouts."""
+    options = convert(settings, QuestionSettings)
+    if unknown := [kind for kind in options.kinds if kind not in KINDS]:
         raise InputError(f"kinds: there is no {unknown[0]!r}; there are {', '.join(KINDS)}")
-    count = settings.count if limit is None else min(settings.count, limit)
-    picked = pick_questions(count, settings.seed, settings.kinds or KINDS)
+    count = options.count if limit is None else min(options.count, limit)
+    picked = pick_questions(count, options.seed, options.kinds or KINDS)
     return TaskSet([question_task(question) for question in picked], FollowUps(), question_reward)
-
-
-SOURCES: Final[dict[str, TaskSource]] = {"questions": TaskSource(QuestionSettings, _task_set)}
-"""What a configuration of rollouts may name under ``data``."""

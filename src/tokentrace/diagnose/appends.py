@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -21,12 +21,14 @@ from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..study.probes import SYSTEM, USER, Message, call, calling, result
+from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
-from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, WordedEnum, call_ids, reasoning_tags
+from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, call_ids, inline_reasoning
 from .facts import contains_text, text_from
+from .finding import WordedEnum
 
 NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 _ALTERED: Final = " is not written as it was given"
@@ -154,11 +156,12 @@ class AppendCell:
         return "; ".join(dict.fromkeys(words))
 
 
-def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Iterator[AppendCell]:
+def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
     """Yield conversations for a kind of turn, the smallest first; the longest for plain ones only."""
+    ids = call_ids(study)
 
     def reply(turn: TurnForm) -> Message:
-        contents = {Style.SPACED: _SPACED, Style.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"}
+        contents = {Style.SPACED: _SPACED, Style.INLINE: inline_reasoning(study)}
         fields = {"role": "assistant", "content": contents.get(turn.style, ANSWER) if turn.content else ""}
         if turn.reasoning:
             fields["reasoning_content"] = THOUGHT
@@ -201,7 +204,7 @@ class AppendMatrix:
         Skips a history that is refused on its own: another cell, or the roles, report that.
         """
         study = self._renderer.study(TOOLS)
-        every = [self._try(case) for case in cases(turn, call_ids(study), reasoning_tags(study))]
+        every = [self._try(case) for case in cases(turn, study)]
         cells = [one for one in every if one.outcome is not AppendOutcome.REFUSED or self._accepts(one)] or every[:1]
         worst = min(cells, key=lambda cell: list(AppendOutcome).index(cell.outcome))
         flaws, also = worst.flaws, []
@@ -267,22 +270,21 @@ class AppendMatrix:
             same = common_prefix(text, other.rendering.text)
             if at == 0 and same >= one.rendering.tail:
                 where = Where.SEAM if same == len(text) else Where.PROMPT
-            blame = self._blame(where, cell.requests[at], cell.requests[at + 1], same) if names_lines else None
+            blame = None
+            if names_lines and where is not Where.SEAM:
+                study = self._renderer.study(TOOLS if cell.tools else None)
+                blame = _blame(study, cell.requests[at], cell.requests[at + 1], same, where)
             before, after = (side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other))
             old, new = ([*one.lost, *one.dropped] for one in rendered[at : at + 2])
             gone = {_field(one, cell) for one in new if one not in old and (one.message or 0) < cell.index + at}
             yield AppendBreak(where, before, after, tuple(sorted(gone)), blame, at_turn=at == 0)
 
-    def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
-        """Find the line, without the second prompt if the texts differ at the same place."""
-        text = self._render(first).text
-        for prompt in (False, second.prompt) if where is not Where.SEAM else ():
-            request = second._replace(prompt=prompt)
-            other = self._render(request).text
-            if common_prefix(text, other) == at:
-                study = self._renderer.study(TOOLS if first.tools else None)
-                return find_blame(study, first, request, at, (text, other), rewrites=where is Where.PAST)
-        return None
+
+def _blame(study: TemplateStudy, first: Request, second: Request, at: int, where: Where) -> Blame | None:
+    """Find the line, without the second prompt if the texts differ at the same place."""
+    requests = (second._replace(prompt=False), second)
+    blames = (find_blame(study, first, one, at, rewrites=where is Where.PAST) for one in requests)
+    return next((blame for blame in blames if blame is not None), None)
 
 
 def _field(lost: Lost, cell: AppendCell) -> str:

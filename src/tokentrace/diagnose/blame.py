@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import jinja2
@@ -43,6 +44,8 @@ _TRIES: Final = 8
 """Conditions to force one after another."""
 _FLIPS: Final = 300
 """Tests to flip one by one, where the runs pass different lines."""
+Assigned = tuple[int, str, Any, Any]
+"""The line that sets a variable, its name, both values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Blame:
     """Where a template makes two renderings differ.
 
     `condition` is the test whose answer changed from `before`; without one, `line` writes the text.
-    `because` has the variables that changed: the line that sets each, its name, both values.
+    `because` has the variables of the condition that changed.
     """
 
     line: int
@@ -58,106 +61,74 @@ class Blame:
     condition: str = ""
     before: bool | None = None
     proven: bool = False
-    because: tuple[tuple[int, str, Any, Any], ...] = ()
+    because: tuple[Assigned, ...] = ()
 
 
-def find_blame(
-    study: TemplateStudy, first: Request, second: Request, at: int, texts: tuple[str, str], *, rewrites: bool
-) -> Blame | None:
-    """Find the line by which the `texts` of two requests differ at character `at`.
+def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool) -> Blame | None:
+    """Find the line by which the texts of two requests differ at character `at`; None if they do not.
 
     Unless the template `rewrites` the first, it is the line that writes the second.
     """
     one, other = run_traced(study, first), run_traced(study, second)
-    if one is None or other is None or (one.text, other.text) != texts:
+    if one is None or other is None or common_prefix(one.text, other.text) != at:
         return None
     if not rewrites:
-        return _blamed(_writer(other, at))
+        return _blame_writer(other, at)
     forced: dict[int, bool] = {}
-    suspect, again = None, other
-    for _ in range(_TRIES):
-        pair = _first_difference(one, again, at)
-        if pair is None:
-            break
-        here, there = pair
-        event = one.events[here]
-        suspect = suspect or event
-        if event.part.kind != TEST or again.events[there].part != event.part:
-            break
-        forced[there] = event.value
+    run: TracedRun | None = other
+    while run is not None and len(forced) < _TRIES and (pair := _changed_test(one, run, at)):
+        test, assigned = one.events[pair[0]], run.events[: pair[1]]
+        forced[pair[1]] = test.value
         run = run_traced(study, second, forced=forced)
-        if run is None:
-            break
-        if common_prefix(one.text, run.text) > at:
-            sides = (one.events[:here], again.events[:there])
-            old, new = ({each.part.target: each for each in events if each.part.target} for events in sides)
-            names = dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", event.part.text))
-            because = tuple(
-                (new[name].part.line, name, old[name].value, new[name].value)
-                for name in names
-                if name in old and name in new and old[name].value != new[name].value
-            )
-            return _blamed(event, event.value, proven=True, because=because)
-        again = run
-    if flipped := _flipped(study, second, one, other, at):
-        return _blamed(flipped, not flipped.value, proven=True)
-    suspect = suspect or _writer(one, at)
-    return _blamed(suspect, suspect.value if suspect is not None and suspect.part.kind == TEST else None)
+        if run is not None and common_prefix(one.text, run.text) > at:
+            because = tuple(_changed_names(test, one.events[: pair[0]], assigned))
+            return Blame(test.part.line, test.part.source, test.part.text, test.value, True, because)
+    lengths = ((common_prefix(one.text, flipped.text), test) for test, flipped in flip_tests(study, second, other))
+    length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
+    if length <= at:
+        return _blame_writer(one, at)
+    return Blame(test.part.line, test.part.source, test.part.text, not test.value, True)
 
 
-def _blamed(event: Event | None, before: bool | None = None, **more: Any) -> Blame | None:
-    """Blame a test for its answer, or a line for what it writes."""
-    if event is None:
-        return None
-    condition = event.part.text if before is not None else ""
-    return Blame(event.part.line, event.part.source, condition, before, **more)
+def _changed_names(test: Event, first: Sequence[Event], second: Sequence[Event]) -> Iterator[Assigned]:
+    """Yield the variables of a test whose last values differ."""
+    old, new = ({event.part.target: event for event in events} for events in (first, second))
+    for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", test.part.text)):
+        if name in old and name in new and old[name].value != new[name].value:
+            yield new[name].part.line, name, old[name].value, new[name].value
 
 
-def _flipped(study: TemplateStudy, second: Request, one: TracedRun, other: TracedRun, at: int) -> Event | None:
-    """Find the test that, flipped, keeps the second run equal to the first for longest."""
-    best, event = at, None
-    for number, test in [pair for pair in enumerate(other.events) if pair[1].part.kind == TEST][:_FLIPS]:
-        run = run_traced(study, second, forced={number: not test.value})
-        same = 0 if run is None else common_prefix(one.text, run.text)
-        if same > best:
-            best, event = same, test
-    return event
+def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:
+    """Yield each test of a run with the run in which its answer is the other one."""
+    tests = [(number, event) for number, event in enumerate(run.events) if event.part.kind == TEST]
+    for number, test in tests[:_FLIPS]:
+        flipped = run_traced(study, request, forced={number: not test.value})
+        if flipped is not None:
+            yield test, flipped
 
 
-def _first_difference(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | None:
-    """Find the first differing events after the last common text up to `at`."""
-    here, there = _lengths(one, at), _lengths(other, at)
-    shared = max(here.keys() & there.keys())
+def _changed_test(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | None:
+    """Find the test that is the first difference after the last common text up to `at`."""
+    offsets = {event.offset for event in one.events} & {event.offset for event in other.events}
+    start = max((offset for offset in offsets if offset <= at), default=0)
     left, right = (
-        [number for number in range(start, len(run.events)) if run.events[number].part.kind != SET]
-        for run, start in ((one, here[shared]), (other, there[shared]))
+        [pair for pair in enumerate(run.events) if pair[1].offset >= start and pair[1].part.kind != SET]
+        for run in (one, other)
     )
-    pairs = zip(left, right, strict=False)
-    return next((pair for pair in pairs if one.events[pair[0]][:2] != other.events[pair[1]][:2]), None)
+    for (here, event), (there, changed) in zip(left, right, strict=False):
+        if event[:2] != changed[:2]:
+            return (here, there) if event.part.kind == TEST and event.part == changed.part else None
+    return None
 
 
-def _lengths(run: TracedRun, at: int) -> dict[int, int]:
-    """Map each length of the output up to `at` to the first event after it.
-
-    A variable that collects the output counts as output.
-    """
-    lengths = {0: 0}
-    for number, (part, value, offset) in enumerate(run.events):
-        if offset <= at:
-            lengths.setdefault(offset, number)
-        is_text = part.kind == SET and isinstance(value, str) and 8 <= len(value) <= at
-        if is_text and run.text.startswith(value):
-            lengths.setdefault(len(value), number + 1)
-    return lengths
-
-
-def _writer(run: TracedRun, at: int) -> Event | None:
-    """Find the innermost output that wrote character `at`."""
+def _blame_writer(run: TracedRun, at: int) -> Blame | None:
+    """Blame the innermost output that wrote character `at`."""
     offsets = {event.offset for event in run.events} | {len(run.text)}
     start, end = max(offset for offset in offsets if offset <= at), min(offset for offset in offsets if offset > at)
     text = run.text[at:end][:20]
     writes = [event for event in run.events if event.part.kind == WRITE and event.offset == start and event.value]
-    return next((event for event in writes if text in event.value), writes[-1] if writes else None)
+    event = next((event for event in writes if text in event.value), writes[-1] if writes else None)
+    return None if event is None else Blame(event.part.line, event.part.source)
 
 
 # -- the copy that reports what it does
@@ -191,7 +162,7 @@ class TracedRun(NamedTuple):
 
 
 def run_traced(
-    study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] | None = None, now: datetime | None = None
+    study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] = {}, now: datetime | None = None
 ) -> TracedRun | None:
     """Run a template, with other answers for some test events (`forced`).
 
@@ -211,8 +182,8 @@ def run_traced(
         nonlocal size, read
         part, record, out = parts[number], plain(value), trace.out
         if part.kind == TEST:
-            record = (forced or {}).get(len(events), bool(value))
-            value = record if len(events) in (forced or {}) else value
+            record = forced.get(len(events), bool(value))
+            value = forced.get(len(events), value)
         elif part.kind == WRITE:
             record = plain_text(text_of(value))
         elif not isinstance(record, (str, int, float, bool, type(None))):

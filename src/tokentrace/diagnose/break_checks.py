@@ -21,7 +21,7 @@ from ..study.turns import common_prefix as shared_text
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .finding import Cause
-from .token_text import READ, TurnHeads, hunks, quoted, spell, spelled_alike, text_of, up_to_shared_end
+from .token_text import READ, TurnHeads, hunks, quoted, spell, spelled_alike, up_to_shared_end
 
 _ALIKE: Final = 12
 """Characters that texts must share to go on alike."""
@@ -121,7 +121,7 @@ class Case:
     def words(self, match: Match) -> str:
         """The sentence about a match: what its cause means, and what both sides have."""
         sides = (match.hunk or self.hunk).sides(self.stream, self.prompt)
-        texts = match.quotes or tuple(text_of(self.vocabulary, side[:64]) for side in sides)
+        texts = match.quotes or tuple(self.tokenizer.decode(side[:64]) for side in sides)
         sizes = ["" if match.quotes or not len(side) else f" ({counted(len(side))})" for side in sides]
         ours, theirs = (f"{quoted(text)}{size}" for text, size in zip(texts, sizes, strict=True))
         role = self.roles[0] or self.roles[1]
@@ -134,7 +134,7 @@ class Case:
 
     @cached_property
     def heads(self) -> TurnHeads:
-        return TurnHeads(self.vocabulary, {tag for pair in self.reasoning for tag in pair})
+        return TurnHeads(self.tokenizer, {tag for pair in self.reasoning for tag in pair})
 
     @cached_property
     def roles(self) -> tuple[str | None, str | None]:
@@ -212,7 +212,7 @@ class Case:
             return Match(Cause.ZEROED_ANCHOR)
         if last is None or last[0] < at:
             return None
-        opened = text_of(self.vocabulary, self.stream[at : min(last[0], at + 64)]).strip()
+        opened = self.tokenizer.decode(self.stream[at : min(last[0], at + 64)]).strip()
         if opened and opened not in {opening for opening, _ in self.reasoning}:  # which the prompt may have opened
             return None
         completion = self.stream[slice(*last)].tolist()
@@ -230,7 +230,7 @@ class Case:
         if not self.heads.structural.issuperset(np.concatenate(tokens).tolist()):
             return None
         hunk = Hunk(at, at + 1, other, other + 1) if at + 1 == len(self.stream) else None
-        ours, theirs = (text_of(self.vocabulary, token) for token in tokens)
+        ours, theirs = (self.tokenizer.decode(token) for token in tokens)
         return Match(Cause.STOP_TOKEN, (ours, theirs), hunk)
 
     # -- the context: messages, tools, system text
@@ -263,7 +263,7 @@ class Case:
         """Other tools, or none, where a template declares them."""
         if self.completion or (_INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
             return None  # anybody may write about tools
-        ours, theirs = (text_of(self.vocabulary, side[:4096]) for side in self.sides)
+        ours, theirs = (self.tokenizer.decode(side[:4096]) for side in self.sides)
         for opening, closing in _TOOL_SECTIONS:
             start = self.lead.rfind(opening)
             if start >= 0 and closing not in self.lead[start:]:

@@ -56,11 +56,6 @@ class Break(ShowsItself):
         names = ("cause", "words", "position", "region", "advice", "stream_range", "prompt_range", "later")
         return {"extends": False} | {name: getattr(self, name) for name in names}
 
-    @property
-    def headline(self) -> str:
-        region = f" ({self.region})" if self.region else ""
-        return f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}"
-
     def __str__(self) -> str:
         return plain_view(self)
 
@@ -72,10 +67,12 @@ class Break(ShowsItself):
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         later = ", ".join(dict.fromkeys(map(str, self.later)))
         more = [f"further on: {later}"] if later else []
+        region = f" ({self.region})" if self.region else ""
+        headline = f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}"
         return Document(
             f"Break: {self.cause}",
             "tokentrace check",
-            summary=[self.headline, self.words, *more, f"to do: {self.advice}"],
+            summary=[headline, self.words, *more, f"to do: {self.advice}"],
             tone="bad",
             contrasts=[self.contrast()],
         )

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from ..conversation.messages import Messages
 from ..study.probes import SYSTEM, USER, Message
 from ..study.study import TemplateStudy
+from .finding import WordedEnum
 
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
@@ -31,17 +32,6 @@ class Request(NamedTuple):
     messages: Messages
     tools: bool = False
     prompt: bool = False
-
-
-class WordedEnum(StrEnum):
-    """An enum whose values have further attributes, named by the annotations of the class."""
-
-    def __new__(cls, value: str, *more: Any) -> Self:
-        one = str.__new__(cls, value)
-        one._value_ = value
-        for name, attribute in zip(cls.__annotations__, more, strict=False):
-            setattr(one, name, attribute)
-        return one
 
 
 class Append(WordedEnum):
@@ -78,15 +68,6 @@ class TurnForm:
     arguments: str = ""
     style: Style = Style.PLAIN
 
-    @property
-    def fields(self) -> str:
-        """``"reasoning + content"``; empty for calls alone."""
-        return " + ".join(filter(None, ["reasoning" * self.reasoning, (self.style or "content") * self.content]))
-
-    def __str__(self) -> str:
-        calls = ["", f"a call ({self.arguments})", f"two calls ({self.arguments})"][self.append.calls]
-        return " + ".join(filter(None, [self.fields, calls]))
-
 
 def turns() -> Iterator[TurnForm]:
     """Yield every kind of turn that an audit tries."""
@@ -97,11 +78,12 @@ def turns() -> Iterator[TurnForm]:
         yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
 
 
-def reasoning_tags(study: TemplateStudy) -> tuple[str, str]:
-    """Return the tags around reasoning, the usual ones if the grammar has none."""
+def inline_reasoning(study: TemplateStudy) -> str:
+    """Return content with reasoning inside, in the usual tags if the grammar has none."""
     frame = study.grammar(True).reasoning
-    has_tags = frame is not None and frame.open and frame.close
-    return (frame.open, frame.close) if frame is not None and has_tags else ("<think>\n", "\n</think>\n\n")
+    if frame is not None and frame.open and frame.close:
+        return f"{frame.open}{THOUGHT}{frame.close}{ANSWER}"
+    return f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 
 
 def call_ids(study: TemplateStudy) -> tuple[str, str]:

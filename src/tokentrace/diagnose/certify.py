@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Final
@@ -39,8 +39,6 @@ SIGNS: Final[Mapping[Grade | None, Cell]] = {
     None: Cell("−", "dim"),
 }
 
-Progress = Callable[[str, int, int], None]
-"""Called with a name, the number done and the total."""
 _Row = Sequence[str | Cell]
 
 
@@ -146,8 +144,7 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
     for one in cell.breaks:
         if (blame := one.blame) is not None:
             yield f"line {blame.line}", blame.source
-            proof = "" if blame.proven else " (not proven to be the cause)"
-            words = f"`{blame.condition}` is {'true, then false' if blame.before else 'false, then true'}{proof}"
+            words = f"`{blame.condition}` is {'true, then false' if blame.before else 'false, then true'}"
             yield from [("", words)] * bool(blame.condition)
             for line, name, before, after in blame.because:
                 yield "", f"line {line} sets {name}: {before}, then {after}"
@@ -208,9 +205,7 @@ def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, brid
 # -- the audit
 
 
-def audit_template(
-    tokenizer: Any, *, name: str | None = None, progress: Progress | None = None, **settings: Any
-) -> AuditReport:
+def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) -> AuditReport:
     """Certify a `Renderer`, or anything that `create_renderer` takes, with its settings.
 
     Raises the errors of `create_renderer`, and TemplateLimitError if one question is too much work.
@@ -220,27 +215,18 @@ def audit_template(
     <Grade.HOLDS: 'holds'>
     """
     renderer = tokenizer if isinstance(tokenizer, Renderer) else create_renderer(tokenizer, **settings)
-    renderer, progress = renderer.silent(), progress or (lambda *_: None)
-    study = renderer.study(TOOLS)
-    try:
-        size = len(study.run(None, (USER,), True).text)
-    except TemplateLimitError:
-        raise
-    except TokentraceError:
-        size = 0  # the report says what the template refuses
-    if size > _MAX_TEXT:
-        problem = f"the template writes {size:,} characters around one question"
+    renderer = renderer.silent()
+    study, matrix = renderer.study(TOOLS), AppendMatrix(renderer)
+    question = study.probe((USER,), prompt=True)
+    if question is not None and len(question.text) > _MAX_TEXT:
+        problem = f"the template writes {len(question.text):,} characters around one question"
         raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MAX_TEXT:,}")
-    forms, cells, matrix = list(turns()), [], AppendMatrix(renderer)
-    for done, form in enumerate(forms):
-        progress("appends", done, len(forms))
-        cells.append(matrix.blamed(matrix.cell(form)))
-    progress("facts", 0, 1)
+    cells = [matrix.blamed(matrix.cell(form)) for form in turns()]
     facts = find_facts(renderer)
     groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
     broken = [one for append, group in groups.items() for one in group if one.breaks and append is not Append.ASSISTANT]
     bridging = dict(Counter(_bridge(renderer, cell) for cell in broken).most_common())
-    switches, without_effect, notes = _run_switches(renderer, study, progress)
+    switches, without_effect, notes = _run_switches(renderer, study)
     verdicts = list(judge(cells, facts))
     for at, one in enumerate(verdicts):
         holding = (setting for setting, others in switches.items() if others[at].grade is Grade.HOLDS)
@@ -292,7 +278,7 @@ def _bridge(renderer: Renderer, cell: AppendCell) -> str:
 
 
 def _run_switches(
-    renderer: Renderer, study: TemplateStudy, progress: Progress
+    renderer: Renderer, study: TemplateStudy
 ) -> tuple[dict[str, tuple[Verdict, ...]], list[str], list[str]]:
     """Judge settings that change a probe; name those that change none, and note variables refused.
 
@@ -302,9 +288,7 @@ def _run_switches(
     without_effect, refused, plain = [], [], _texts(study)
     forms = [form for form in turns() if form.arguments in ("", "object")]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
-    variables = _variables(renderer, study)
-    for done, (name, values) in enumerate(variables.items()):
-        progress("settings", done, len(variables))
+    for name, values in _variables(renderer, study).items():
         others = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
         studies = [other.study(TOOLS) for other in others.values()]
         if any(one.readable((SYSTEM, USER), tools, True) is None for one in studies for tools in writes):

@@ -19,7 +19,7 @@ from ..study.turns import common_prefix, turn_spans
 from ..template.chat_template import REASONING_FIELDS, wrap_tools
 from ..template.origin import UNKNOWN
 from ..template.trace import Rendering
-from .blame import SET, TEST, WRITE, Event, run_traced
+from .blame import SET, TEST, WRITE, Event, flip_tests, run_traced
 from .cases import ANSWER, TOOLS, Request, call_ids
 
 _RESULTS: Final = ("tool", "function", "ipython")
@@ -199,8 +199,6 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
 
 _EXCERPT: Final = 40
 """Characters quoted around the first that differs."""
-_FLIPS: Final = 1000
-"""Events among which to look for the condition that leaves a text out."""
 _TEXTS: Final = (
     ANSWER,
     "First line\nsecond line\n\nthird line\n\n\nlast line",
@@ -327,12 +325,10 @@ def _writing(study: TemplateStudy, text: str, *requests: Request) -> Event | Non
 
 def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None:
     """Find the last condition that, flipped, would write the text."""
-    event, run = None, run_traced(study, request)
-    for number, one in enumerate(run.events[:_FLIPS] if run is not None else ()):
-        if one.part.kind == TEST:
-            flipped = run_traced(study, request, forced={number: not one.value})
-            event = one if flipped is not None and contains_text(text, flipped.text) else event
-    return event
+    run = run_traced(study, request)
+    flips = flip_tests(study, request, run) if run is not None else ()
+    tests = [test for test, flipped in flips if contains_text(text, flipped.text)]
+    return tests[-1] if tests else None
 
 
 def _unread(renderer: Renderer) -> str:

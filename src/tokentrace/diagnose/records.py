@@ -272,15 +272,13 @@ def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadab
     Lines that name a rollout are parts of one.
     """
     parts: list[Rollout] = []
+    streams: dict[Any, list[int]] = {}
     captured = any("model_call_id" in line for line, _ in lines)
-    for one in _complete_prompts(lines) if captured else lines:
-        if isinstance(one, Unreadable):
-            yield one
-            continue
+    for line, where in sorted(lines, key=_time) if captured else lines:
         try:
-            parts += read_line(*one)
+            parts += read_line(_complete_prompt(line, streams) if captured else line, where)
         except MALFORMED as error:
-            yield Unreadable(one[1], str(error))
+            yield Unreadable(where, str(error))
     if len(parts) > 1 and line_key(lines[0][0]) is not None:
         whole = replace(parts[0], ordered=False)
         for part in parts[1:]:
@@ -454,26 +452,22 @@ def _read_trace(line: Fields) -> None:
         line.rollout.calls += node.calls(stream, sampled, mask=trained, request=request)
 
 
-def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
-    """NeMo Gym's captured calls by their time. Prompts may be stored as what they add to another call."""
-    streams: dict[Any, list[int]] = {}
-    for line, where in sorted(lines, key=lambda pair: _time(pair[0].get("created_at"))):
-        name, parent = line.get("model_call_id"), line.get("parent_call_id")
-        try:
-            prompt, completion = (
-                check_ids(line.get(field), field).tolist() for field in ("prompt_token_ids", "generation_token_ids")
-            )
-            if line.get("prompt_is_delta"):
-                if not streams.get(parent):
-                    words = f"call {name!r} is stored as what it adds to call {parent!r}, which is not there"
-                    raise InputError(words, field="parent_call_id")
-                prompt = streams[parent] + prompt
-            stream = prompt + completion
-            streams[name] = stream if streams.get(name, stream) == stream else []  # several are none
-            yield {**line, "prompt_token_ids": prompt}, where
-        except (InputError, TypeError) as error:
-            yield Unreadable(where, str(error))
+def _complete_prompt(line: Line, streams: dict[Any, list[int]]) -> Line:
+    """A captured call of NeMo Gym, whose prompt may be what it adds to the stream of another."""
+    name, parent = line.get("model_call_id"), line.get("parent_call_id")
+    prompt, completion = (
+        check_ids(line.get(field), field).tolist() for field in ("prompt_token_ids", "generation_token_ids")
+    )
+    if line.get("prompt_is_delta"):
+        if not streams.get(parent):
+            words = f"call {name!r} is stored as what it adds to call {parent!r}, which is not there"
+            raise InputError(words, field="parent_call_id")
+        prompt = streams[parent] + prompt
+    stream = prompt + completion
+    streams[name] = stream if streams.get(name, stream) == stream else []  # two calls of one name are ambiguous
+    return {**line, "prompt_token_ids": prompt}
 
 
-def _time(value: Any) -> float:
+def _time(pair: tuple[Line, str]) -> float:
+    value = pair[0].get("created_at")
     return value if isinstance(value, (int, float)) else 0.0

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +27,7 @@ from .breaks import conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
-from .records import Call, Floats, Mask, Request, Rollout, Row, Unreadable
+from .records import Call, Mask, Rollout, Row, Unreadable
 from .report import Example, Report, Seen, Tallies, Tally
 from .token_text import hunks
 
@@ -50,17 +50,16 @@ class Relation(StrEnum):
     BREAKS = "breaks"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tip:
-    """A stream that nothing continues yet: one training row."""
+    """Calls of which each extends the one before, and what they sampled: one training row."""
 
-    stream: Ids
+    calls: list[Call]
     sampled: Mask
-    request: Request | None
-    ends: list[int]
-    """Where the streams end that it extends, and its own end."""
-    logprobs: list[tuple[int, Floats, float | None]]
-    """Where completions begin, their logprobs, and the temperature."""
+
+    @property
+    def stream(self) -> Ids:
+        return self.calls[-1].stream
 
 
 class CheckedRollout:
@@ -131,13 +130,11 @@ class CheckedRollout:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, sampled & new_tokens)
         self._prompts.add(call.prompt.tobytes())
-        new = Tip(stream, sampled, call.request, [len(stream)], [])
+        calls = [call]
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
-            new.ends, new.logprobs = [*tip.ends, len(stream)], [*tip.logprobs]
-        if call.logprobs is not None:
-            new.logprobs.append((call.start, call.logprobs, call.temperature))
-        self.tips.append(new)
+            calls = [*tip.calls, call]
+        self.tips.append(Tip(calls, sampled))
 
     def _add_row(self, row: Row) -> None:
         """Compare a row's mask with what was sampled, as its calls or the row itself say."""
@@ -161,14 +158,14 @@ class CheckedRollout:
             return Relation.EXTENDS, tip, shared
         if prompt.tobytes() in self._prompts:
             return Relation.REPEATS, tip, shared
-        ends = [end for one, share in pairs for end in one.ends if end <= share]
+        ends = [len(one.stream) for other, share in pairs for one in other.calls if len(one.stream) <= share]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
         requests, history = {}, None
-        if (before := tip.request) is not None and (request := call.request) is not None:
+        if (before := tip.calls[-1].request) is not None and (request := call.request) is not None:
             after = {"messages": list(request.messages), "tools": request.tools}
             requests = {"before": {"messages": before.history, "tools": before.tools}, "after": after}
-            recent = (one.request for one in itertools.islice(reversed(self.tips), _RECENT))
+            recent = (one.calls[-1].request for one in itertools.islice(reversed(self.tips), _RECENT))
             histories = [one.history for one in recent if one and one.reply and one is not before]
             history = conversation_change(**requests, recent=histories) if before.reply is not None else None
         if history is not None and history.cause is Cause.RETRY:
@@ -324,7 +321,7 @@ def check_rollouts(
     model: Any = None,
     *,
     limit: int | None = None,
-    engine: Callable[[], Any] | None = None,
+    engine: Callable[[], Awaitable[Any]] | None = None,
     progress: Progress = lambda *_: None,
 ) -> RolloutReport:
     """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
@@ -332,7 +329,7 @@ def check_rollouts(
     - `inputs` are what `read_rollouts` takes.
     - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
     - `limit` stops after so many rollouts.
-    - `engine` returns an `Engine`, or an awaitable of one, to compare logprobs with.
+    - `engine` connects to an `Engine` to compare logprobs with.
 
     Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
@@ -342,7 +339,7 @@ def check_rollouts(
         runner: Any = asyncio.Runner()
         connected: Any = None
         if engine is not None:
-            connected = stack.enter_context(runner).run(_connect(engine))
+            connected = stack.enter_context(runner).run(engine())
             stack.callback(lambda: runner.run(connected.close()))
         for rollout in read_rollouts(inputs, progress=progress, note=report.notes.append):
             if limit is not None and report.total == limit:
@@ -358,20 +355,16 @@ def check_rollouts(
             checked = CheckedRollout(rollout, model)
             report.add(checked.counts, checked.seen)
             for tip in checked.tips if connected is not None else ():
+                scored = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [one for one in tip.logprobs if one[2] in (None, 1.0) and np.isfinite(one[1]).all()]
-                skipped += len(tip.logprobs) - len(usable)
+                usable = [one for one in scored if one[0].temperature in (None, 1.0) and np.isfinite(one[1]).all()]
+                skipped += len(scored) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
-                for start, logprobs, _ in usable:
-                    differences.append((scores[start : start + len(logprobs)] - logprobs).astype(np.float32))
+                for call, logprobs in usable:
+                    differences.append((scores[call.start : len(call.stream)] - logprobs).astype(np.float32))
     if engine is not None:
         report.scores = {"completions": len(differences) - 1, "skipped": skipped, **_summary(differences)}
     return report
-
-
-async def _connect(connect: Callable[[], Any]) -> Any:
-    engine = connect()
-    return await engine if hasattr(engine, "__await__") else engine
 
 
 def _summary(differences: Sequence[Any]) -> dict[str, float]:
@@ -394,7 +387,6 @@ def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
             settings = json.loads((Path(name).expanduser() / "run.json").read_bytes())
             if isinstance(settings.get("tokenizer"), str):
                 return str(settings["tokenizer"])
-            engine = settings["engine"]
-            if engine.get("kind", engine.get("type")) == "embedded":
+            if settings["engine"]["kind"] == "embedded":
                 return str(POCKET)
     return None

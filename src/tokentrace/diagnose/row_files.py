@@ -1,28 +1,26 @@
 """`check_dataset`: files of rows, and the files of conversations that they were made of."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
 
-from ..data.sources import BATCH_ROWS, Format, Row, Source, find_sources, read_rows
+from ..data.sources import Format, Row, Source, find_sources, read_rows
 from ..data.tables import read_metadata
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
+from .record_files import ROW_BYTES, Progress
 from .report import Report, Tallies, Tally
 from .rows import Outcome, RowChecker, origin_of
 
-_ROW_BYTES: Final = 1 << 28
-"""A longer row is bad. Ids take more room than their text."""
 _HOW: Final = "give it with --source, in Python with sources= (a .metadata file beside JSON Lines says where it is)"
 
-Progress = Callable[[int, int], None]
-"""Gets how much is done, and of how much, in the units of `Source.size`."""
 Metadata = Mapping[str, Any]
+_OwnFile = tuple[Source, Metadata]
 
 
 class CheckReport(Report):
@@ -79,11 +77,33 @@ class CheckReport(Report):
 
 
 class _Conversations:
-    """Files of conversations, read forwards: rows in the order of their source cost one pass."""
+    """Files of conversations, read forwards: rows in the order of their source cost one pass.
 
-    def __init__(self, sources: Sequence[Source], tokenizer: RowTokenizer) -> None:
-        self.sources, self._tokenizer = sources, tokenizer
-        self._reading: dict[str, tuple[Iterator[Row], int]] = {}
+    `notes` list files that are missing, or have changed since rows were made of them.
+    """
+
+    def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer, spool: Path) -> None:
+        """Find the files by `names`, or as `ours` record them."""
+        self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], int]]()
+        recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
+        sources = find_sources(names, spool / "sources") if names else []
+        if len(sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
+            sources = [replace(sources[0], name=recorded[0][1]["name"])]
+        missing = []
+        for number, (file, entry) in enumerate(recorded if not names else ()):
+            source = _recorded_source(file, entry, spool / f"recorded-{number}")
+            if source is None:
+                missing.append(f"{entry['name']}, which {file.name} was made of, is not there any more: {_HOW}")
+            else:
+                sources.append(source)
+        self.sources = list(dict.fromkeys(sources))
+        changed = [pair for pair in recorded if self._has_changed(pair[1])]
+        self.notes = [f"{entry['name']} has changed since {file.name} was made of it" for file, entry in changed]
+        self.notes += missing
+
+    def _has_changed(self, entry: Metadata) -> bool:
+        matches, digest = self.find(entry["name"]), entry.get("digest")
+        return isinstance(digest, str) and len(matches) == 1 and matches[0].digest != digest
 
     def find(self, name: str) -> list[Source]:
         """The files of this name, or of this base name if there is none."""
@@ -121,27 +141,16 @@ class _Conversations:
                 yield from (replace(result, samples=(sample,)) for sample in result.samples)
 
 
-def _find_conversations(
-    names: Sequence[str], ours: Sequence[tuple[Source, Metadata]], spool: Path
-) -> tuple[list[Source], list[str]]:
-    """The files that rows were made of, named or recorded, and a note for each that is missing."""
-    sources = find_sources(names, spool / "sources") if names else []
-    recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
-    if len(sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
-        return [replace(sources[0], name=recorded[0][1]["name"])], []
-    missing: list[str] = []
-    for file, entry in recorded if not names else ():
-        places: list[Source] = []  # seen from the rows, or from here; the unchanged one first
-        beside = Path(file.origin).absolute().parent
-        for place in (beside / entry["path"], Path(entry["name"])) if entry.get("path") else ():
-            with suppress(InputError):  # no longer readable
-                folder = spool / f"recorded-{len(sources)}-{len(places)}"
-                places += find_sources([str(place)], folder) if place.is_file() else []
-        places.sort(key=lambda source: source.digest != entry.get("digest"))
-        if not places:
-            missing.append(f"{entry['name']}, which {file.name} was made of, is not there any more: {_HOW}")
-        sources += [replace(place, name=entry["name"]) for place in places[:1]]
-    return list(dict.fromkeys(sources)), missing
+def _recorded_source(file: Source, entry: Metadata, spool: Path) -> Source | None:
+    """The file that rows were made of, seen from them or from here; better one that has not changed."""
+    places: list[Source] = []
+    for place in (
+        (Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])) if entry.get("path") else ()
+    ):
+        with suppress(InputError):  # no longer readable
+            places += find_sources([str(place)], spool / str(len(places))) if place.is_file() else []
+    places.sort(key=lambda source: source.digest != entry.get("digest"))
+    return replace(places[0], name=entry["name"]) if places else None
 
 
 def _entries(metadata: Metadata) -> list[Metadata]:
@@ -161,7 +170,7 @@ def check_dataset(
     pad_token: str | None = None,
     split: str | None = None,
     limit: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
     assumed: bool = False,
 ) -> CheckReport:
     """Compare rows of ids with what the template gives for their conversations.
@@ -179,44 +188,26 @@ def check_dataset(
     Raises InputError if nothing can be read, TokentraceError without a working template.
     """
     limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
-    progress = progress or (lambda *_: None)
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
         files = find_sources(inputs, Path(spool) / "rows", split=split)
-        paths = [{Format.PARQUET: one.path, Format.LINES: one.origin}.get(one.format) for one in files]
-        recorded = [read_metadata(path) if path else {} for path in paths]
-        ours = [(file, metadata) for file, metadata in zip(files, recorded, strict=True) if metadata]
-        if settings is None and tokenizer is None:
-            raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
-        if settings is None:
-            described = ours[0][1].get("settings") if ours else None
-            if not described or "engine" in described:  # rows of another script, or of rollouts
-                described = {"lost": "ignore"}
-            settings = TokenizeSettings.read({**described, **(changes or {})}, str(tokenizer))
+        ours = _own_files(files)
+        settings = settings or _recorded_settings(ours, tokenizer, changes or {})
         checker = RowChecker(settings, columns, pad_token)
         report = CheckReport()
         report.settings = checker.tokenizer.described()
-        origins, missing = _find_conversations(sources, ours, Path(spool))
-        conversations = _Conversations(origins, checker.tokenizer)
         for file, metadata in ours:
             for what in ("tokenizer", "template"):
                 if metadata.get(f"{what}_sha256") not in (None, report.settings[f"{what}_sha256"]):
                     report.notes.append(f"{file.name} was made with another {what}")
         if assumed and report.notes:
             raise InputError(f"{report.notes[0]}: name the one they were made with (--tokenizer, -t)")
-        changed = [
-            f"{entry['name']} has changed since {file.name} was made of it"
-            for file, metadata in ours
-            for entry in _entries(metadata)
-            if isinstance(entry.get("digest"), str)
-            and len(matches := conversations.find(entry["name"])) == 1
-            and matches[0].digest != entry["digest"]
-        ]
-        report.notes += [*changed, *missing]
+        conversations = _Conversations(sources, ours, checker.tokenizer, Path(spool))
+        report.notes += conversations.notes
         is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]
-        in_order = conversations.in_order() if is_whole and not changed and not missing else iter(())
+        in_order = conversations.in_order() if is_whole and not conversations.notes else iter(())
         done, total = 0, sum(source.size for source in files)
         for source in files:
-            for row in read_rows(source, row_bytes=_ROW_BYTES):
+            for row in read_rows(source, row_bytes=ROW_BYTES):
                 if limit is not None and report.rows >= limit:
                     report.stopped = True
                     return report
@@ -225,8 +216,23 @@ def check_dataset(
                 origin = conversations.result(row.value) if names_source else next(in_order, None)
                 checked = checker.check(row, source.name, source.format, origin)
                 report.add(checked.counts, checked.seen())
-                if not report.rows % BATCH_ROWS:
-                    progress(done + row.end, total)
+                progress(done + row.end, total)
             done += source.size
             progress(done, total)
     return report
+
+
+def _own_files(files: Sequence[Source]) -> list[_OwnFile]:
+    """The files that tokentrace wrote, with their metadata."""
+    paths = [{Format.PARQUET: one.path, Format.LINES: one.origin}.get(one.format) for one in files]
+    recorded = [read_metadata(path) if path else {} for path in paths]
+    return [(file, metadata) for file, metadata in zip(files, recorded, strict=True) if metadata]
+
+
+def _recorded_settings(ours: Sequence[_OwnFile], tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
+    if tokenizer is None:
+        raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
+    described = ours[0][1].get("settings") if ours else None
+    if not described or "engine" in described:  # rows of another script, or of rollouts
+        described = {"lost": "ignore"}
+    return TokenizeSettings.read({**described, **changes}, tokenizer)

@@ -44,11 +44,6 @@ def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
     return b"".join(map(vocabulary.token_bytes, ids.tolist()))
 
 
-def text_of(vocabulary: Vocabulary, ids: Ids) -> str:
-    """The text of tokens; invalid UTF-8 becomes U+FFFD."""
-    return spell(vocabulary, ids).decode("utf-8", "replace")
-
-
 def quoted(text: str, limit: int = 48) -> str:
     """Text for a sentence: on one line, cut if it is long."""
     text = visible(text[: limit + 1]).replace("\n", "⏎").replace("\t", "⇥")
@@ -141,10 +136,10 @@ def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) 
 class TurnHeads:
     """Control tokens that begin turns, by their names; `structural` are all but `tags`."""
 
-    def __init__(self, vocabulary: Vocabulary, tags: Collection[str] = ()) -> None:
-        self.vocabulary, self.named, self.structural = vocabulary, dict[int, str](), set[int]()
+    def __init__(self, tokenizer: Tokenizer, tags: Collection[str] = ()) -> None:
+        self.tokenizer, self.named, self.structural = tokenizer, dict[int, str](), set[int]()
         heads = []
-        for text, token in vocabulary.control.items():
+        for text, token in tokenizer.vocabulary.control.items():
             match = _NAMED_HEAD.fullmatch(text)
             role = _OTHER_HEADS.get(text) or (match[1].lower() if match else None)
             if role:
@@ -162,7 +157,7 @@ class TurnHeads:
         """The role of the turn that a token lies in; None if no head tells."""
         start = max(0, at - READ)
         for index in reversed((np.flatnonzero(np.isin(ids[start : at + 1], self.heads)) + start).tolist()):
-            match = _ROLE.match(text_of(self.vocabulary, ids[index + 1 : index + 5]))
+            match = _ROLE.match(self.tokenizer.decode(ids[index + 1 : index + 5]))
             if match:
                 return "tool" if match[2] else match[1]
             if int(ids[index]) in self.named:

@@ -21,7 +21,6 @@ from .protocol import SamplingParams as SamplingParams
 from .protocol import collected as collected
 from .routing import Router as Router
 from .scripted import CallbackEngine as CallbackEngine
-from .scripted import Sampled as Sampled
 from .scripted import ScriptedEngine as ScriptedEngine
 from .servers import connect as connect
 from .sglang import SGLangEngine as SGLangEngine

@@ -20,7 +20,7 @@ from ..trajectory.turns import LogprobKind
 from . import protocol
 from .answers import AnswerReader, Count, EngineReply, checked_request
 from .errors import EngineAnswerError, EngineError
-from .http import Connection, HTTPSettings
+from .http import Connection, HTTPSettings, errors_at
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, SamplingParams, Weights
 
 
@@ -146,10 +146,11 @@ def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> 
 
 @asynccontextmanager
 async def connecting(base_url: str | Connection, settings: HTTPSettings | None) -> AsyncIterator[Connection]:
-    """Open a connection; close it again on an error."""
+    """Open a connection; close it again on an error, which names the address."""
     connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
     try:
-        yield connection
+        with errors_at(connection.base_url):
+            yield connection
     except BaseException:
         if connection is not base_url:
             await connection.close()

@@ -189,7 +189,7 @@ def same_ids(reported: Sequence[Any], ids: Sequence[int], what: str) -> None:
 class EngineReply:
     """A completion, or a part of one, as an engine reports it: unchecked."""
 
-    ids: Sequence[int]
+    ids: Sequence[int] | Ids
     logprobs: Sequence[float | None] | None
     """One per id. None is an error."""
     finish_reason: str | None = None

@@ -4,7 +4,6 @@ Logprobs are of the sampled distribution; greedy decoding reports the model's ow
 """
 
 import asyncio
-import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -87,21 +86,15 @@ class EmbeddedEngine(Engine):
         """The caches of idle sessions, the longest unused first."""
         self._paused = False
         self._closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake = asyncio.Event()
-        self._stepping = asyncio.Lock()
         self._worker: asyncio.Task[None] | None = None
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         """Yield a token at a time. Requests under way share each step of the model."""
         if self._closed:
             raise EngineError("the engine was closed")
-        self._enter_loop()
         sequence = self._start(checked_request(request, self.capabilities))
+        self._begin_work()
         self._active.append(sequence)
-        self._wake.set()
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
         try:
             while True:
                 piece = await sequence.pieces.get()
@@ -111,8 +104,7 @@ class EmbeddedEngine(Engine):
                 if piece.finish_reason is not None:
                     return
         finally:
-            sequence.aborted = True
-            self._wake.set()
+            self._abort([sequence])
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
         """Return the model's logprob of each id after all before it, at temperature 1; NaN for the first."""
@@ -123,22 +115,17 @@ class EmbeddedEngine(Engine):
         return np.concatenate(([np.nan], scored)).astype(np.float32)
 
     async def abort(self, request_id: str) -> None:
-        self._enter_loop()
-        for sequence in self._active:
-            sequence.aborted = sequence.aborted or sequence.request.request_id == request_id
-        self._wake.set()
+        self._abort([one for one in self._active if one.request.request_id == request_id])
 
     async def pause(self) -> None:
         """Stop before the next step; the current one has ended when this returns."""
-        self._enter_loop()
         self._paused = True
-        async with self._stepping:
-            pass
+        if worker := self._current_worker():
+            await asyncio.wait([worker])
 
     async def resume(self) -> None:
-        self._enter_loop()
         self._paused = False
-        self._wake.set()
+        self._begin_work()
 
     async def update_weights(
         self, weights: str | Path | Mapping[str, Any] | PocketModel, *, version: str | int
@@ -152,47 +139,47 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"the weights of {version!r} cannot be used: {error}") from error
         if (weights.vocabulary_size, weights.longest) != (now.vocabulary_size, now.longest):
             raise EngineError(f"the weights of {version!r} cannot be used: they are of another model")
-        await self.reset_prefix_cache(weights, version)
+        self._model, self.version = weights, version
+        await self.reset_prefix_cache()
 
     async def set_version(self, version: str | int) -> None:
         self.version = protocol.checked_version(version)
 
-    async def reset_prefix_cache(self, model: PocketModel | None = None, version: str | int | None = None) -> None:
-        """Empty the cache between two steps, and change to other weights if there are any."""
-        self._enter_loop()
-        async with self._stepping:
-            if model is not None and version is not None:
-                self._model, self.version = model, version
-            self._sessions.clear()
-            for sequence in self._active:
-                sequence.cache.truncate(0)
-                sequence.cached = 0
+    async def reset_prefix_cache(self) -> None:
+        """Give all requests new caches: a step under way still writes to the old ones."""
+        self._sessions.clear()
+        for sequence in self._active:
+            sequence.cache, sequence.cached = self._model.new_cache(), 0
 
     async def close(self) -> None:
-        self._enter_loop()
         self._closed = True
-        if self._worker is not None:
-            self._worker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._worker
         self._fail(self._active, "the engine was closed")
+        await self.pause()
         self._sessions.clear()
 
     # -- the work
 
-    def _enter_loop(self) -> None:
-        """Move to the running event loop. Raises EngineError while another one runs."""
-        earlier, now = self._loop, asyncio.get_running_loop()
-        if earlier is now:
-            return
-        if earlier is not None and earlier.is_running():
-            raise EngineError("the embedded engine is in use by another running event loop: make one engine for each")
-        if earlier is not None and not earlier.is_closed():  # it may run again, with requests that wait
-            self._fail(self._active, "the embedded engine has moved to another event loop")
-            if self._worker is not None:
-                self._worker.cancel()
-        self._loop, self._active, self._worker = now, [], None
-        self._wake, self._stepping = asyncio.Event(), asyncio.Lock()
+    def _current_worker(self) -> asyncio.Task[None] | None:
+        """Return the worker of this event loop. Raises EngineError if another loop has one."""
+        worker = self._worker
+        if worker is None or worker.done() or worker.get_loop().is_closed():
+            return None
+        if worker.get_loop() is not asyncio.get_running_loop():
+            raise EngineError("the embedded engine is in use by another event loop: make one engine for each")
+        return worker
+
+    def _begin_work(self) -> None:
+        if self._worker is not None and self._worker.get_loop().is_closed():
+            self._active = []  # nobody waits for these any more
+        if not self._current_worker():
+            self._worker = asyncio.create_task(self._work())
+
+    def _abort(self, sequences: Sequence[_Sequence]) -> None:
+        """End requests, between two steps."""
+        for sequence in sequences:
+            sequence.aborted = True
+        if not self._current_worker():
+            self._finish_aborted()
 
     def _start(self, request: GenerateRequest) -> _Sequence:
         prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
@@ -205,23 +192,25 @@ class EmbeddedEngine(Engine):
         return _Sequence(request, prompt, np.random.default_rng(seed), cache, cached, stops)
 
     async def _work(self) -> None:
+        """Sample for all requests until none is left, or the engine is paused."""
         while True:
-            self._wake.clear()
-            for sequence in [one for one in self._active if one.aborted]:
-                self._finish(sequence, Delta(np.zeros(0, np.int32), np.zeros(0, np.float32)), FinishReason.ABORT)
+            self._finish_aborted()
             if self._paused or not self._active:
-                await self._wake.wait()
+                return
+            model, version, batch = self._model, self.version, list(self._active)
+            try:
+                deltas = await asyncio.to_thread(_step, model, batch, [one.cache for one in batch])
+            except Exception as error:
+                self._fail(batch, f"the embedded model failed: {error}")
                 continue
-            async with self._stepping:
-                batch, version = list(self._active), self.version
-                try:
-                    deltas = await asyncio.to_thread(_step, self._model, batch)
-                except Exception as error:
-                    self._fail(batch, f"the embedded model failed: {error}")
-                    continue
+            if model is self._model:  # otherwise the step is made again, with the new weights
                 for sequence, delta in zip(batch, deltas, strict=True):
                     self._emit(sequence, delta, version)
             await asyncio.sleep(0)
+
+    def _finish_aborted(self) -> None:
+        for sequence in [one for one in self._active if one.aborted]:
+            self._finish(sequence, Delta(np.zeros(0, np.int32), np.zeros(0, np.float32)), FinishReason.ABORT)
 
     def _fail(self, sequences: Sequence[_Sequence], problem: str) -> None:
         for sequence in sequences:
@@ -255,9 +244,9 @@ class EmbeddedEngine(Engine):
             self._sessions.popitem(last=False)
 
 
-def _step(model: PocketModel, batch: Sequence[_Sequence]) -> list[Delta]:
-    unread = [one.stream()[one.cache.length :] for one in batch]
-    rows = model.extend([one.cache for one in batch], unread)
+def _step(model: PocketModel, batch: Sequence[_Sequence], caches: Sequence[Cache]) -> list[Delta]:
+    unread = [one.stream()[cache.length :] for one, cache in zip(batch, caches, strict=True)]
+    rows = model.extend(caches, unread)
     return [_sample(logits, sequence) for sequence, logits in zip(batch, rows, strict=True)]
 
 

@@ -38,6 +38,7 @@ _QUOTED: Final = 300
 """How many characters of a server's message an error quotes."""
 _ERROR_BYTES: Final = 1 << 16
 _EVENT_BYTES: Final = 16 << 20
+_CONNECTIONS: Final = 1000
 _CONNECT_SECONDS: Final = 10.0
 _BACKOFF: Final = Backoff(0.5, 30.0)
 _LONGEST_RETRY_AFTER: Final = 120.0
@@ -60,7 +61,6 @@ class HTTPSettings:
     """The longest silence. A whole answer is silent until the last token is sampled."""
     total_timeout: float | None = 3600.0
     """For one try, from the wait for a free connection to the last byte."""
-    connections: int | None = 1000
     retries: int = 5
     longest_answer: int | None = 64 << 20
     """Bytes: about 100 per sampled token, and 7 per id of an echoed prompt."""
@@ -72,8 +72,6 @@ class HTTPSettings:
             limit(name, getattr(self, name), error=EngineError)
         limit("longest_answer", self.longest_answer, unit="bytes", error=EngineError)
         whole("retries", self.retries, least=0, most=2**31, error=EngineError)
-        if self.connections is not None:
-            whole("connections", self.connections, least=1, most=2**31, error=EngineError)
         if not isinstance(self.headers, Mapping):
             raise EngineError(f"headers must be a mapping of names to values, not {type(self.headers).__name__}")
         for name, value in self.headers.items():
@@ -155,7 +153,7 @@ class Connection:
         try:
             self._client: Final = httpx2.AsyncClient(
                 headers={**headers, "Accept-Encoding": "identity"},
-                limits=httpx2.Limits(max_connections=self.settings.connections, max_keepalive_connections=None),
+                limits=httpx2.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=None),
                 timeout=httpx2.Timeout(connect=_CONNECT_SECONDS, read=silence, write=silence, pool=None),
                 transport=transport,
                 trust_env=False,
@@ -193,7 +191,7 @@ class Connection:
         self, path: str, body: bytes, kind: Any, new_reader: Callable[[], AnswerReader]
     ) -> AsyncGenerator[Delta]:
         """Yield the pieces of a streamed answer, whose events are of `kind`. Closing the iterator ends the request."""
-        with _errors_at(f"{self.base_url}{path}"):
+        with errors_at(f"{self.base_url}{path}"):
             for tries in count(1):
                 reader, events, started = new_reader(), EventReader(), False
                 try:
@@ -228,7 +226,7 @@ class Connection:
 
     async def _request(self, method: str, path: str, body: bytes | None, kind: Any) -> Any:
         longest = self.settings.longest_answer
-        with _errors_at(f"{self.base_url}{path}"):
+        with errors_at(f"{self.base_url}{path}"):
             tries = 0
             while True:
                 tries, answer = tries + 1, bytearray()
@@ -338,12 +336,13 @@ class Connection:
 
 
 @contextmanager
-def _errors_at(where: str) -> Iterator[None]:
+def errors_at(where: str) -> Iterator[None]:
     """Let errors begin with the address."""
     try:
         yield
     except EngineError as error:
-        error.args = (f"{where}: {error}",)
+        if not str(error).startswith(where):
+            error.args = (f"{where}: {error}",)
         raise
 
 

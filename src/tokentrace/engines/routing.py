@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
@@ -28,43 +28,40 @@ class CircuitState(StrEnum):
     """It failed a while ago; the next request tries it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Circuit:
-    """The state of one endpoint of a router."""
-
-    name: str
-    state: CircuitState
-    running: int
-    failed: int
-    """Requests that fail together count once."""
-    cooldown: float
-    """Seconds until it is tried again."""
-
-    def __str__(self) -> str:
-        pause = f" for {self.cooldown:.0f} s" if self.state is CircuitState.OPEN else ""
-        failed = f", failed {self.failed:,} time{'s' if self.failed > 1 else ''}" if self.failed else ""
-        return f"{self.name} {self.state}{pause}{failed}"
-
-    def described(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "cooldown"}
-
-
 @dataclass(slots=True, eq=False)
-class _Endpoint:
+class Circuit:
+    """One endpoint of a router, and its state."""
+
     engine: Engine
-    number: int
     name: str
+    clock: Callable[[], float]
     running: int = 0
-    sessions: int = 0
+    started: int = 0
+    """Requests so far: they tell endpoints apart that are equally busy."""
     failed: int = 0
+    """Requests that fail together count once."""
     failures: int = 0
     """How often it failed since it last answered."""
     open_until: float = 0.0
 
-    def circuit(self, now: float) -> Circuit:
-        cooldown = max(0.0, self.open_until - now)
-        state = CircuitState.OPEN if cooldown else CircuitState.HALF_OPEN if self.failures else CircuitState.CLOSED
-        return Circuit(self.name, state, self.running, self.failed, cooldown)
+    @property
+    def cooldown(self) -> float:
+        """Seconds until it is tried again."""
+        return max(0.0, self.open_until - self.clock())
+
+    @property
+    def state(self) -> CircuitState:
+        if self.cooldown:
+            return CircuitState.OPEN
+        return CircuitState.HALF_OPEN if self.failures else CircuitState.CLOSED
+
+    def __str__(self) -> str:
+        pause = f" for {self.cooldown:.0f} s" if self.cooldown else ""
+        failed = f", failed {self.failed:,} time{'s' if self.failed > 1 else ''}" if self.failed else ""
+        return f"{self.name} {self.state}{pause}{failed}"
+
+    def described(self) -> dict[str, Any]:
+        return {"name": self.name, "state": self.state, "running": self.running, "failed": self.failed}
 
 
 class Router(Engine):
@@ -85,18 +82,13 @@ class Router(Engine):
         if names and len(names) != len(engines):
             raise EngineError(f"there are {len(names)} names for {len(engines)} engines")
         labels = names or [f"endpoint {number}" for number in range(len(engines))]
-        self._endpoints: Final = [_Endpoint(one, at, labels[at]) for at, one in enumerate(engines)]
-        self._clock: Final = clock
-        self._groups: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
-        self._homes: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
+        self.circuits: Final = [Circuit(engine, name, clock) for engine, name in zip(engines, labels, strict=True)]
+        self._groups: Final[OrderedDict[str, Circuit]] = OrderedDict()
+        self._homes: Final[OrderedDict[str, Circuit]] = OrderedDict()
         self.version = _common({one.version for one in engines})
 
     def __repr__(self) -> str:
         return f"Router({', '.join(map(str, self.circuits))})"
-
-    @property
-    def circuits(self) -> list[Circuit]:
-        return [one.circuit(self._clock()) for one in self._endpoints]
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         failures: list[EngineUnavailable] = []
@@ -120,7 +112,7 @@ class Router(Engine):
         raise _all_failed(failures)
 
     async def check(self) -> None:
-        done = await asyncio.gather(*(one.engine.check() for one in self._endpoints), return_exceptions=True)
+        done = await asyncio.gather(*(one.engine.check() for one in self.circuits), return_exceptions=True)
         failures = [error for error in done if isinstance(error, EngineUnavailable)]
         if len(failures) == len(done):
             raise _all_failed(failures)
@@ -151,21 +143,20 @@ class Router(Engine):
     async def _everywhere(
         self, method: str, *args: Any, ignore: type[Exception] | tuple[()] = (), **options: Any
     ) -> None:
-        calls = (getattr(one.engine, method)(*args, **options) for one in self._endpoints)
+        calls = (getattr(one.engine, method)(*args, **options) for one in self.circuits)
         done = await asyncio.gather(*calls, return_exceptions=True)
-        pairs = zip(self._endpoints, done, strict=True)
+        pairs = zip(self.circuits, done, strict=True)
         problems = [f"{one.name}: {error}" for one, error in pairs if error and not isinstance(error, ignore)]
         if problems:
             raise EngineError(f"{method} failed at {len(problems)} of {len(done)}: {'; '.join(problems)}")
-        self.version = _common({one.engine.version for one in self._endpoints})
+        self.version = _common({one.engine.version for one in self.circuits})
 
-    def _candidates(self, request: GenerateRequest) -> Iterator[_Endpoint]:
+    def _candidates(self, request: GenerateRequest) -> Iterator[Circuit]:
         """Yield each endpoint once, the best first; each is chosen when it is its turn."""
-        remaining = list(self._endpoints)
+        remaining = list(self.circuits)
         home = self._homes.get(request.session) if request.session is not None else None
         while remaining:
-            now = self._clock()
-            awake = [one for one in remaining if one.open_until <= now]
+            awake = [one for one in remaining if not one.cooldown]
             if home is not None and home in awake:
                 chosen = home
             elif awake:
@@ -175,19 +166,19 @@ class Router(Engine):
             remaining.remove(chosen)
             yield chosen
 
-    def _least_busy(self, awake: Sequence[_Endpoint], group: str | None) -> _Endpoint:
+    def _least_busy(self, awake: Sequence[Circuit], group: str | None) -> Circuit:
         """Return the idlest endpoint, or that of the group while it is not too far ahead."""
-        chosen = min(awake, key=lambda one: (one.running, one.sessions, one.number))
+        chosen = min(awake, key=lambda one: (one.running, one.started))
         if group is not None:
-            current = self._groups.get(group)
-            if current in awake and current is not None and current.running < chosen.running + GROUP_LEAD:
+            current = self._groups.get(group, chosen)
+            if current in awake and current.running < chosen.running + GROUP_LEAD:
                 chosen = current
             _remember(self._groups, group, chosen)
         return chosen
 
     @contextmanager
     def _attempt(
-        self, endpoint: _Endpoint, request: GenerateRequest, failures: list[EngineUnavailable]
+        self, endpoint: Circuit, request: GenerateRequest, failures: list[EngineUnavailable]
     ) -> Iterator[Callable[[], None]]:
         """Run a request; the body calls the yielded function once it is answered."""
         failed_before, started = endpoint.failed, False
@@ -200,30 +191,29 @@ class Router(Engine):
                 endpoint.open_until = 0.0
 
         if request.session is not None:
-            endpoint.sessions += 1
-            for left in (self._homes.get(request.session), _remember(self._homes, request.session, endpoint)):
-                if left is not None:
-                    left.sessions -= 1
+            _remember(self._homes, request.session, endpoint)
+        endpoint.started += 1
         endpoint.running += 1
         try:
             yield answered
         except EngineUnavailable as error:
             if started:
                 raise
-            if endpoint.open_until <= self._clock():  # when it dies, all its requests fail: that is one failure
+            if not endpoint.cooldown:  # when it dies, all its requests fail: that is one failure
                 endpoint.failures += 1
                 endpoint.failed += 1
-                endpoint.open_until = self._clock() + _COOLDOWN.after(endpoint.failures)
+                endpoint.open_until = endpoint.clock() + _COOLDOWN.after(endpoint.failures)
             failures.append(error)
         finally:
             endpoint.running -= 1
 
 
-def _remember(homes: OrderedDict[str, _Endpoint], name: str, endpoint: _Endpoint) -> _Endpoint | None:
-    """Note the endpoint of a session or a group. Returns that of the oldest one, if it is dropped."""
+def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) -> None:
+    """Note the endpoint of a session or a group, and forget the oldest."""
     homes[name] = endpoint
     homes.move_to_end(name)
-    return homes.popitem(last=False)[1] if len(homes) > _REMEMBERED else None
+    if len(homes) > _REMEMBERED:
+        homes.popitem(last=False)
 
 
 def _agreed(engines: Sequence[Capabilities]) -> Capabilities:

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from . import protocol
 from .answers import AnswerReader, EngineReply, StopFinder, TokenBytes, answered_ids, checked_request
 from .channels import TOP_LOGPROBS
 from .errors import EngineAnswerError
-from .protocol import OPTIONAL, Capabilities, Channels, Delta, Engine, GenerateRequest, Logprobs, SamplingParams
+from .protocol import OPTIONAL, Capabilities, Delta, Engine, GenerateRequest, SamplingParams
 
 _TOP_LOGPROBS: Final = 20
 
@@ -43,16 +42,8 @@ class CallbackEngine(Engine):
         yield reader.close()
 
 
-class Sampled(NamedTuple):
-    """Ids with their logprobs, and channels with one entry per id."""
-
-    ids: Sequence[int] | Ids
-    logprobs: Sequence[float] | Logprobs
-    channels: Channels = MappingProxyType({})
-
-
-Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | Sampled]
-"""Returns the ids that follow a prompt, or a `Sampled`."""
+Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | EngineReply]
+"""Returns the ids that follow a prompt, or a reply with logprobs and channels."""
 
 
 class ScriptedEngine(Engine):
@@ -60,7 +51,7 @@ class ScriptedEngine(Engine):
 
     Ids without logprobs get ``-1.0`` each; missing top logprobs are invented. A stream's pieces have `piece` ids, 0 for
     all in one; `latency` is awaited before each. `version` names the weights. `token_bytes` spells each id, for stop
-    texts. `requests` holds all requests, unless `record` is off.
+    texts. `requests` holds all requests.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()
@@ -76,7 +67,6 @@ class ScriptedEngine(Engine):
         piece: int = 0,
         latency: Callable[[int], Awaitable[None]] | None = None,
         version: str | int | None = None,
-        record: bool = True,
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         token_bytes: TokenBytes | None = None,
     ) -> None:
@@ -98,7 +88,7 @@ class ScriptedEngine(Engine):
         self.requests: Final[list[GenerateRequest]] = []
         self.version = version
         self._token_bytes, self._script, self._size = token_bytes, script, piece
-        self._latency, self._record = latency, record
+        self._latency = latency
         self._resumed: Final = asyncio.Event()
         self._resumed.set()
         self._running: Final[set[str]] = set()
@@ -127,8 +117,7 @@ class ScriptedEngine(Engine):
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
         prompt = np.asarray(request.prompt_ids, np.int32)
-        if self._record:
-            self.requests.append(replace(request, prompt_ids=prompt.copy()))
+        self.requests.append(replace(request, prompt_ids=prompt.copy()))
         name, reply = request.request_id or "", self._answer(prompt, request.sampling)
         reader, spans, count = AnswerReader(request, self.capabilities), list[VersionSpan](), len(reply.ids)
         size = self._size or count or 1
@@ -158,13 +147,11 @@ class ScriptedEngine(Engine):
 
     def _answer(self, prompt: Ids, sampling: SamplingParams) -> EngineReply:
         result = self._script(prompt, sampling)
-        sampled = result if isinstance(result, Sampled) else None
-        values = items("the script's ids", result if sampled is None else sampled.ids, EngineAnswerError)
-        ids = answered_ids(values, None).tolist()
-        logprobs, channels, count = [-1.0] * len(ids), dict[str, Sequence[Any]](), sampling.top_logprobs
-        if sampled is not None:
-            logprobs = items("the script's logprobs", sampled.logprobs, EngineAnswerError)
-            channels = dict(sampled.channels)
+        reply = result if isinstance(result, EngineReply) else EngineReply(result, None)
+        ids, channels, count = answered_ids(reply.ids, None).tolist(), dict(reply.channels), sampling.top_logprobs
+        logprobs = [-1.0] * len(ids)
+        if reply.logprobs is not None:
+            logprobs = items("the script's logprobs", reply.logprobs, EngineAnswerError)
         protocol.check_channels({**channels, "logprobs": logprobs}, len(ids))
         if count and TOP_LOGPROBS not in channels:
             size = self.capabilities.vocab_size or INT32_MAX

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..errors import brief
+from .adapter import connecting
 from .errors import EngineAnswerError, EngineError, EngineRefusal
 from .http import Connection, HTTPSettings, public_address
 from .llamacpp import LlamaCppEngine
@@ -13,14 +14,12 @@ from .routing import Router
 from .sglang import SGLangEngine
 from .vllm import VLLMEngine
 
-_ADAPTERS: Final[dict[str, Any]] = {"vllm": VLLMEngine, "sglang": SGLangEngine, "llamacpp": LlamaCppEngine}
-_NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
-_SIGNATURES: Final = {
-    "sglang": ("/get_model_info", "model_path"),
-    "llamacpp": ("/props", "default_generation_settings"),
-    "vllm": ("/version", "version"),
+_ADAPTERS: Final[dict[str, tuple[str, Any, str, str]]] = {
+    "sglang": ("SGLang", SGLangEngine, "/get_model_info", "model_path"),
+    "llamacpp": ("llama.cpp", LlamaCppEngine, "/props", "default_generation_settings"),
+    "vllm": ("vLLM", VLLMEngine, "/version", "version"),
 }
-"""A path and a field of its answer. Others know ``/version`` too, so vLLM is last."""
+"""A title, the adapter, a path and a field of its answer. Others know ``/version`` too, so vLLM is last."""
 
 
 async def connect(
@@ -51,32 +50,26 @@ async def connect(
 
 
 async def _connected(address: str, kind: str, settings: HTTPSettings | None, options: dict[str, Any]) -> Engine:
-    connection = Connection(address, settings)
-    try:
-        name = await _detect(connection) if kind == "auto" else kind
-        unknown = sorted(set(options) - set(inspect.signature(_ADAPTERS[name].connect).parameters))
+    async with connecting(address, settings) as connection:
+        title, adapter, *_ = _ADAPTERS[await _detect(connection) if kind == "auto" else kind]
+        unknown = sorted(set(options) - set(inspect.signature(adapter.connect).parameters))
         if unknown:
-            raise EngineError(f"{_NAMES[name]} has no setting {', '.join(unknown)}; leave it out")
-        engine: Engine = await _ADAPTERS[name].connect(connection, **options)
+            raise EngineError(f"{title} has no setting {', '.join(unknown)}; leave it out")
+        engine: Engine = await adapter.connect(connection, **options)
         return engine
-    except BaseException as error:
-        await connection.close()
-        if isinstance(error, EngineError) and not str(error).startswith(connection.base_url):
-            error.args = (f"{connection.base_url}: {error}",)
-        raise
 
 
 async def _detect(connection: Connection) -> str:
     tried = []
-    for kind, (path, field) in _SIGNATURES.items():
+    for kind, (title, _, path, field) in _ADAPTERS.items():
         try:
             answer = await connection.get(path)
         except (EngineRefusal, EngineAnswerError) as error:
-            tried.append(f"{_NAMES[kind]}: {str(error).removeprefix(connection.base_url)}")
+            tried.append(f"{title}: {str(error).removeprefix(connection.base_url)}")
             continue
         if isinstance(answer, dict) and field in answer:
             return kind
-        tried.append(f"{_NAMES[kind]}: {path}: the answer has no {field}")
+        tried.append(f"{title}: {path}: the answer has no {field}")
     raise EngineError(
         f"no known engine answers here. Tried {'; '.join(tried)}. Use the address of the engine's own server, without "
         "/v1 and with no gateway in front of it, or name the engine"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
@@ -27,7 +27,6 @@ from .protocol import OPTIONAL, Capabilities, GenerateRequest, Logprobs, Samplin
 GENERATE: Final = "/generate"
 _TOP_LOGPROBS: Final = 20
 """SGLang has no limit."""
-PauseMode = Literal["in_place", "retract", "abort"]
 
 # -- answers
 
@@ -87,13 +86,8 @@ class SGLangEngine(HTTPEngine):
     version_fields: ClassVar[dict[str, Any]] = {"abort_all_requests": False}
     no_weights = "this SGLang does not report its weights (weight_version): use a newer one"
 
-    def __init__(
-        self, connection: Connection, capabilities: Capabilities, *, pause_mode: PauseMode = "in_place"
-    ) -> None:
-        super().__init__(connection, capabilities)
-        self._pause_mode: Final = pause_mode
-        self._experts: int | None = 0
-        """Experts per position, of all layers; 0 if they are not requested, None if their number is unknown."""
+    _experts: int | None = 0
+    """Experts per position, of all layers; 0 if they are not requested, None if their number is unknown."""
 
     @classmethod
     async def connect(
@@ -102,15 +96,13 @@ class SGLangEngine(HTTPEngine):
         *,
         vocab_size: int | None = None,
         logprobs: LogprobKind | str | None = None,
-        pause_mode: PauseMode = "in_place",
         routed_experts: bool = False,
         settings: HTTPSettings | None = None,
     ) -> SGLangEngine:
         """Find out what a server can do; some single tokens are sampled for that.
 
         `vocab_size` is required unless the server reports it, which few do. `logprobs` skips the probe of their kind,
-        usually ``SCALED``. `pause_mode` is what happens to requests under way: they wait and keep what they have
-        computed (``"in_place"``), have it computed again (``"retract"``), or end with ``ABORT``.
+        usually ``SCALED``.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)
@@ -124,7 +116,7 @@ class SGLangEngine(HTTPEngine):
             models: Models = await connection.find("/v1/models", Models) or Models()
             card = models.data[0] if models.data else ModelCard()
             lengths = (card.max_model_len, server.context_length, server.max_total_num_tokens)
-            engine = cls(connection, Capabilities("sglang"), pause_mode=pause_mode)
+            engine = cls(connection, Capabilities("sglang"))
             reply = await engine._probe(0, SamplingParams(1))
             engine.capabilities = Capabilities(
                 engine="sglang",
@@ -162,7 +154,7 @@ class SGLangEngine(HTTPEngine):
         await self._order("/abort_request", {"rid": _rid(request_id)})
 
     async def pause(self) -> None:
-        await self._order("/pause_generation", {"mode": self._pause_mode})
+        await self._order("/pause_generation", {"mode": "in_place"})
 
     async def resume(self) -> None:
         await self._order("/continue_generation", {})
@@ -170,7 +162,7 @@ class SGLangEngine(HTTPEngine):
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
         """Load from a folder on the server, and empty the cache.
 
-        SGLang finishes requests under way first. If they wait ``"in_place"``, it refuses to empty the cache.
+        SGLang finishes requests under way first. While it is paused, it refuses to empty the cache.
         """
         name, folder = str(checked_version(version)), self._check_weights(weights)
         order = {"model_path": folder, "weight_version": name, "flush_cache": True}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from msgspec import Raw, Struct
@@ -31,7 +31,6 @@ _ABORT_PREFIX: Final = "generate-tokens-"
 _TOKEN_ID: Final = "token_id:"
 _MAX_LOGPROBS: Final = 20
 """The default of vLLM's ``--max-logprobs``."""
-PauseMode = Literal["keep", "wait", "abort"]
 
 # -- answers
 
@@ -93,18 +92,11 @@ class VLLMEngine(HTTPEngine):
     no_weights = "vLLM loads other weights only if it was started with VLLM_SERVER_DEV_MODE=1 and has /weight_info"
 
     def __init__(
-        self,
-        connection: Connection,
-        capabilities: Capabilities,
-        *,
-        path: str = GENERATE,
-        check_echo: bool = True,
-        pause_mode: PauseMode = "keep",
+        self, connection: Connection, capabilities: Capabilities, *, path: str = GENERATE, check_echo: bool = True
     ) -> None:
         super().__init__(connection, capabilities)
         self.path, self.prompt_field = path, "token_ids" if path == GENERATE else "prompt"
         self.check_echo = check_echo
-        self._pause_mode: Final = pause_mode
 
     @classmethod
     async def connect(
@@ -115,14 +107,12 @@ class VLLMEngine(HTTPEngine):
         vocab_size: int | None = None,
         logprobs: LogprobKind | str | None = None,
         check_echo: bool = True,
-        pause_mode: PauseMode = "keep",
         settings: HTTPSettings | None = None,
     ) -> VLLMEngine:
         """Find out what a server can do; some single tokens are sampled for that.
 
         `model` is required if several are served. `vocab_size` lets ids be checked, `logprobs` skips the probe of their
-        kind. Without `check_echo` only the length of the prompt that the server read is compared. `pause_mode` is what
-        happens to requests under way: they wait (``"keep"``), finish first (``"wait"``), or end with ``ABORT``.
+        kind. Without `check_echo` only the length of the prompt that the server read is compared.
         """
         async with connecting(base_url, settings) as connection:
             cards = {card.id: card for card in (await connection.get("/v1/models", Models)).data}
@@ -147,13 +137,13 @@ class VLLMEngine(HTTPEngine):
                 sampling=frozenset(OPTIONAL),
                 weights=paused is not None and weights is not None,
             )
-            engine = cls(connection, capabilities, check_echo=check_echo, pause_mode=pause_mode)
+            engine = cls(connection, capabilities, check_echo=check_echo)
             try:
                 reply = await engine._probe(0, SamplingParams(1))
             except EngineRefusal as error:
                 if error.status not in (403, 404, 405):
                     raise
-                engine = cls(connection, capabilities, path=COMPLETIONS, check_echo=check_echo, pause_mode=pause_mode)
+                engine = cls(connection, capabilities, path=COMPLETIONS, check_echo=check_echo)
                 reply = await engine._probe(0, SamplingParams(1))
             engine.capabilities = replace(
                 capabilities,
@@ -183,7 +173,7 @@ class VLLMEngine(HTTPEngine):
         await self._order("/inference/v1/abort_requests", {"request_ids": [_ABORT_PREFIX + request_id]})
 
     async def pause(self) -> None:
-        await self._switch(f"/pause?mode={self._pause_mode}&clear_cache=false")
+        await self._switch("/pause?mode=keep&clear_cache=false")
 
     async def resume(self) -> None:
         await self._switch("/resume")

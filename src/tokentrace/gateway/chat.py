@@ -63,7 +63,7 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
     with wire.naming_fields(first=past.items):
-        new = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
+        new = check_messages(from_openai(body.messages or []), is_role=lambda _: True)
     messages = [*past.messages, *new]
     continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
     if continued and prompted:

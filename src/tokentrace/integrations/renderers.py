@@ -3,13 +3,12 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sized
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
 from ..conversation.messages import Messages
-from ..errors import InputError, brief
 from ..parsing.response import CallStatus, PartKind
 from ..parsing.response import ParsedToolCall as OurCall
 from ..rendering.factory import create_renderer
@@ -97,7 +96,6 @@ class TokentraceRenderer:
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Any:
         """The ids with renderers' masks: a token of an assistant is content where it is sampled."""
-        refuse_media(messages)
         rendered = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         spoken = [at for at, message in enumerate(messages) if message["role"] != "assistant"]
         content = rendered.select(field="content") & np.isin(rendered.messages, spoken) | rendered.mask
@@ -105,24 +103,23 @@ class TokentraceRenderer:
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
-        refuse_media(messages)
         return self.renderer.render_ids(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def bridge_to_next_turn(
         self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
     ) -> Any:
         """The stream and the new messages; None if it cannot be proven."""
-        refuse_media(new_messages)
-        if not new_messages or reject_assistant_in_extension(new_messages):
+        new = self.renderer.check_messages(new_messages) if new_messages else []
+        if not new or reject_assistant_in_extension(new):
             return None
-        if self.config.thinking_retention == "tool_cycle" and any(m.get("role") == "user" for m in new_messages):
+        if self.config.thinking_retention == "tool_cycle" and any(m["role"] == "user" for m in new):
             return None
         stream = (previous_prompt_ids, previous_completion_ids)
-        bridged = self.renderer.bridge_to_next_turn(*stream, new_messages, tools=tools)
+        bridged = self.renderer.bridge_to_next_turn(*stream, new, tools=tools)
         if bridged is None:
             return None
         content = (bridged.kinds == Kind.CONTEXT) & (bridged.messages >= 0)
-        return _rendered(bridged.token_ids, new_messages, bridged.messages.tolist(), [False] * len(bridged), content)
+        return _rendered(bridged.token_ids, new, bridged.messages.tolist(), [False] * len(bridged), content)
 
     def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
         """Parse a completion. Without prompt ids it is read as after the template's own prompt."""
@@ -182,16 +179,3 @@ def _rendered(ids: list[int], messages: Any, indices: list[int], sampled: list[b
         message_roles=[message["role"] for message in messages],
         message_tool_names=extract_message_tool_names(messages),
     )
-
-
-def refuse_media(messages: Any) -> None:
-    """Raise InputError for images, videos and audio."""
-    for at, message in enumerate(messages if isinstance(messages, Sequence) else ()):
-        if not isinstance(message, Mapping):
-            raise InputError(f"a message is a mapping with a role, not {brief(message)}", message=at)
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            kind = str(part.get("type")) if isinstance(part, Mapping) else ""
-            if any(word in kind for word in ("image", "video", "audio")):
-                problem = f"a part of type {kind!r}: only text is rendered; use renderers' own class for images"
-                raise InputError(problem, message=at, field="content")

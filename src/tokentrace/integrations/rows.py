@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError
+from ..errors import SampleError, brief
 from ..rollout.ends import FAILED_ENDS
 from ..rollout.patience import Patience
 from ..rollout.record import Rollout, Task
@@ -63,7 +63,7 @@ async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patienc
 class PromptResponse:
     """A row in two parts: the response goes from its first sampled token to the last that carries loss.
 
-    `response_logprobs` are 0.0 where nothing was sampled; None if the engine returned none.
+    `response_logprobs` are 0.0 where nothing was sampled; None if nobody asked for them.
     """
 
     prompt_ids: list[int]
@@ -72,13 +72,13 @@ class PromptResponse:
     response_logprobs: list[float] | None
 
 
-def prompt_response(sample: Sample) -> PromptResponse:
-    """A row as prompt and response. Raises SampleError without loss."""
+def prompt_response(sample: Sample, *, logprobs: bool = True) -> PromptResponse:
+    """A row as prompt and response. Raises SampleError without loss, or without `logprobs`."""
     sample = without_tail(sample)
     first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
-    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[first:].tolist()
+    values = filled_logprobs(sample)[first:].tolist() if logprobs else None
     ids = sample.token_ids
-    return PromptResponse(ids[:first], ids[first:], sample.mask[first:].astype(int).tolist(), logprobs)
+    return PromptResponse(ids[:first], ids[first:], sample.mask[first:].astype(int).tolist(), values)
 
 
 def without_tail(sample: Sample) -> Sample:
@@ -97,6 +97,16 @@ def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
     if len(missing):
         raise SampleError(f"{sample!r}: token {missing[0]} carries loss and has no logprob")
     return np.nan_to_num(sample.logprobs, nan=0.0)
+
+
+def weight_versions(sample: Sample) -> npt.NDArray[np.int64]:
+    """The version of the weights that sampled each token, -1 if unknown. Raises SampleError if it is a name."""
+    versions = np.full(len(sample), -1, np.int64)
+    for span in sample.versions:
+        if isinstance(span.version, str):
+            raise SampleError(f"{sample!r}: this trainer numbers weights, and one version is {brief(span.version)}")
+        versions[span.start : span.stop] = -1 if span.version is None else span.version
+    return versions
 
 
 _WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}

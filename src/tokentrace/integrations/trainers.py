@@ -24,7 +24,7 @@ from ..errors import InputError, SampleError, brief
 from ..rollout.ends import FAILED_ENDS, End
 from ..rollout.record import Rollout, Task
 from ..samples.sample import Sample
-from ..samples.trajectories import Advantage, trajectory_samples
+from ..samples.trajectories import Advantage, owned_turns, trajectory_samples
 from ..tokens.ids import runs
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
@@ -36,6 +36,7 @@ from .rows import (
     prompt_response,
     reward_of,
     warn_of_other_distribution,
+    weight_versions,
     without_tail,
 )
 
@@ -92,12 +93,6 @@ def sampling_of(
 # -- rows
 
 
-def _row(sample: Sample) -> PromptResponse:
-    """A row with all logprobs. Raises SampleError."""
-    filled_logprobs(sample)
-    return prompt_response(sample)
-
-
 def _rows(
     rollout: Rollout, failed_reward: float | None, trainer: str, *, several: bool
 ) -> tuple[list[PromptResponse], float | None]:
@@ -105,11 +100,11 @@ def _rows(
     if failed is not None:
         return [failed], failed_reward
     samples = trajectory_samples(rollout.trajectory) if several else [only_sample(rollout.trajectory)]
-    return [_row(sample) for sample in samples], reward_of(rollout)
+    return [prompt_response(sample) for sample in samples], reward_of(rollout)
 
 
 def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
-    return any(row.response_mask) and rollout.per_turn[-1].finish_reason == "length"
+    return any(row.response_mask) and owned_turns(rollout.trajectory)[-1].finish_reason == "length"
 
 
 # -- slime
@@ -129,7 +124,7 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
         versions = [str(span.version) for span in sample.versions if span.version is not None]
         more = {"response": rollout.answer, "weight_versions": versions, "reward": rollout.reward}
         metadata = {**like.metadata, "branch": sample.branch}
-        samples.append(_slime_sample(like, _row(sample), rollout, metadata=metadata, **more))
+        samples.append(_slime_sample(like, prompt_response(sample), rollout, metadata=metadata, **more))
     return samples
 
 
@@ -240,18 +235,9 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
         "attention_mask": padded([np.ones(len(sample)) for sample in samples], torch.bool),
         "loss_mask": padded([sample.mask for sample in samples], torch.int32),
         "logprobs": padded([filled_logprobs(sample) for sample in samples], torch.float32),
-        "versions": padded([_areal_versions(sample) for sample in samples], torch.int32, -1),
+        "versions": padded([weight_versions(sample) for sample in samples], torch.int32, -1),
         "rewards": torch.full((len(samples),), reward, dtype=torch.float32),
     }
-
-
-def _areal_versions(sample: Sample) -> Any:
-    versions = np.full(len(sample), -1)
-    for span in sample.versions:
-        if isinstance(span.version, str):
-            raise SampleError(f"{sample!r}: AReaL numbers weights, and tokens are of version {brief(span.version)}")
-        versions[span.start : span.stop] = -1 if span.version is None else span.version
-    return versions
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:

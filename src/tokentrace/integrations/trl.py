@@ -181,10 +181,7 @@ class RolloutFunction(TrainerRollouts):
         row = finished.samples[0] if len(finished.samples) == 1 else self.one_of(finished.samples)
         check_temperature(row, trainer.args.temperature)
         warn_of_other_distribution(row, "TRL")
-        cut = prompt_response(row)
-        if cut.response_logprobs is None:
-            raise SampleError(f"{row!r} has no logprobs: the engine has to tell them")
-        return cut
+        return prompt_response(row)
 
 
 _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")

@@ -20,7 +20,7 @@ from ..rollout.batch import grouped
 from ..rollout.calling import together
 from ..rollout.record import Task
 from ..samples.sample import Sample
-from .rows import FinishedRollout, filled_logprobs
+from .rows import FinishedRollout, filled_logprobs, weight_versions
 from .trl import TrainerRollouts, check_temperature
 
 try:
@@ -179,11 +179,7 @@ def rollout_samples(
 
 
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
-    versions = np.full(len(row), -1, np.int64)
-    for span in row.versions:
-        if isinstance(span.version, int):
-            versions[span.start : span.stop] = span.version
-    trained = versions[row.mask]
+    trained = weight_versions(row)[row.mask]
     if (trained < 0).any():
         raise SampleError(f"{row!r}: the engine does not number the weights that sampled its tokens")
     return trained

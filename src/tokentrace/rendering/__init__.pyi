@@ -11,5 +11,4 @@ from .lost import Lost as Lost
 from .lost import LostPolicy as LostPolicy
 from .past import Past as Past
 from .rendered import RenderedTokens as RenderedTokens
-from .rendered import TokenSpan as TokenSpan
 from .renderer import Renderer as Renderer

@@ -39,16 +39,6 @@ class Token(NamedTuple):
     sampled: bool
 
 
-class TokenSpan(NamedTuple):
-    """Tokens ``start`` to ``stop`` (exclusive) that came from one field of one message."""
-
-    start: int
-    stop: int
-    message: int
-    role: str | None
-    field: str
-
-
 @dataclass(eq=False, repr=False)
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
@@ -166,11 +156,9 @@ class RenderedTokens(ShowsItself):
     def role(self, message: int) -> str | None:
         return str(self.conversation[message]["role"]) if message >= 0 else None
 
-    def spans(self) -> Iterator[TokenSpan]:
-        """All tokens, as spans of one message and one field, in order."""
-        for start, stop in segments(self.encoded.spans):
-            token = self[start]
-            yield TokenSpan(start, stop, token.message, token.role, token.field)
+    def spans(self) -> Iterator[tuple[int, int, Token]]:
+        """All tokens in order, as ranges of one message and one field: start, stop and the first token."""
+        return ((start, stop, self[start]) for start, stop in segments(self.encoded.spans))
 
     def select(
         self,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import marshal
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
 from ..parsing.marked import MarkedBytes
-from ..parsing.parser import StreamingParser, parse
+from ..parsing.parser import StreamingParser, read_turn
 from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
 from ..parsing.values import Tools
@@ -189,8 +188,10 @@ class Renderer:
         study, control = self.study(tools), self.tokenizer.vocabulary.control_pattern
         return check_messages(
             messages,
-            more_roles=study.template.constants,
-            any_role=lambda role: study.forms.prints_roles and not (control and control.search(role)),
+            is_role=lambda role: (
+                role in study.template.constants
+                or (study.forms.prints_roles and not (control and control.search(role)))
+            ),
         )
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
@@ -284,11 +285,6 @@ class Renderer:
 
     # -- parsing
 
-    def decode(self, token_ids: Any) -> str:
-        """The text of token ids, for people to read: never encode it again."""
-        size = self.tokenizer.vocabulary.size
-        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
-
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:
@@ -359,31 +355,27 @@ class Renderer:
             except TokentraceError:
                 continue
             for turn in rendered.turns[:1]:
-                prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
-                parsed = parse(compiled, rendered.ids[turn.start : turn.stop], prompt=prompt)
+                parsed = read_turn(compiled, rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start])
                 for part in misread_parts(rendered.rendering, parsed, compiled.grammar):
                     yield part, name
 
     # -- copies
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """A value that other modules compute once for this renderer. Its shallow copies share it."""
+        """A value that other modules compute once for this renderer; its silent twin shares it."""
         return self._cache.once(("other", key), make)
 
     def silent(self) -> Renderer:
         """This renderer without reports of lost text: for renders that the user did not ask for."""
-        other = copy.copy(self)
-        other.lost = LostPolicy.IGNORE
-        return self if self.lost is LostPolicy.IGNORE else other
+        if self.lost is LostPolicy.IGNORE:
+            return self
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), lost=LostPolicy.IGNORE)
+        return other
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
         """This renderer with other template variables beside its own."""
         return replace(self, template_kwargs={**self.template_kwargs, **variables})
-
-    def __copy__(self) -> Renderer:
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        return other
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings, without what was learned."""

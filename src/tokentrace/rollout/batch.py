@@ -193,7 +193,7 @@ async def run_rollouts(
         if store is None:
             return await agent.run(task, seed=seed, patience=waiting)
         under_way, notes = list[Rollout](), list[str]()
-        start = functools.partial(agent.run, task, grown=under_way.append, seed=seed, patience=waiting)
+        start = functools.partial(agent.run, task, started=under_way.append, seed=seed, patience=waiting)
         earlier = await asyncio.to_thread(store.recorded, task) if continue_aborted else None
         try:
             if earlier is not None:

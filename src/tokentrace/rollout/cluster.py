@@ -12,13 +12,13 @@ import inspect
 import json
 import math
 import platform
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..data.cluster import connected, import_ray
 from ..data.job import first_line
+from ..engines.errors import EngineUnavailable
 from ..errors import InputError, TokentraceError, brief
 from ..settings import whole
 from ..trajectory.trajectory import Trajectory
@@ -37,7 +37,7 @@ MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
 """Called once on each worker: returns its agent, and the tasks of the whole run, the same everywhere."""
 
 _SHARED: Final = "the configuration and all that it names must be on storage that all nodes share, under the same paths"
-_NO_NODE: Final = "all of its nodes have died or were removed; add one, or start Ray again and repeat the command"
+_NO_NODE: Final = "the Ray cluster has no node with a CPU; add one, or start Ray again and repeat the command"
 _DEATHS: Final = 3
 """Ray starts a dead worker again, and runs again what it had under way. A rollout that was under way in so many deaths
 runs in a worker of its own, to know which one kills workers; if it does so again, it has failed."""
@@ -74,7 +74,7 @@ async def run_rollouts_on_ray(
         count = cpus if workers is None else whole("workers", workers, least=1, error=InputError)
         seats = max(1, min(count, todo, concurrency))
         actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16)(RolloutActor)
-        crew = _Workers(ray, actor, (make, patience), chosen, notice, patience)
+        crew = _Workers(ray, actor, (make, patience), chosen, Patience(patience, notice=notice))
 
         async def run(number: int, task: Task, seed: int | None) -> Rollout:
             if store is not None:
@@ -99,8 +99,7 @@ class _Workers:
     actor: Any
     arguments: tuple[Any, ...]
     tasks: Sequence[Task]
-    notice: Callable[[Outage | None], None] | None
-    patience: float | None
+    patience: Patience
     first: Mapping[str, Any] | None = None
     free: asyncio.Queue[Any] = dataclasses.field(default_factory=asyncio.Queue)
 
@@ -153,23 +152,21 @@ class _Workers:
     async def _answer(self, reference: Any) -> dict[str, Any]:
         """Return a worker's answer, checked. Ray waits silently for a node: this reports a cluster without one."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
-        began = time.monotonic()
-        try:
-            while True:
+
+        async def probe() -> None:
+            nodes = await asyncio.to_thread(self.ray.cluster_resources)
+            if nodes.get("CPU", 0) < 1:
+                raise EngineUnavailable(_NO_NODE)
+
+        async def request() -> dict[str, Any]:
+            while not answer.done():
                 await asyncio.wait([answer], timeout=_POLL_SECONDS)
-                if answer.done():
-                    return self._checked(answer.result())
-                nodes = await asyncio.to_thread(self.ray.cluster_resources)
-                if nodes.get("CPU", 0) >= 1:
-                    began = time.monotonic()
-                    continue
-                waited = time.monotonic() - began
-                remaining = None if self.patience is None else self.patience - waited
-                if self.notice is not None:
-                    problem = "the Ray cluster has no node with a CPU"
-                    self.notice(Outage(_NO_NODE, waited, _POLL_SECONDS, remaining, problem))
-                if remaining is not None and remaining <= 0:
-                    raise EngineDown(f"the Ray cluster had no node with a CPU for {waited:.0f} s: {_NO_NODE}")
+                if not answer.done():
+                    await probe()
+            return self._checked(answer.result())
+
+        try:
+            return await self.patience.ask(request, probe)
         finally:
             answer.cancel()
 

@@ -36,7 +36,10 @@ class BaseInteraction:
         """Begin a trajectory. `kwargs` are its task's settings."""
 
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        """Answer the last message: a `Reply`, a string, None to end, or (done, text, reward, metrics)."""
+        """Answer the last message: a `Reply`, a string, None to end, or (done, text, reward, metrics).
+
+        `kwargs` are the task's settings.
+        """
         raise NotImplementedError
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
@@ -50,13 +53,13 @@ class BaseInteraction:
 class AdoptedInteraction(BaseInteraction):
     """An object of another library as a simulated user: anything with `generate_response`, such as verl's.
 
-    As in verl, `generate_response` gets the settings of `start_interaction`, and `calculate_score` is not called: its
-    score has been returned already.
+    As in verl, `calculate_score` is not called: `generate_response` has returned the score.
     """
 
     def __init__(self, user: Any) -> None:
         self._user = user
-        self._started: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._ids: dict[str, str] = {}
+        """By trajectory: the id that `start_interaction` chose."""
 
     @property
     def name(self) -> str:
@@ -65,16 +68,16 @@ class AdoptedInteraction(BaseInteraction):
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         start = getattr(self._user, "start_interaction", None)
         id = None if start is None else await called(start, instance_id, **kwargs)
-        self._started[instance_id] = (id if isinstance(id, str) else instance_id, kwargs)
+        self._ids[instance_id] = id if isinstance(id, str) else instance_id
 
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        id, settings = self._started[instance_id]
         texts = [{**message, "content": message.get("content") or ""} for message in messages]
         respond = self._user.generate_response
-        return await called(respond, id, texts, **{key: one for key, one in settings.items() if takes(respond, key)})
+        settings = {key: value for key, value in kwargs.items() if takes(respond, key)}
+        return await called(respond, self._ids[instance_id], texts, **settings)
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        id, _ = self._started.pop(instance_id)
+        id = self._ids.pop(instance_id)
         finalize = getattr(self._user, "finalize_interaction", None)
         if finalize is not None:  # verl's own base class has it without an id
             await called(finalize, *([id] if takes(finalize, "instance_id") else []))

@@ -23,7 +23,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..errors import InputError, TokentraceError, brief
+from ..conversation.place import is_list
+from ..errors import InputError, brief
 from .calling import describe_error
 from .interactions import BaseInteraction, as_interactions
 from .mcp import MCPConfig, mcp_tools
@@ -62,6 +63,12 @@ class Document:
                 yield
         except ConfigError:
             raise
+        except msgspec.ValidationError as error:
+            message, _, where = str(error).partition(" - at `$")
+            inner = [int(at) if at else name for name, at in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)]
+            if match := re.search(r"contains unknown field `(.*)`", message):
+                inner, message = [*inner, match[1]], "there is no such setting"
+            raise self.error(message, *path, *inner) from error
         except Exception as error:
             raise self.error(describe_error(error), *path) from error
 
@@ -69,16 +76,8 @@ class Document:
         """Return values as a struct or a dataclass. Raises ConfigError at the first that does not fit."""
         if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
             self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
-        try:
+        with self.at(*path):
             return msgspec.convert(values, kind)
-        except msgspec.ValidationError as error:
-            message, _, where = str(error).partition(" - at `$")
-            inner = [int(at) if at else name for name, at in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)]
-            if match := re.search(r"contains unknown field `(.*)`", message):
-                inner, message = [*inner, match[1]], "there is no such setting"
-            raise self.error(message, *path, *inner) from error
-        except TokentraceError as error:
-            raise self.error(str(error), *path) from error
 
     def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:
         for key in values:
@@ -103,31 +102,33 @@ def read_config(path: str | Path) -> Document:
     lines: dict[Place, int] = {}
     cache: dict[int, Any] = {}
 
+    def fault(problem: str, node: Any) -> Exception:
+        error: Exception = yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return error
+
     def value_of(node: Any, place: Place) -> Any:
         """Return the value of a node. An alias shares the value of its anchor."""
         lines.setdefault(place, node.start_mark.line + 1)
         if id(node) in cache:
             return cache[id(node)]
-        value: Any = None
-        problem = mark = None
+        value: Any = {}
         if node.id == "sequence":
             value = [value_of(one, (*place, at)) for at, one in enumerate(node.value)]
         elif node.id == "mapping":
-            value = {}
             for key, one in node.value:
-                if key.id != "scalar" or key.value in value:
-                    twice, mark = f"{key.value!r} is there twice", key.start_mark
-                    problem = twice if key.id == "scalar" else "the name of a setting must be text"
-                    break
+                if key.id != "scalar":
+                    raise fault("the name of a setting must be text", key)
+                if key.value in value:
+                    raise fault(f"{key.value!r} is there twice", key)
                 lines[*place, key.value] = key.start_mark.line + 1
                 value[key.value] = value_of(one, (*place, key.value))
         else:
             try:
                 value = loader.construct_object(node, deep=True)
             except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
-                problem = f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag"
-        if problem:
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark or node.start_mark)
+                raise fault(
+                    f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag", node
+                ) from error
         cache[id(node)] = value
         return value
 
@@ -143,6 +144,13 @@ def read_config(path: str | Path) -> Document:
         raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: settings are nested too deeply, or an anchor contains itself") from error
+
+
+def read_section(path: str | Path, key: str) -> Document:
+    """Read a YAML file that has one section. Raises ConfigError."""
+    document = read_config(path)
+    document.check_names(document.values, [key])
+    return document
 
 
 def load_object(name: str, folder: Path) -> Any:
@@ -200,23 +208,18 @@ class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
     mcp: dict[str, Any] | None = None
 
 
-class _ToolFile(Struct, forbid_unknown_fields=True):
-    tools: list[ToolSection]
-
-
 class _ServerFile(Struct):
     servers: dict[str, dict[str, Any]] = msgspec.field(name="mcpServers")
 
 
 def load_tools(path: str | Path) -> list[BaseTool]:
     """Return the tools of a YAML file, under ``tools``: classes as verl has them, functions, or MCP servers."""
-    document = read_config(path)
-    return make_tools(document, document.convert(_ToolFile, document.values).tools)
+    return make_tools(read_section(path, "tools"))
 
 
-def make_tools(document: Document, sections: Sequence[ToolSection]) -> list[BaseTool]:
+def make_tools(document: Document) -> list[BaseTool]:
     tools: list[BaseTool] = []
-    for at, section in enumerate(sections):
+    for at, section in enumerate(document.convert(list[ToolSection], document.values.get("tools"), "tools")):
         kind = next((name for name in ("mcp", "function", "class_name") if getattr(section, name) is not None), None)
         if kind is None:
             raise document.error("a tool has a class_name, a function or mcp", "tools", at)
@@ -300,18 +303,14 @@ class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
     config: dict[str, Any] = {}
 
 
-class _UserFile(Struct, forbid_unknown_fields=True):
-    interaction: UserSection | list[UserSection]
-
-
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
     """Return the simulated users of a YAML file by name; one without a name serves every task, and is called ""."""
-    document = read_config(path)
-    return make_interactions(document, document.convert(_UserFile, document.values).interaction)
+    return make_interactions(read_section(path, "interaction"))
 
 
-def make_interactions(document: Document, sections: UserSection | Sequence[UserSection]) -> dict[str, BaseInteraction]:
-    listed = [sections] if isinstance(sections, UserSection) else sections
+def make_interactions(document: Document) -> dict[str, BaseInteraction]:
+    sections = document.values.get("interaction")
+    listed = document.convert(list[UserSection], sections if is_list(sections) else [sections], "interaction")
     if not listed:
         raise document.error("there must be at least one", "interaction")
     users: dict[str, BaseInteraction] = {}

@@ -94,11 +94,11 @@ class Agent:
         task: Task,
         *,
         resumed: Rollout | None = None,
-        grown: Callable[[Rollout], None] = lambda _: None,
+        started: Callable[[Rollout], None] = lambda _: None,
         seed: int | None = None,
         patience: Patience | None = None,
     ) -> Rollout:
-        """Run one rollout, from its first prompt to its reward. Calls `grown` after every write to the trajectory.
+        """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
 
         Failures end a rollout and keep what was sampled; it raises only cancellation, and EngineDown where `patience`
         waits for an engine that does not answer. `resumed` continues an earlier rollout of the task, whose trajectory
@@ -115,9 +115,10 @@ class Agent:
             rollout = Rollout(task, trajectory, tools, list(task.messages))
         else:
             rollout = replace(instance("resumed", resumed, Rollout, InputError), task=task, tools=tools)
-        run, began = _Run(self, rollout, grown, seed, patience), time.monotonic()
+        run, began = _Run(self, rollout, seed, patience), time.monotonic()
         if resumed is not None:
             run.resume()
+        started(rollout)
         with instance_name(task.name) as rollout.instance:
             try:
                 await run.run()
@@ -159,7 +160,6 @@ def check_resumable(sampling: SamplingParams) -> None:
 class _Run:
     agent: Agent
     rollout: Rollout
-    grown: Callable[[Rollout], None]
     seed: int | None
     patience: Patience | None
     is_open: bool = False
@@ -207,7 +207,6 @@ class _Run:
                 rollout.notes += map(str, () if renderer.lost is LostPolicy.IGNORE else rendered.lost)
                 spans = message_spans(rendered.messages)
                 rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
-                self.grown(rollout)
             self.user = choose_interaction(agent.interactions, rollout.task.interaction_settings)
             async with contextlib.AsyncExitStack() as stack:
                 self.box = await stack.enter_async_context(Toolbox(rollout, agent.budget))
@@ -271,11 +270,7 @@ class _Run:
         new, reason = await self._answers(parsed, turn)
         if turn.reward:
             trajectory.set_reward(turn.reward, trajectory.turns()[-1])
-        if reason is None:
-            reason = agent.go_on(rollout, prompt, completion, new)
-        if reason is None:
-            self.grown(rollout)
-        return reason
+        return agent.go_on(rollout, prompt, completion, new) if reason is None else reason
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
         """Sample a turn, in several parts if it is aborted. Returns whether it has one, and why the rollout ends."""
@@ -321,13 +316,11 @@ class _Run:
         return part
 
     def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
-        rollout, reason = self.rollout, str(completion.finish_reason)
-        counts = (len(rollout.trajectory), len(completion.ids), reason, completion.cached_tokens)
-        metrics = TurnMetrics(*counts, engine_seconds=seconds, continues=continues)
+        rollout = self.rollout
         rollout.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
-            finish_reason=reason,
+            finish_reason=str(completion.finish_reason),
             version=completion.versions or None,
             sampling=self.agent.sampling.described() | {"max_tokens": room},
             continues=continues,
@@ -335,8 +328,7 @@ class _Run:
             cached_tokens=completion.cached_tokens,
             channels=completion.channels,
         )
-        rollout.per_turn.append(metrics)
-        self.grown(rollout)
+        rollout.per_turn.append(TurnMetrics(seconds))
 
     def _room(self, start: int, *, continues: bool) -> tuple[int, End]:
         """Return how many more tokens the turn at `start` may have, and the limit that allows no more."""
@@ -411,7 +403,8 @@ class _Run:
             return messages, None
         if user is None:
             return [], End.ANSWER
-        response = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
+        conversation = [dict(message) for message in rollout.messages]
+        response = user.generate_response(rollout.instance, conversation, **rollout.task.interaction_settings)
         reply = as_reply(await within(response, budget.interaction_timeout, "generate_response"))
         turn.add("interaction", user.name, reply.reward, reply.metrics)
         if reply.done:

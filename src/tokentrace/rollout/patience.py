@@ -18,10 +18,8 @@ from ..settings import limit
 Answer = TypeVar("Answer")
 
 _BACKOFF: Final = Backoff(1.0, 30.0)
-_TRIES: Final = 3
-"""How often a request may fail while the engine answers others."""
-_OUTAGES: Final = 10
-"""A request that fails in this many outages is their cause."""
+_TRIES: Final = 10
+"""How often a request may fail while, or once, the engine answers others."""
 
 
 class EngineDown(EngineError):  # noqa: N818
@@ -36,11 +34,10 @@ class Outage:
     waited: float
     pause: float
     remaining: float | None
-    problem: str = "the engine does not answer"
 
     def __str__(self) -> str:
         stops = "" if self.remaining is None else f", the run stops in {self.remaining:.0f} s"
-        return f"{self.problem}, and all rollouts wait: asking again in {self.pause:.0f} s{stops}; {self.reason}"
+        return f"no engine answers, and all rollouts wait: asking again in {self.pause:.0f} s{stops}; {self.reason}"
 
 
 class Patience:
@@ -63,7 +60,6 @@ class Patience:
         self._asking: Final = asyncio.Lock()
         self._rounds = 0
         """How many times the engine was probed until it answered."""
-        self._was_down = False
         self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
 
@@ -78,26 +74,22 @@ class Patience:
 
         Raises EngineUnavailable if the engine answers probes but not the request, EngineDown after too long an outage.
         """
-        problem: EngineUnavailable | None = None
-        rounds = refused = outages = 0
-        while True:
+        problem, rounds = EngineUnavailable(), -1
+        for _ in range(_TRIES):
             with waiting():
                 async with self._asking:  # another rollout may be probing
-                    if problem is not None and rounds == self._rounds:
-                        self._was_down = await self._outlast(problem, probe)
+                    if rounds == self._rounds:
+                        await self._outlast(problem, probe)
                         self._rounds += 1
-            if problem is not None:
-                refused, outages = (refused, outages + 1) if self._was_down else (refused + 1, outages)
-                if refused >= _TRIES or outages >= _OUTAGES:
-                    raise problem
             rounds = self._rounds
             try:
                 return await request()
             except EngineUnavailable as error:
                 problem = error
+        raise problem
 
-    async def _outlast(self, error: EngineUnavailable, probe: Callable[[], Awaitable[Any]]) -> bool:
-        """Probe until there is an answer. Returns whether the first probe failed."""
+    async def _outlast(self, error: EngineUnavailable, probe: Callable[[], Awaitable[Any]]) -> None:
+        """Probe until there is an answer. Raises EngineDown."""
         began, before, failures = self._clock(), self.waited, 0
         while self._gave_up is None:
             try:
@@ -121,4 +113,3 @@ class Patience:
             raise self._gave_up
         if failures:
             self._notice(None)
-        return bool(failures)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..conversation.messages import Messages
 from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, brief
+from ..samples.trajectories import owned_turns
 from ..settings import as_float, choose, limit, whole
 from ..store.store import is_storable
 from ..trajectory.trajectory import Trajectory
@@ -110,12 +111,8 @@ def call_id(turn: int, index: int) -> str:
 
 @dataclass(slots=True)
 class TurnMetrics:
-    """The metrics of one completion: a turn, or a part of one that was aborted and resumed."""
+    """What a trajectory does not record of a completion: a turn, or a part of one that was aborted and resumed."""
 
-    prompt_tokens: int
-    sampled: int
-    finish_reason: str
-    cached_tokens: int | None = None
     engine_seconds: float = 0.0
     malformed: bool = False
     tool_calls: int = 0
@@ -124,7 +121,6 @@ class TurnMetrics:
     reward: float | None = None
     """Of this turn's calls, or of the reply to it; None if there is none, which is not the same as 0."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    continues: bool = False
 
     def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
         """Add the reward and the metrics of a call or a reply. Raises InputError for an invalid reward."""
@@ -173,16 +169,12 @@ class Rollout:
     @property
     def turns(self) -> int:
         """The number of turns; one in several parts counts once."""
-        return sum(not turn.continues for turn in self.per_turn)
+        return sum(not turn.continues for turn in owned_turns(self.trajectory))
 
     @functools.cached_property
     def schemas(self) -> list[dict[str, Any]] | None:
         """The schemas of its tools as of the first turn."""
         return [tool.tool_schema for tool in self.tools] or None
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        return self.messages[-1]
 
     @property
     def answer(self) -> str:
@@ -191,7 +183,8 @@ class Rollout:
         return (replies[-1].get("content") or "") if replies else ""
 
     def metrics(self) -> dict[str, Any]:
-        cached = [turn.cached_tokens for turn in self.per_turn if turn.cached_tokens is not None]
+        turns = owned_turns(self.trajectory)
+        cached = [turn.cached_tokens for turn in turns if turn.cached_tokens is not None]
         names = ("turns", "tool_calls", "tool_errors", "tool_seconds", "seconds", "engine_seconds")
         return {name: getattr(self, name) for name in names} | {
             "end": None if self.end is None else str(self.end),
@@ -200,7 +193,7 @@ class Rollout:
             "sampled": self.trajectory.num_sampled,
             "samples": self.trajectory.num_samples,
             "breaks": max(0, self.trajectory.num_branches - 1),
-            "prompt_tokens": sum(turn.prompt_tokens for turn in self.per_turn),
+            "prompt_tokens": sum(turn.start for turn in turns),
             "cached_tokens": sum(cached) if cached else None,
             "malformed_turns": self.malformed,
         }

@@ -4,10 +4,9 @@ import inspect
 import itertools
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -32,10 +31,6 @@ _VERL_LIMITS: Final = {
     "max_user_turns": "user_turns",
     "max_parallel_calls": "parallel_calls",
 }
-_NOT_VERL: Final = {
-    "max_tool_response_length": "verl counts characters; cut results by tokens with result_tokens",
-    "tool_response_truncate_side": "verl's releases disagree on what a side means; use result_keep",
-}
 _ADDRESS: Final = ("kind", "url", "urls", "http")
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -53,6 +48,8 @@ class EngineSection(Struct, forbid_unknown_fields=True):
 
 
 class DataSection(Struct, forbid_unknown_fields=True):
+    questions: dict[str, Any] | None = None
+    """Settings of the embedded model's own questions."""
     file: str | None = None
     files: list[str] = []
     split: str | None = None
@@ -61,15 +58,16 @@ class DataSection(Struct, forbid_unknown_fields=True):
 
 class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
     engine: EngineSection
-    data: dict[str, Any]
-    """A `DataSection`, or the settings of a source by its name."""
+    data: DataSection
     output: str | None = None
     tokenizer: str | None = None
     renderer: dict[str, Any] = {}
     """Settings of `create_renderer`; template variables under ``kwargs``."""
-    tools: list[loading.ToolSection] | None = None
+    tools: Any = None
+    """A list of `ToolSection`."""
     tools_file: str | None = None
-    interaction: loading.UserSection | list[loading.UserSection] | None = None
+    interaction: Any = None
+    """A `UserSection`, or a list of them."""
     interaction_file: str | None = None
     sampling: dict[str, Any] = {}
     budget: dict[str, Any] = {}
@@ -84,19 +82,17 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """The tasks of a source, and what belongs to them unless the configuration has its own."""
+    """Tasks, and what belongs to them unless the configuration has its own."""
 
     tasks: Sequence[Task]
     interaction: BaseInteraction | None = None
     reward: Reward | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the files that have the tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSource:
-    """Makes tasks of a section under ``data``: a struct of its settings, and a function of them and a limit."""
-
-    settings: type[Struct]
-    make: Callable[[Any, int | None], TaskSet]
+MakeTasks = Callable[[Mapping[str, Any], int | None], TaskSet]
+"""Makes tasks of a section of settings, and a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +126,11 @@ def read_run(
     limit: int | None = None,
     concurrency: int | None = None,
     seed: int | None = None,
-    sources: Mapping[str, TaskSource] = MappingProxyType({}),
+    questions: MakeTasks | None = None,
 ) -> Run:
     """Return the run that a YAML file describes; arguments override the file. Raises ConfigError.
 
-    Looks for files beside the configuration. `sources` make tasks of sections under ``data``: one called ``questions``
-    reads ``data: {questions: {count: 8}}``, and ``reward: questions`` is its reward.
+    Looks for files beside the configuration. `questions` makes the tasks of ``data: {questions: ...}``.
     """
     document = loading.read_config(path)
     values = _renamed(document, document.values, _VERL_NAMES)
@@ -144,27 +139,11 @@ def read_run(
     if folder is None:
         raise document.error("'output' is missing: the folder to write to, or --output")
     renderer = _renderer(document, file)
-    source = next((name for name in sources if name in file.data), "")
-    tools_file, users_file = _beside(document, file, "tools"), _beside(document, file, "interaction")
-    tools = loading.load_tools(tools_file) if tools_file else loading.make_tools(document, file.tools or [])
-    if tools and source:
-        raise document.error(f"data.{source} brings its own tools: leave this out", "tools")
-    data = {key: value for key, value in file.data.items() if key != source}
-    section, digests = document.convert(DataSection, data, "data"), dict[str, str]()
-    section.limit = limit or section.limit
-    if source:
-        options = document.convert(sources[source].settings, file.data[source], "data", source)
-        with document.at("data", source):
-            task_set = sources[source].make(options, section.limit)
-    else:
-        task_set, digests = _read_tasks(document, section, tools)
-    if not task_set.tasks:
-        raise document.error("there is nothing to run", "data")
+    with_tools, with_users = _with_section(document, file, "tools"), _with_section(document, file, "interaction")
+    tools = [] if with_tools is None else loading.make_tools(with_tools)
+    task_set = _tasks(document, file.data, tools, limit or file.data.limit, questions)
     users = {} if task_set.interaction is None else {"": task_set.interaction}
-    if users_file is not None:
-        users = loading.load_interactions(users_file)
-    elif file.interaction is not None:
-        users = loading.make_interactions(document, file.interaction)
+    users = users if with_users is None else loading.make_interactions(with_users)
     with document.at("data"):
         for task in task_set.tasks:
             choose_interaction(users, task.interaction_settings)
@@ -176,11 +155,11 @@ def read_run(
         sampling=replace(sampling, seed=None),  # one seed for all would make the rollouts of a group the same
         tools=tools,
         interaction=users,
-        reward=task_set.reward if file.reward in (None, source) else _reward(document, str(file.reward), sources),
+        reward=_reward(document, file.reward, task_set.reward),
         budget=budget,
         resume_aborted=file.resume_aborted,
     )
-    groups = {"rollouts_per_task": file.rollouts_per_task, "tasks": len(task_set.tasks), "files": digests}
+    groups = {"rollouts_per_task": file.rollouts_per_task, "tasks": len(task_set.tasks), "files": task_set.digests}
     return Run(
         file,
         _engine(document, file.engine, renderer.tokenizer.vocabulary.size),
@@ -242,21 +221,20 @@ def _engine(document: loading.Document, section: EngineSection, vocab_size: int)
     return connect
 
 
-def _beside(document: loading.Document, file: RunFile, key: str) -> Path | None:
-    """Return the path of a section's own file. Raises ConfigError if the section is there as well."""
-    name = getattr(file, f"{key}_file")
-    path = document.folder / (name or "")
-    if name is not None and getattr(file, key) is not None:
+def _with_section(document: loading.Document, file: RunFile, key: str) -> loading.Document | None:
+    """Return the document that has a section, if there is one: this document, or the section's own file."""
+    name, is_here = getattr(file, f"{key}_file"), getattr(file, key) is not None
+    if name is None:
+        return document if is_here else None
+    if is_here:
         raise document.error(f"there is {key!r} too: leave one of them out", f"{key}_file")
-    if name is not None and not path.is_file():
-        raise document.error(f"there is no file {path}", f"{key}_file")
-    return None if name is None else path
+    if not (document.folder / name).is_file():
+        raise document.error(f"there is no file {document.folder / name}", f"{key}_file")
+    return loading.read_section(document.folder / name, key)
 
 
 def _sampling(document: loading.Document, file: RunFile) -> tuple[SamplingParams, Budget]:
     limits, values = _renamed(document, file.budget, _VERL_LIMITS, "budget"), file.sampling
-    for key in _NOT_VERL.keys() & limits:
-        raise document.error(_NOT_VERL[key], "budget", key)
     budget = document.convert(Budget, limits, "budget")
     if "seed" in values and file.seed is not None:
         raise document.error("there is a seed for the whole run too: leave one of them out", "sampling", "seed")
@@ -269,37 +247,56 @@ def _sampling(document: loading.Document, file: RunFile) -> tuple[SamplingParams
     return sampling, replace(budget, turn_tokens=sampling.max_tokens)
 
 
-def _reward(document: loading.Document, name: str, sources: Mapping[str, TaskSource]) -> Reward:
+def _reward(document: loading.Document, name: str | None, default: Reward | None) -> Reward | None:
+    if name is None or (name == "questions" and default is not None):
+        return default
     with document.at("reward"):
-        if name in sources:
-            raise InputError(f"it judges the answers to data.{name}, and there is no data.{name}")
         function: Reward = loading.load_object(name, document.folder)
         if not callable(function):
             raise InputError("is not a function")
         return function
 
 
-def _read_tasks(
-    document: loading.Document, data: DataSection, tools: Sequence[BaseTool]
-) -> tuple[TaskSet, dict[str, str]]:
+def _tasks(
+    document: loading.Document,
+    data: DataSection,
+    tools: Sequence[BaseTool],
+    limit: int | None,
+    questions: MakeTasks | None,
+) -> TaskSet:
+    if data.questions is None:
+        task_set = _read_tasks(document, data, tools, limit or 1 << 62)
+    elif questions is None:
+        raise document.error("there is no such setting", "data", "questions")
+    elif tools:
+        raise document.error("data.questions brings its own tools: leave this out", "tools")
+    else:
+        with document.at("data", "questions"):
+            task_set = questions(data.questions, limit)
+    if not task_set.tasks:
+        raise document.error("there is nothing to run", "data")
+    return task_set
+
+
+def _read_tasks(document: loading.Document, data: DataSection, tools: Sequence[BaseTool], limit: int) -> TaskSet:
     names = data.files or ([data.file] if data.file else [])
     if not names:
         raise document.error("'file' is missing", "data")
-    most, tasks = data.limit or 1 << 62, list[Task]()
+    tasks = list[Task]()
     key = "files" if data.files else "file"
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool, document.at("data", key):
         inputs = [str(document.folder / name) if (document.folder / name).exists() else name for name in names]
         sources = find_sources(inputs, Path(spool), split=data.split)
         for source in sources:
             from_json = source.format is not Format.PARQUET
-            for row in itertools.islice(read_rows(source), most - len(tasks)):
+            for row in itertools.islice(read_rows(source), limit - len(tasks)):
                 try:
                     if row.problem is not None:
                         raise InputError(row.problem)
                     tasks.append(row_task(row.value, tools, name=f"row-{len(tasks):06d}", from_json=from_json))
                 except InputError as error:
                     raise InputError(f"{Path(source.name).name}, row {row.number}: {error}") from error
-    return TaskSet(tasks), {source.name: source.digest for source in sources}
+    return TaskSet(tasks, digests={source.name: source.digest for source in sources})
 
 
 def _lasting(document: loading.Document, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A rollout is finished once its session says how it ended. All files are for thei
 import asyncio
 import itertools
 import json
-import math
 import os
 import threading
 import time
@@ -16,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from ..errors import InputError, brief
 from ..files import lock, owned, write_whole
 from ..samples.sample import Sample
@@ -24,7 +25,7 @@ from ..settings import flat
 from ..store.store import Label, SessionInfo, State, TurnRecord, open_store
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
-from .ends import FAILED_ENDS, End
+from .ends import End
 from .record import Rollout, Task, TurnMetrics, plain_json
 
 Returned = TypeVar("Returned")
@@ -102,7 +103,7 @@ class RolloutStore:
         async for turn in self._store.turns(info.id):
             replay_records(trajectory, turn.records)
             rollout.messages[turn.info["shared"] :] = [*turn.info["messages"], turn.info["reply"]]
-            rollout.per_turn.append(TurnMetrics(**turn.info["metrics"]))
+            rollout.per_turn.append(msgspec.convert(turn.info["metrics"], TurnMetrics))
             if reward := rollout.per_turn[-1].reward:
                 trajectory.set_reward(reward, trajectory.turns()[-1])
         for request in await self._store.incomplete(info.id):
@@ -175,9 +176,9 @@ class RolloutStore:
         """Yield the training rows of all finished rollouts; with ``advantages="group"`` see `group_advantages`."""
         if advantages not in (None, "group"):
             raise InputError(f"advantages are 'group' or None, not {brief(advantages)}")
-        values = group_advantages(self.finished) if advantages == "group" else {}
+        values = group_advantages(self.finished).values if advantages else {}
         for row, trajectory in self.trajectories():
-            reward = _reward(row)
+            reward = row["metrics"]["reward"]
             for sample in trajectory_samples(trajectory, reward=reward, advantage=values.get(row["name"])):
                 # a task's metadata may have a "reward" that is not the rollout's
                 yield sample.replace(reward=reward)
@@ -235,28 +236,18 @@ def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
     return plain_json(info)
 
 
-def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
+def group_advantages(rows: Collection[Mapping[str, Any]]) -> Relative:
     """Return the advantage of each finished rollout by name: its reward less its group's mean, by the deviation.
 
-    Rollouts that failed or have no reward are in no group. A group of one has advantage 0.
+    Rollouts that failed or have no reward are in no group. A group of one has advantage 0, and a note.
     """
-    return dict(compared(rows).values)
-
-
-def compared(rows: Collection[Mapping[str, Any]]) -> Relative:
-    """As `group_advantages`, with notes on groups that have nothing to compare."""
-    rewards = {row["name"]: reward for row in rows if (reward := _reward(row)) is not None}
+    rewards = {row["name"]: reward for row in rows if (reward := row["metrics"]["reward"]) is not None}
     return relative_to_group(rewards, {row["name"]: _group(row) for row in rows})
 
 
 def _group(row: Mapping[str, Any]) -> str:
     group = row["metadata"].get("group")
     return str(row["name"] if group is None else group)
-
-
-def _reward(row: Mapping[str, Any]) -> float | None:
-    reward = None if row["metrics"]["end"] in FAILED_ENDS else row["metrics"]["reward"]
-    return float(reward) if reward is not None and math.isfinite(reward) else None
 
 
 # -- the settings of a run

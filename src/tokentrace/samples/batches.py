@@ -122,8 +122,8 @@ class _Rows:
         labels[0], loss[0] = IGNORE, 0
         columns: Columns = {
             "input_ids": sample.ids.astype(np.int64),
-            "attention_mask": sample.attention_mask,
-            "position_ids": sample.position_ids,
+            "attention_mask": np.ones(len(sample), np.int64),
+            "position_ids": np.arange(len(sample), dtype=np.int64),
             "labels": labels,
             "loss_mask": loss,
         }

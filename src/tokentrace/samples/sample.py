@@ -17,7 +17,6 @@ from ..showing import ShowsItself
 from ..tokens.ids import segments
 from ..tokens.kinds import Kind, Part
 from ..tokens.table import TokenTable
-from ..tokens.tokenizer import Ids
 from ..trajectory.channels import Channel
 from ..trajectory.turns import LogprobKind, VersionSpan
 
@@ -108,21 +107,9 @@ class Sample(ShowsItself, TokenTable):
         return cast(list[int], self.mask.astype(np.int8).tolist())
 
     @property
-    def input_ids(self) -> Ids:
-        return self.ids
-
-    @property
     def labels(self) -> npt.NDArray[np.int64]:
         """The ids where they carry loss, -100 elsewhere. Not shifted: that is what models do."""
         return np.where(self.mask, self.ids, IGNORE).astype(np.int64)
-
-    @property
-    def attention_mask(self) -> npt.NDArray[np.int64]:
-        return np.ones(len(self.ids), np.int64)
-
-    @property
-    def position_ids(self) -> npt.NDArray[np.int64]:
-        return np.arange(len(self.ids), dtype=np.int64)
 
     @property
     def trained(self) -> int:

@@ -134,8 +134,8 @@ def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
 def rendering_track(rendered: RenderedTokens) -> Track:
     """Return a rendering as a track."""
     hues = np.zeros(len(rendered), np.uint8)
-    for span in rendered.spans():
-        hues[span.start : span.stop] = hue_of(span.role, span.field)
+    for start, stop, token in rendered.spans():
+        hues[start:stop] = hue_of(token.role, token.field)
     last = int(rendered.messages.max(initial=-1))
     return Track(
         "rendering",

@@ -97,11 +97,10 @@ class Record:
         """The message of each token of a stream, -1 for none."""
         return self.table(branch).messages
 
-    def loss_mask(self, branch: int | None = None, *, once: bool = True) -> npt.NDArray[np.bool_]:
-        """True where a token was sampled; with `once` only in the branch that owns it: once over all branches."""
+    def loss_mask(self, branch: int | None = None) -> npt.NDArray[np.bool_]:
+        """True where a token was sampled that the branch owns: once over all branches."""
         mask = self.table(branch).mask.copy()
-        if once:
-            mask[: self._by_branch[self._index(branch)][0].start] = False
+        mask[: self._by_branch[self._index(branch)][0].start] = False
         return mask
 
     def logprobs(self, branch: int | None = None) -> Logprobs:

@@ -107,7 +107,7 @@ def test_a_workflow_runs_our_agent_on_the_engine_of_areal() -> None:
 def test_the_reward_is_on_a_token_that_carries_loss() -> None:
     """AReaL puts it on the last token, and counts advantages only where the loss mask is 1."""
     made, [rollout], _ = episode(budget=Budget(turns=1))
-    assert rollout.last["role"] == "tool"
+    assert rollout.messages[-1]["role"] == "tool"
     assert rollout.trajectory.loss_mask()[-1] == 0
     [length] = made["attention_mask"].sum(1).tolist()
     assert made["loss_mask"][0][length - 1] == 1

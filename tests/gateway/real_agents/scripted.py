@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokentrace import Renderer
-from tokentrace.engines import Completion, Delta, GenerateRequest, SamplingParams, ScriptedEngine
-from tokentrace.engines.scripted import Sampled
+from tokentrace.engines import Completion, Delta, EngineReply, GenerateRequest, SamplingParams, ScriptedEngine
 from tokentrace.tokens.tokenizer import Ids
 
 
@@ -81,7 +80,7 @@ class Stage:
     """By session, the prompts that its story has answered, each once."""
     _sampled: int = 0
 
-    def answer(self, session: str, prompt: Ids) -> Sampled:
+    def answer(self, session: str, prompt: Ids) -> EngineReply:
         story, prompts = self.stories[session], self._prompts[session]
         text = self.renderer.tokenizer.decode(prompt.tolist())
         if story.about in text:
@@ -94,7 +93,7 @@ class Stage:
         logprobs = [-(self._sampled + at) / 2**16 for at in range(1, len(ids) + 1)]
         self._sampled += len(ids)
         self.exchanges[session].append(Exchange([int(each) for each in prompt], ids, logprobs))
-        return Sampled(ids, logprobs)
+        return EngineReply(ids, logprobs)
 
     def unsaid(self, session: str) -> int:
         return len(self.stories[session].turns) - len(self._prompts[session])
@@ -129,7 +128,7 @@ class StoryEngine(ScriptedEngine):
         return self._telling(request)._stream(request)
 
     def _telling(self, request: GenerateRequest) -> ScriptedEngine:
-        def script(prompt: Ids, sampling: SamplingParams) -> Sampled:
+        def script(prompt: Ids, sampling: SamplingParams) -> EngineReply:
             return self._stage.answer(str(request.session), prompt)
 
         return ScriptedEngine(script, piece=5, vocab_size=self.capabilities.vocab_size)

@@ -206,6 +206,7 @@ NEW: dict[str, list[Any]] = {
     "answer, user": [ASK, ANSWER, assistant("And warm."), user("Thanks")],
     "user, answer, user": [*SAID, ASK, ANSWER, user("Thanks")],
     "user, answer": [*SAID[1:], ASK, ANSWER],
+    "user, thought, user": [*SAID[1:], ASK, assistant("", reasoning="Hm."), user("Well?")],
     "result, answer, user": [ASK, assistant("", PARIS), SUNNY, ANSWER, user("Thanks")],
     "result, answer, user, JSON": [ASK, assistant(None, CALL_JSON), SUNNY, ANSWER, user("Thanks")],
     "result, call, result": [ASK, assistant("", PARIS), SUNNY, assistant("", ROME), RAINY],
@@ -236,7 +237,7 @@ messages, and results, which are one group however many there are.
 @pytest.mark.parametrize("past", ["template", "preserve"])
 def test_whatever_the_caller_puts_in_is_written_as_in_the_full_render_or_refused(any_family: str, past: str) -> None:
     tally = Tally(any_family, make_renderer(any_family, past=past))
-    for name, messages in NEW.items() if past == "template" else list(NEW.items())[:7]:
+    for name, messages in NEW.items() if past == "template" else list(NEW.items())[:8]:
         tools = SIMPLE if any(message["role"] == "tool" for message in messages) else None
         at = next(turn_ends(messages))[0]
         made = cut(tally.renderer, messages, at, len(messages), tools)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conversations import ALL, ASK, HI, PARIS, ROME, SIMPLE, SUNNY, assistant, call, result, system, user
+from tests.conversations import ALL, ASK, HI, PARIS, SIMPLE, SUNNY, assistant, result, system, user
 from tests.rendering.bridge.rollouts import cut
 from tests.support import byte_tokenizer_json, make_renderer
 from tokentrace import BridgedTokens, BridgeRefusal, InputError, Renderer, create_renderer
@@ -25,12 +25,6 @@ CALLED = [ASK, assistant("", PARIS, reasoning="Look.")]
 def made_up(template: str, *controls: str, **settings: Any) -> Renderer:
     tokenizer = Tokenizer(byte_tokenizer_json(controls), name="made-up", fast=False)
     return create_renderer(tokenizer, "default", chat_template=template, **settings)
-
-
-def bridged_after(renderer: Renderer, said: Any, new: Any, tools: Any = None, **more: Any) -> Any:
-    made = cut(renderer, [*said, *new], len(said) - 1, len(said) + len(new), tools)
-    assert made is not None
-    return made.bridge(renderer, **more)
 
 
 def reason(outcome: Any) -> RefusalReason | None:
@@ -66,9 +60,10 @@ def test_a_result_whose_function_nobody_names_is_refused() -> None:
 
 
 def test_a_message_that_the_template_would_move_is_refused() -> None:
-    refused = bridged_after(make_renderer("deepseek-v3.1"), ANSWERED, [BYE, system("Be brief.")])
+    renderer = make_renderer("deepseek-v3.1")
+    prompt = renderer.render([HI], add_generation_prompt=True)
+    refused = renderer.bridge(prompt.ids, [], [BYE, system("Be brief.")])
     assert reason(refused) is RefusalReason.MOVED
-    assert refused.message == 1
     assert "new message 1" in str(refused)
 
 
@@ -140,31 +135,6 @@ def test_a_template_that_counts_is_bridged_only_with_the_conversation_before() -
         assert reason(refused) is RefusalReason.CONTEXT_DEPENDENT
         assert "messages=" in str(refused)
         assert made.bridge(renderer, messages=said[:-1]) == made.full.token_ids
-
-
-FIRST_RESULT = (
-    "{% set ns = namespace(first=true) %}{% for m in messages %}"
-    "{% if m.role == 'tool' %}{% if ns.first %}<outputs>{% set ns.first = false %}{% endif %}"
-    "<output>{{ m.content }}</output>"
-    "{% elif m.tool_calls %}<assistant>{% for t in m.tool_calls %}"
-    "<call>{{ t.function.name + ' ' + t.function.arguments }}</call>{% endfor %}<end>"
-    "{% else %}<{{ m.role }}>{{ m.content }}<end>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def test_a_header_before_the_first_result_of_all_is_not_written_again() -> None:
-    """DeepSeek R1 does so, and takes arguments as JSON text only."""
-    controls = ["<outputs>", "<output>", "</output>", "<call>", "</call>", "<end>", "<assistant>", "<user>"]
-    renderer = made_up(FIRST_RESULT, *controls)
-    calls = [call("get_weather", "{}", PARIS["id"]), call("get_weather", "{}", ROME["id"])]
-    messages = [ASK, assistant("", calls[0]), SUNNY, assistant("", calls[1]), result("rain", ROME["id"])]
-    made = cut(renderer, messages, 3, 5, SIMPLE)
-    assert made is not None
-    assert made.append_only
-    outcome = made.bridge(renderer)
-    assert isinstance(outcome, BridgeRefusal) or outcome == made.full.token_ids
-    assert made.bridge(renderer, messages=messages[:3]) == made.full.token_ids
 
 
 # -- what is no input
@@ -261,18 +231,12 @@ def test_a_bridge_is_a_sequence_of_ids(pocket: Renderer) -> None:
     whole = [*prompt, *sampled, *bridged.new_ids.tolist()]
     assert len(bridged) == len(whole) == bridged.stream_length + len(bridged.new_ids)
     assert list(bridged) == bridged.token_ids == whole
-    assert (bridged[0], bridged[-1], type(bridged[0])) == (whole[0], whole[-1], int)
-    assert (bridged[2:5], bridged[::-1]) == (whole[2:5], whole[::-1])
+    assert (bridged[-1], type(bridged[0]), bridged[2:5]) == (whole[-1], int, whole[2:5])
     for same in (whole, tuple(whole), np.asarray(whole)):
         assert bridged == same
     for other in (whole[:-1], [*whole[:-1], whole[-1] + 1], "no ids"):
         assert bridged != other
-    assert np.asarray(bridged).dtype == np.int32
-    assert np.asarray(bridged, np.int64).tolist() == whole
-    assert bridged.index(whole[3]) == whole.index(whole[3])
-    with pytest.raises(IndexError):
-        bridged[len(whole)]
+    assert (np.asarray(bridged).dtype, np.asarray(bridged, np.int64).tolist()) == (np.int32, whole)
     again = pocket.bridge(bridged, sampled, [BYE])
     assert isinstance(again, BridgedTokens)
     assert again[: len(whole)] == whole
-    assert "new" in repr(bridged)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conversations import SIMPLE, assistant, call, result, user
+from tests.conversations import SIMPLE, assistant, call, result, tool, user
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut
 from tests.support import load_family, make_renderer, over_bytes
 from tokentrace import BridgedTokens, BridgeRefusal
@@ -19,12 +19,7 @@ from tokentrace.tokens import Kind
 HELLO = user("Hello")
 BYE = user("Bye")
 SUNNY = result("It is sunny", name="look")
-LOOK = [
-    {
-        "type": "function",
-        "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
-    }
-]
+LOOK = [tool("look", "Looks.", {}, [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,22 +292,6 @@ def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_writt
 
 
 # -- what else can be at a seam
-
-
-@pytest.mark.parametrize(
-    ("family", "thought"),
-    [("qwen3", "<think>\nHm.\n</think>"), ("glm-4.6", "<think>Hm.</think>")],
-    ids=["qwen3", "glm-4.6"],
-)
-def test_reasoning_without_words_is_put_in_whole(family: str, thought: str) -> None:
-    renderer = make_renderer(family, preserve_all_thinking=True)
-    prompt = renderer.render([HELLO], add_generation_prompt=True)
-    stop = renderer.get_stop_token_ids()[:1]
-    bridged = renderer.bridge(prompt.ids, stop, [BYE, assistant("", reasoning="Hm."), BYE])
-    assert isinstance(bridged, BridgedTokens)
-    text = renderer.tokenizer.decode(bridged.new_ids)
-    assert thought in text
-    assert text.count("<think>") == text.count("</think>") == 1
 
 
 def test_no_new_messages_give_another_generation_prompt() -> None:
