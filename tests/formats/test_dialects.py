@@ -18,7 +18,7 @@ from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of
 from tokentrace.formats.grammar import Frame
 from tokentrace.parsing.compiled import Compiled
 from tokentrace.parsing.marked import MarkedBytes
-from tokentrace.parsing.parser import parse
+from tokentrace.parsing.parser import StreamingParser
 from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.parsing.values import Tools
 
@@ -63,7 +63,10 @@ def test_a_dialect_by_hand_reads_what_the_derived_grammar_reads(any_family: str)
 
     def agree(ids: list[int], tools: Any, prompt: list[int] | None) -> None:
         asked = None if prompt is None else derived.prompt_bytes(prompt)
-        one, other = (parse(some, ids, Tools(tools), asked) for some in (derived, by_hand))
+        parsers = [StreamingParser(some, Tools(tools), asked) for some in (derived, by_hand)]
+        for parser in parsers:
+            parser.feed(ids)
+        one, other = (parser.response for parser in parsers)
         assert one == other
         seen.update(parsed.status for parsed in one.tool_calls)
 

@@ -14,8 +14,6 @@ from tokentrace.parsing.response import CallStatus, Finish, PartKind
 
 OK, TRUNCATED, UNCLOSED, MALFORMED = CallStatus.OK, CallStatus.TRUNCATED, CallStatus.UNCLOSED, CallStatus.MALFORMED
 INVALID_JSON, MISSING_NAME = CallStatus.INVALID_JSON, CallStatus.MISSING_NAME
-LETTERS = ["qwen3-coder", "nemotron-3-nano", "minimax-m2"]
-"""Those that close arguments with what any text can spell."""
 IN_JSON = ["qwen3", "mistral-nemo", "llama-3.1"]
 """Those that write name and arguments in one object."""
 ANY: Any = object()
@@ -197,16 +195,6 @@ def test_delimiters_in_ordinary_tokens_are_text(way: Way) -> None:
     response = way.parse(Plain(text), Plain("</think><think>"))
     assert response.tool_calls == []
     assert (response.content, response.reasoning_content) == (f"{text}</think><think>", None)
-
-
-@forms
-def test_delimiters_in_ordinary_tokens_are_text_inside_a_value_as_well(way: Way) -> None:
-    text = way.single("look", {"place": "a"}) + "</parameter></arg_value> x"
-    if way.family in LETTERS:  # where one closing follows the other, nothing tells them from delimiters
-        text = "<tool_call></parameter> x</function> y</invoke></parameter> z"
-    before, after = way.single("write", {"code": "\0"}).split("\0" if way.form.pair else "\\u0000")
-    call = way.read(before, Plain(text if way.form.pair else json.dumps(text)[1:-1]), after)
-    assert (call.status, call.arguments) == (OK, {"code": text})
 
 
 # -- what is broken off

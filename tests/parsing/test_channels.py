@@ -114,7 +114,8 @@ class Spoken:
     def ids(self, gpt_oss: GptOss) -> list[int]:
         """With its head and its end; by openai-harmony where it writes headers like this."""
         if self.late or self.glued:
-            to, kind = f" to={self.to}", f"{'' if self.glued else ' '}{self.type}" if self.type else ""
+            to, kind = f" to={self.to}", f" {self.type}" if self.type else ""
+            kind = kind.replace(" <", "<") if self.glued else kind
             named = f"<|channel|>{self.channel}"
             header = f"{START}{named}{to}{kind}" if self.late else f"{START}{to}{named}{kind}"
             body = gpt_oss.encoding.encode(self.text, disallowed_special=())
@@ -123,41 +124,6 @@ class Spoken:
         message = message.with_recipient(self.to) if self.to else message
         return gpt_oss.encoding.render(message.with_content_type(self.type) if self.type else message)
 
-
-HMM = Spoken("We need the weather.", "analysis")
-PREAMBLE = Spoken("Let me look.", "commentary")
-F = Spoken('{"city": "Zürich 🦩"}', "commentary", "functions.f", "<|constrain|>json")
-G = Spoken('{"a": [1, {"b": null}]}', "commentary", "functions.g", "json")
-PYTHON = Spoken("print('<|end|>')\n", "analysis", "python", "code")
-SEARCH = Spoken('{"query": "x"}', "analysis", "browser.search", "code")
-TURNS: dict[str, list[Spoken]] = {
-    "answer": [Spoken("yo")],
-    "reasoning and answer": [HMM, Spoken("It is sunny.\n\n")],
-    "several thoughts": [HMM, Spoken("Hmm.", "analysis"), Spoken("", "analysis"), Spoken("…", "analysis"), Spoken("x")],
-    "call": [HMM, F],
-    "content type without constrain": [HMM, G],
-    "no content type": [Spoken("{}", "commentary", "functions.f")],
-    "recipient after the channel": [HMM, Spoken("{}", "commentary", "functions.f", "<|constrain|>json", late=True)],
-    "recipient after, glued": [Spoken("{}", "commentary", "functions.f", "<|constrain|>json", late=True, glued=True)],
-    "recipient before, glued": [Spoken("{}", "commentary", "functions.f", "<|constrain|>json", glued=True)],
-    "recipient after, no type": [Spoken("{}", "commentary", "functions.f", late=True)],
-    "preamble": [HMM, PREAMBLE, F],
-    "calls in a row": [HMM, F, G, F],
-    "call, thought, call": [F, HMM, G],
-    "builtin tools": [HMM, PYTHON, SEARCH],
-    "call on the channel of answers": [Spoken("{}", "final", "functions.f", "json")],
-    "empty bodies": [
-        Spoken("", "analysis"), Spoken("", "commentary"), Spoken("", "commentary", "functions.f"), Spoken(""),
-    ],
-    "unicode": [Spoken("é\u0301 🦩🪼 \u200b\ufffd\x00", "analysis"), Spoken("日本語\r\n\t")],
-    "literal control tokens": [
-        Spoken("<|end|><|start|>assistant<|channel|>final<|message|>", "analysis"),
-        Spoken('{"a": "<|call|>"}', "commentary", "functions.f", "json"),
-        Spoken("<|return|><|call|> <think></think> <tool_call>"),
-    ],
-    "unknown channel": [Spoken("aside", "notes"), Spoken("done")],
-    "tag in a name": [Spoken("{}", "commentary", "functions.f<x>", "json")],
-}  # fmt: skip
 
 PIECES = [
     *("<|end|>", "<|start|>assistant", "<|channel|>final<|message|>", "<|call|>", "<|return|>", "<|constrain|>"),
@@ -169,45 +135,34 @@ PIECES = [
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=6).map("".join)
 values = st.dictionaries(texts, st.one_of(texts, st.integers(), st.none(), st.lists(texts, max_size=2)), max_size=3)
 arguments = st.one_of(values.map(json.dumps), values.map(lambda one: json.dumps(one, ensure_ascii=False)), texts)
-names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,12}", fullmatch=True)
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,12}(<x>)?", fullmatch=True)
 recipients = st.one_of(names.map("functions.{}".format), st.sampled_from(["python", "browser.search", "browser.open"]))
 channel_names = st.sampled_from(["analysis", "commentary", "final", "notes"])
 plain = st.builds(Spoken, texts, channel_names)
 called = st.builds(
     Spoken, arguments, channel_names, recipients, st.sampled_from([None, "json", "code", "<|constrain|>json"]),
-    late=st.booleans(),
+    late=st.booleans(), glued=st.booleans(),
 )  # fmt: skip
 turns = st.lists(st.one_of(plain, called), min_size=1, max_size=5)
+ends = st.sampled_from([None, "<|return|>", "<|call|>", "<|end|>"])
 
 
 # -- completions that openai-harmony writes
 
 
-@pytest.mark.parametrize("end", [None, "<|end|>", "<|return|>", "<|call|>"])
-@pytest.mark.parametrize("name", TURNS)
-def test_what_harmony_renders_is_parsed_as_harmony_does(name: str, end: str | None, gpt_oss: GptOss) -> None:
+@FIXTURE
+@given(spoken=turns, end=ends)
+def test_what_harmony_renders_is_parsed_as_harmony_does(spoken: list[Spoken], end: str | None, gpt_oss: GptOss) -> None:
     """Each end closes each kind of message, as openai-harmony accepts it: a call closed with another is OK."""
-    ids = gpt_oss.completion(TURNS[name], end)
+    ids = gpt_oss.completion(spoken, end)
     response = gpt_oss.check(ids)
-    assert ours(response) == gpt_oss.theirs(ids) == [item for one in TURNS[name] for item in one.items]
+    assert ours(response) == gpt_oss.theirs(ids) == [item for one in spoken for item in one.items]
     assert (response.open, response.unread) == (None, None)
     if end is not None:
         assert response.stop_token == (None if end == "<|end|>" else ids[-1])
         assert response.finish is (Finish.LENGTH if end == "<|end|>" else Finish.STOP)
-        closed = gpt_oss.renderer.parse_response(gpt_oss.completion(TURNS[name]))
+        closed = gpt_oss.renderer.parse_response(gpt_oss.completion(spoken))
         assert [call.status for call in response.tool_calls] == [call.status for call in closed.tool_calls]
-
-
-ends = st.sampled_from([None, "<|return|>", "<|call|>", "<|end|>"])
-
-
-@FIXTURE
-@given(spoken=turns, end=ends)
-def test_any_turn_is_parsed_as_harmony_does(spoken: list[Spoken], end: str | None, gpt_oss: GptOss) -> None:
-    ids = gpt_oss.completion(spoken, end)
-    expected = gpt_oss.theirs(ids)
-    assert expected == [item for one in spoken for item in one.items]
-    assert ours(gpt_oss.check(ids)) == expected
 
 
 MESSAGES = [
@@ -279,18 +234,12 @@ def check_header(response: ParsedResponse, left: list[Item], header: str) -> Non
     assert response.open is PartKind.TOOL_CALL
 
 
-@pytest.mark.parametrize("name", TURNS)
-def test_cut_off_at_every_token(name: str, gpt_oss: GptOss) -> None:
-    ids = gpt_oss.completion(TURNS[name])
+@settings(FIXTURE, max_examples=30)
+@given(spoken=turns)
+def test_any_turn_cut_off_at_every_token(spoken: list[Spoken], gpt_oss: GptOss) -> None:
+    ids = gpt_oss.completion(spoken)
     for count in range(len(ids)):
         check_cut(gpt_oss, ids[:count])
-
-
-@FIXTURE
-@given(spoken=turns, share=st.floats(0, 1))
-def test_any_turn_cut_off_anywhere(spoken: list[Spoken], share: float, gpt_oss: GptOss) -> None:
-    ids = gpt_oss.completion(spoken)
-    check_cut(gpt_oss, ids[: int(share * len(ids))])
 
 
 # -- what is not as it should be

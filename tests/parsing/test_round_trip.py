@@ -235,9 +235,3 @@ def test_white_space_of_the_template_that_lands_in_content_is_reported() -> None
     assert (entry.message, entry.field, entry.kind) == (3, "content", UnreadableKind.CHANGED)
     assert entry.why == "'done' is read as '  done'"
     assert renderer.find_unreadable([USER, said]) == []
-
-
-def test_what_is_read_back_is_not_reported() -> None:
-    values = {"a": [1, 1.0, True, None, {"deep": "x\n'\"\\"}], "b": "1", "c": 2.5}
-    for given_values in (values, json.dumps(values)):
-        assert make_renderer("qwen3").find_unreadable([USER, calling(arguments=given_values)]) == []

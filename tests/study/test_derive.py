@@ -13,13 +13,13 @@ import pytest
 
 from tests.conversations import Message, tool, user
 from tests.formats.small import made_up_renderer
+from tests.parsing.test_streaming import check
 from tests.study import cases
 from tests.study.cases import BESIDE, BOTH, CALLED, CASES, CONTROLS, HELLO, THOUGHT, TWICE, as_text, completion
 from tests.support import SPECIAL, rotating, templates_of_trl, tokenizer_json_for
 from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.formats.grammar import NO_CALLS, Value
 from tokentrace.formats.writing import write_calls
-from tokentrace.parsing.events import ArgumentsDelta, ContentDelta
 from tokentrace.parsing.readback import MISREAD
 from tokentrace.parsing.response import Finish
 from tokentrace.tokens import Tokenizer
@@ -109,15 +109,7 @@ def test_what_a_template_writes_is_read_back_and_every_cut_streams_to_the_same(n
         assert cases.summary(response) == cases.expected_summary(message)
         assert (response.finish, response.open) == (Finish.STOP, None)
         for stop in range(0, len(ids) + 1, 7):
-            whole = renderer.parse_response(ids[:stop], prompt_ids=prompt)
-            parser = renderer.streaming_parser(prompt_ids=prompt)
-            events = [event for index in ids[:stop] for event in parser.feed([index])] + parser.finish()
-            assert parser.response == whole
-            assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == whole.content
-            deltas = [event for event in events if isinstance(event, ArgumentsDelta)]
-            for call in whole.tool_calls:
-                text = "".join(event.text for event in deltas if event.index == call.index)
-                assert call.name is None or text == call.arguments_text
+            check(renderer, ids[:stop], [], prompt_ids=prompt)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +203,3 @@ def test_every_template_of_trl_is_read_back_or_listed() -> None:
     lossy = {name: some for name, some in problems.items() if some}
     listed = {name for name in problems if re.sub("_training$", "", name) in TRL_NOT_READ_BACK}
     assert set(lossy) == listed, {name: lossy.get(name) for name in set(lossy) ^ listed}
-
-
-def test_templates_for_training_write_as_those_they_are_made_of() -> None:
-    names = sorted(templates_of_trl())
-    twins = [(name, f"{name}_training") for name in names if f"{name}_training" in names]
-    assert len(twins) > 10
-    for name, twin in twins:
-        assert trl_renderer(name).grammar() == trl_renderer(twin).grammar(), name

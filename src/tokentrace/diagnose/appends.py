@@ -26,8 +26,9 @@ from ..study.turns import common_prefix
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
-from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, WordedEnum, call_ids, inline_reasoning
+from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, call_ids, inline_reasoning
 from .facts import contains_text, text_from
+from .finding import WordedEnum
 
 NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 _ALTERED: Final = " is not written as it was given"

@@ -34,17 +34,18 @@ _INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
 class CallParser(JsonReader, PairReader, BracketReader):
     """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
-    header: int | None = None
-    """Where the header of the next call's message begins, in formats that have such."""
+    def read(self, start: int | None = None) -> Reading[None]:
+        """The calls that begin here, up to where content goes on, or to a stop token.
 
-    def read(self) -> Reading[None]:
-        """The calls that begin here, up to where content goes on, or to a stop token."""
+        The first begins at `start` if a header comes before it.
+        """
         calls, reader = self.calls, self.reader
         if calls.section_open and (yield from reader.sees(calls.section_open[0])):
             yield from self._section()
             return
         while True:
-            yield from self._delimited(outside=calls.named_section)
+            yield from self._delimited(start, outside=calls.named_section)
+            start = None
             at, opens = reader.at + len(calls.separator), calls.separator + calls.open[0]
             if (yield from reader.sees(opens)) and (yield from reader.sees_all(calls.open, at)) is not None:
                 reader.at = at
@@ -132,10 +133,9 @@ class CallParser(JsonReader, PairReader, BracketReader):
             yield from self.python_call(call)
         return call.announced
 
-    def _delimited(self, *, outside: bool = False) -> Reading[None]:
+    def _delimited(self, start: int | None = None, *, outside: bool = False) -> Reading[None]:
         calls, reader = self.calls, self.reader
-        start = reader.at if self.header is None else self.header
-        self.header = None
+        start = reader.at if start is None else start
         if not (yield from reader.skip_all(calls.open)):
             reader.at += len(calls.open[0])
         misplaced = f"the call is outside of {calls.grammar.section_open.strip()!r}" if outside else ""

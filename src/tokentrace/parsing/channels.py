@@ -175,8 +175,7 @@ class ChannelParser:
     def _call(self, header: _Header, begin: int) -> Reading[Match | None]:
         tool, calls, tools = header.tool or "", self._calls, self.output.tools
         if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
-            calls.header = begin
-            yield from calls.read()
+            yield from calls.read(begin)
             match = yield from self.reader.find(self.delimiters.in_body, self.output.content)
             self.output.end_text()
             return match

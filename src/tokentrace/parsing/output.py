@@ -17,12 +17,6 @@ from .reader import Reader, Report
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, TokenRange
 from .values import Tools, read_json
 
-_SEVERITY: Final = (
-    *(CallStatus.TRUNCATED, CallStatus.UNCLOSED, CallStatus.MISSING_NAME, CallStatus.MALFORMED),
-    *(CallStatus.INVALID_JSON, CallStatus.DUPLICATE_ARGUMENT, CallStatus.UNKNOWN_TOOL),
-)
-"""Of several problems of a call, the first is its status."""
-
 _to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which JSON can escape, but no text can contain."""
@@ -123,7 +117,7 @@ class OpenCall:
             self.fail(CallStatus.UNKNOWN_TOOL, f"there is no tool {self.name!r}")
         text, raw = "".join(self.texts), output.reader.text(max(self.start, output.base), stop)
         arguments = self.values if self.values is not None else self._read_arguments(text)
-        statuses = [status for status in _SEVERITY if status in self.problems]
+        statuses = [status for status in CallStatus if status in self.problems]
         problem, span = self.problems[statuses[0]] if statuses else "", output.span(self.start, stop)
         counted = self.severe if output.lenient else self.problems
         status = next((status for status in statuses if status in counted), CallStatus.OK)

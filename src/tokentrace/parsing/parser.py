@@ -13,7 +13,7 @@ from .events import Done, Event, events_of
 from .output import Output, Placed
 from .reader import Match, Reader, Reading
 from .response import CallReading, Finish, ParsedResponse, PartKind, TokenRange
-from .values import NO_TOOLS, Tools
+from .values import Tools
 
 
 class TurnParser:
@@ -142,7 +142,7 @@ class StreamingParser:
         self._lenient = calls is CallReading.LENIENT
         prefix = compiled.prefix(compiled.prompt if prompt is None else prompt)
         self._reader, self._table = Reader(compiled.marked, prefix), compiled.marked.table
-        self._output = output = Output(self._reader, len(prefix), tools or NO_TOOLS, lenient=self._lenient)
+        self._output = output = Output(self._reader, len(prefix), tools or Tools(None), lenient=self._lenient)
         if compiled.channels is not None:
             self._reading = ChannelParser(compiled, output).read()
         else:
@@ -239,12 +239,6 @@ class StreamingParser:
 
 def read_turn(compiled: Compiled, completion: Ids, prompt_ids: Sequence[int] | Ids) -> ParsedResponse:
     """Parse a completion after a prompt. Raises InputError for a wrong id in it."""
-    return parse(compiled, completion, prompt=compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
-
-
-def parse(
-    compiled: Compiled, ids: Iterable[int] | Ids, tools: Tools | None = None, prompt: bytes | None = None
-) -> ParsedResponse:
-    parser = StreamingParser(compiled, tools, prompt)
-    parser.feed(ids)
+    parser = StreamingParser(compiled, prompt=compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
+    parser.feed(completion)
     return parser.response

@@ -9,22 +9,22 @@ from ..showing import ShowsItself
 
 
 class CallStatus(StrEnum):
-    """What became of one call."""
+    """What became of one call: of several problems, the first in this order."""
 
     OK = "ok"
-    INVALID_JSON = "invalid_json"
-    """What should be JSON is not."""
+    TRUNCATED = "truncated"
+    """The completion ended inside the call, with no stop token."""
     UNCLOSED = "unclosed"
     """The turn went on, or ended, before the call was closed."""
     MISSING_NAME = "missing_name"
     MALFORMED = "malformed"
     """It does not have the shape of a call."""
-    UNKNOWN_TOOL = "unknown_tool"
-    """No tool has this name, although there are tools."""
+    INVALID_JSON = "invalid_json"
+    """What should be JSON is not."""
     DUPLICATE_ARGUMENT = "duplicate_argument"
     """An argument appears twice; the last one counts."""
-    TRUNCATED = "truncated"
-    """The completion ended inside the call, with no stop token."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """No tool has this name, although there are tools."""
 
 
 class CallReading(StrEnum):
@@ -134,11 +134,6 @@ class ParsedResponse(ShowsItself):
     def calls(self) -> list[ParsedToolCall]:
         """The calls that can be run."""
         return [call for call in self.tool_calls if call.status is CallStatus.OK]
-
-    @property
-    def called_names(self) -> list[str]:
-        """The names of the functions that it calls, whatever became of the calls."""
-        return [call.name for call in self.tool_calls if call.name is not None]
 
     @property
     def finish_reason(self) -> str:

@@ -230,6 +230,3 @@ class Tools:
     def declared(self, name: str | None) -> frozenset[str]:
         """The names of the declared parameters; none if there is no such tool."""
         return self._schemas[name].keys() if name in self._schemas else frozenset()
-
-
-NO_TOOLS: Final = Tools(None)

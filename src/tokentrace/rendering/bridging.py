@@ -22,7 +22,7 @@ from ..parsing.compiled import Compiled
 from ..parsing.marked import mark, tags
 from ..parsing.parser import read_turn
 from ..parsing.response import ParsedResponse
-from ..study.endings import TurnEndings
+from ..study.endings import TurnEndings, find_past_close
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
 from ..study.seams import (
@@ -183,7 +183,8 @@ class Bridger:
 
         if not self._proofs.once(("names", *unnamed.key), needs_names):
             return unnamed
-        called = read_turn(self.compiled(), stream.completion, stream.prompt).called_names
+        calls = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
+        called = [call.name for call in calls if call.name is not None]
         return replace(unnamed, names=called) if len(called) <= len(results) else unnamed  # else some went unanswered
 
     # -- proofs
@@ -395,7 +396,7 @@ class Bridger:
         """The seam of a template that ends the turn with text, or with nothing."""
         completion = stream.completion
         whole = self._marked(continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut])
-        past_close = self._marked(self.study.past_close())
+        past_close = self._marked(find_past_close(self.study))
         shared = zip(reversed(whole), reversed(past_close), strict=False)
         count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
         closing = whole[len(whole) - count :]
@@ -423,7 +424,7 @@ class Bridger:
 
     def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
         """White space that the template writes before the stop token of past answers, as far as it is missing."""
-        space, token, _ = self._marked(self.study.past_close()).partition(mark(stop))
+        space, token, _ = self._marked(find_past_close(self.study)).partition(mark(stop))
         if not token or space.strip() or parsed.tool_calls:
             return ""
         data, _ = self.compiled().marked.spelled(completion, 0)

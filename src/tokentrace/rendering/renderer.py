@@ -20,7 +20,7 @@ from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
 from ..parsing.marked import MarkedBytes
-from ..parsing.parser import StreamingParser, parse
+from ..parsing.parser import StreamingParser, read_turn
 from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
 from ..parsing.values import Tools
@@ -355,8 +355,7 @@ class Renderer:
             except TokentraceError:
                 continue
             for turn in rendered.turns[:1]:
-                prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
-                parsed = parse(compiled, rendered.ids[turn.start : turn.stop], prompt=prompt)
+                parsed = read_turn(compiled, rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start])
                 for part in misread_parts(rendered.rendering, parsed, compiled.grammar):
                     yield part, name
 

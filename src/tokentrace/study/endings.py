@@ -111,7 +111,7 @@ def _control_tokens(encoded: Encoded, start: int, end: int) -> list[int]:
     return [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
 
 
-def past_close(study: TemplateStudy) -> str:
+def find_past_close(study: TemplateStudy) -> str:
     """What the template writes after the words of a past answer, in its turn."""
     for rendering in map(study.probe, (probes.CONTINUED, probes.ANSWERED)):
         for turn in turn_spans(rendering, {1}) if rendering else ():

@@ -24,7 +24,7 @@ from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
-from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, calling
+from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, call, calling, result
 from .sampling import SampledTurn, turn_end
 from .turns import TurnSpan
 
@@ -127,18 +127,13 @@ def find_continuation(
 # -- stand-ins
 
 Context = tuple[Mapping[str, Any], ...]
-_EARLIER: Final = {"id": "call00009", "type": "function"}
-_RESULT: Final = {"role": "tool", "name": "earlier", "tool_call_id": "call00009", "content": "result"}
 
 
 def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
     """A context with a call in it, in the ways that one or another template takes."""
-    ways: list[tuple[str | None, Any]] = [("", {}), (None, {}), ("", "{}"), (None, "{}")]
-    functions = ((content, {"name": "earlier", "arguments": arguments}) for content, arguments in ways)
-    return tuple(
-        (*before, calling({**_EARLIER, "function": function}, content=content), _RESULT, *after)
-        for content, function in functions
-    )
+    ways = itertools.product((False, True), ("", None))
+    calls = (calling(call(9, {}, as_text=as_text), content=content) for as_text, content in ways)
+    return tuple((*before, message, result(9), *after) for message in calls)
 
 
 CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
@@ -177,8 +172,8 @@ class StandIn:
             answered = results[:1] if self.single else results
             arguments: Any = "{}" if self.text_arguments else {}
             message["tool_calls"] = []
-            for at, result in enumerate(answered or [{}]):
-                call_id = result.get("tool_call_id")
+            for at, answer in enumerate(answered or [{}]):
+                call_id = answer.get("tool_call_id")
                 call_id = call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
                 function = {"name": names[at] if at < len(names) else "unknown_function", "arguments": arguments}
                 message["tool_calls"].append({"id": call_id, "type": "function", "function": function})

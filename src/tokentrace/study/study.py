@@ -138,10 +138,6 @@ class TemplateStudy:
         return self.endings(False) if tools and not seen.seen else seen
 
     @learned
-    def past_close(self) -> str:
-        return endings.past_close(self)
-
-    @learned
     def turn_tokens(self) -> frozenset[int]:
         return frozenset(endings.control_tokens(self).assistant)
 

@@ -8,6 +8,7 @@ ends where the conversation with it ends.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -150,12 +151,5 @@ def matched_prefix(scaffold: str, prompt: str, cuts: Sequence[int]) -> int:
 
 def common_prefix(one: str, other: str) -> int:
     """How many characters two strings have in common at their beginning."""
-    size, at, step = min(len(one), len(other)), 0, 256
-    while at < size:
-        if one[at : at + step] == other[at : at + step]:
-            at, step = at + step, step * 4
-        elif step == 1:
-            return at
-        else:
-            step = max(1, step // 4)
-    return size
+    lengths = range(1, min(len(one), len(other)) + 1)
+    return bisect.bisect_left(lengths, True, key=lambda length: not one.startswith(other[:length]))
