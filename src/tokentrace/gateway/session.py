@@ -25,7 +25,7 @@ from ..rendering.bridged import BridgedTokens
 from ..store.packing import pack_channels
 from ..store.store import TurnRecord
 from ..study.seams import BridgeRefusal
-from ..tokens.kinds import Kind
+from ..tokens.kinds import Kind, Kinds
 from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
@@ -422,7 +422,8 @@ def _append_prompt(
     trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
 ) -> int:
     """Write the new tokens of a prompt to the branch that it extends, or to a new one. Returns the branch."""
-    count, spans, kinds = len(placed.conversation.messages), placed.spans, None
+    count, spans = len(placed.conversation.messages), placed.spans
+    kinds: Kinds | Kind = Kind.CONTEXT
     if base is not None and at_tip:
         if not placed.conversation.continued:
             new, added = placed.new_ids, max(0, count - base.depth)
