@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.faults import Fault
+from tests.engines.faults import GARBAGE
 from tests.rollout.support import QUESTION, RENDERER, Turns, look
 from tokentrace import InputError
 from tokentrace.rollout.batch import Summary, grouped, row_task, run_rollouts
@@ -67,7 +67,7 @@ def test_seeds_are_the_same_however_many_run_at_once_and_whatever_was_finished_b
 
 def test_failures_are_counted_and_the_others_go_on() -> None:
     engine = Turns()
-    engine.faults.extend([None, Fault.GARBAGE, None])
+    engine.faults.extend([None, GARBAGE, None])
     summary = asyncio.run(run_rollouts(Agent(engine, RENDERER, reward=lambda _: 1.0), TASKS, concurrency=1))
     assert summary.ends == {End.ANSWER: 4, End.ENGINE: 1}
     assert summary.reward == 1.0
