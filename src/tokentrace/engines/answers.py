@@ -17,7 +17,8 @@ from msgspec import Meta, Struct
 from ..errors import TrajectoryError, brief
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan, as_ids
+from ..trajectory.checks import as_ids
+from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan
 from . import protocol
 from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, Ranked, best_ids, experts_of
 from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
