@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..engines.routing import Circuit
     from ..rollout.batch import Summary
-    from ..rollout.patience import Outage
     from ..rollout.record import Rollout
     from ..rollout.setup import Run
     from ..rollout.store import RolloutStore
@@ -209,7 +208,7 @@ class _Display(ProgressBars):
         line = f"{done:,} of {self._total:,} rollouts · {status} · {left}"
         self.show("rollouts", done, self._total, status, line)
 
-    def outage(self, outage: Outage | None) -> None:
+    def outage(self, outage: str | None) -> None:
         """Say now and then that the engine does not answer, and once that it answers again."""
         now = time.monotonic()
         if self._quiet or (outage is not None and self._reported and now - self._reported < self._OUTAGES_EVERY):

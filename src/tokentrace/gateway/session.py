@@ -31,7 +31,6 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from . import turns
 from .adapting import readable_calls, render_readably
 from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn, SentMessages
 
@@ -94,7 +93,7 @@ class SessionRecord:
         same, earlier = 0, None
         for sent in reversed(self._latest):
             if sent.keys[0] == conversation.root and sent.matcher == self.matcher:
-                if (shared := turns.shared_prefix(originals, sent.originals)) > same:
+                if (shared := message_keys.shared_prefix(originals, sent.originals)) > same:
                     same, earlier = shared, sent
                 if same == len(sent.originals):
                     break
