@@ -40,8 +40,7 @@ from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.loop import Rollout, Task
 from tokentrace.rollout.tools import as_tools
 from tokentrace.samples.trajectories import owned_turns
-from tokentrace.show import plain_view
-from tokentrace.show.page import page_html
+from tokentrace.show import plain_view, show
 from training.pocket.expert import solve
 from training.pocket.questions import make_questions
 
@@ -197,7 +196,7 @@ def test_a_template_that_forgets_differs_only_in_reasoning_before_the_last_user_
 
 def test_every_view_has_the_noise_and_the_meaning_of_every_number(demo: Demo) -> None:
     document, data = demo_document(demo), demo_json(demo)
-    text, page = plain_view(document), page_html(document)
+    text, page = plain_view(document), show(document).html
     assert (data["noise"], data["remarks"]) == (asdict(NOISE), remarks(demo))
     broken, count = demo.paths[0].numbers()["broken_rollouts"], len(demo.paths[0].rollouts)
     for part in ("1 % of the assistant's tokens", "2 % of its calls", "6 of 384", f"{broken} of {count} rollouts"):
@@ -229,7 +228,7 @@ def test_the_page_escapes_whatever_was_said() -> None:
         scored = score_row(rollout, path_row(path, RENDERER, rollout), MODEL.score)
         reports.append(PathReport(path, [rollout], breaks, [scored]))
     demo = Demo(0, [replace(trial, reports=reports) for trial in TRIALS])
-    page = page_html(demo_document(demo))
+    page = show(demo_document(demo)).html
     assert_only_its_own_code_runs(page)
     assert "\x1b[31mred" not in plain_view(demo_document(demo))
     document = read_page(page)

@@ -24,7 +24,6 @@ COLOURS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(("assistant", "sampled"), ("#34d399", "#12b07c")),
     "calls": ("#f472b6", "#e04c99"),
     **dict.fromkeys(("result", "context"), ("#22d3ee", "#0ba5be")),
-    "tools": ("#94a3b8", "#7688a1"),
     "variables": ("#d6a56b", "#b98848"),
     "scaffold": ("#8a8a8a", "#737373"),
     "generation": ("#c4b5fd", "#a592f5"),
@@ -67,10 +66,11 @@ def plain_view(value: Any, *, limit: int = LIMIT) -> str:
     document = document_of(value)
     parts = []
     if report := list(_report(document)):
-        console = Console(width=_WIDE, file=io.StringIO(), highlight=False, markup=False, emoji=False)
-        segments = [segment for part in report for segment in console.render(part) if not segment.control]
-        text = "".join(segment.text for segment in segments).removesuffix("\n")
-        parts.append("\n".join(line.rstrip() for line in text.split("\n")))
+        console = Console(width=_WIDE, file=io.StringIO(), color_system=None, highlight=False)
+        with console.capture() as printed:
+            console.print(Group(*report))
+        lines = printed.get().removesuffix("\n").split("\n")
+        parts.append("\n".join(line.rstrip() for line in lines))
     tracks = () if document.contrasts else document.tracks
     parts += ["\n".join(_plain_track(document, track, limit)) for track in tracks]
     return "\n\n".join(parts)
