@@ -131,7 +131,7 @@ class VersionRow(Struct):
 
     version: str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     start: int
-    end: int
+    stop: int = msgspec.field(name="end")
 
 
 def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) -> Answer:
@@ -268,7 +268,7 @@ class AnswerReader:
             channels[ROUTED_EXPERTS] = experts_of(reply.experts, len(self.prompt), self.count)
         versions = list[VersionSpan]()
         for row in reply.versions if self.count else ():
-            span = VersionSpan(row.version, row.start, row.end) if isinstance(row, VersionRow) else row
+            span = VersionSpan(row.version, row.start, row.stop)
             end = versions[-1].stop if versions else 0
             if span.start != end or span.stop <= end:
                 raise EngineAnswerError(f"weight_versions: {span.start} to {span.stop} does not continue at {end}")

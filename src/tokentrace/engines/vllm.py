@@ -132,7 +132,6 @@ class VLLMEngine(HTTPEngine):
                 model=name,
                 max_length=cards[name].max_model_len,
                 vocab_size=vocab_size,
-                streams=True,
                 pauses=paused is not None,
                 sampling=frozenset(OPTIONAL),
                 weights=paused is not None and weights is not None,

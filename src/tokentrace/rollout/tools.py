@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,6 @@ from ..conversation.place import is_list
 from ..errors import InputError, brief, kind_of
 from ..parsing.response import CallStatus, ParsedToolCall
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.vocabulary import Vocabulary
 from .calling import called, describe_error, noted, takes, within
 
 if TYPE_CHECKING:
@@ -321,7 +320,7 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     """
     text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
     keep = Keep(keep)
-    most = limit * _longest_token(tokenizer.vocabulary)
+    most = limit * int(tokenizer.vocabulary.byte_lengths.max())
     if len(text) <= 2 * most and len(tokenizer.encode_plain(text)) <= limit:
         return text
     head = limit if keep is Keep.HEAD else 0 if keep is Keep.TAIL else limit - limit // 2
@@ -329,11 +328,6 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     back = _part(text[-most:], limit - head, tokenizer, last=True) if limit - head else ""
     marker = f"[… {len(text) - len(front) - len(back):,} more characters]"
     return "\n".join(part for part in (front, marker, back) if part)
-
-
-@lru_cache(8)
-def _longest_token(vocabulary: Vocabulary) -> int:
-    return int(vocabulary.byte_lengths.max())
 
 
 def _part(text: str, count: int, tokenizer: Tokenizer, *, last: bool = False) -> str:
