@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.routing import Router
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.loop import Agent, Task
-from tokentrace.rollout.patience import Outage
 from tokentrace.rollout.store import RolloutStore
 
 ROOT = Path(__file__).parents[2]
@@ -74,9 +74,8 @@ def test_the_example_gives_a_row_of_exactly_what_was_sampled_for_each_rollout(tm
     assert metrics == json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     assert (metrics["rollouts"], metrics["samples"], metrics["breaks"]) == (12, 12, 0)
     assert "sampled tokens" in result.stderr
-    store = RolloutStore(out)
-    trajectories = {row["name"]: trajectory for row, trajectory in store.trajectories()}
-    store.close()
+    with closing(RolloutStore(out)) as store:
+        trajectories = {row["name"]: trajectory for row, trajectory in store.trajectories()}
     samples = list(read_samples(out / "rows.parquet"))
     renderer = create_renderer(POCKET)
     groups: dict[str, list[float]] = defaultdict(list)
@@ -115,26 +114,12 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: 
     assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["resumed"] == 0
     fewer = run(config, "-o", out, "--seed", "5", "--limit", "1")
     assert "tasks was 3 and is 1 now" in fewer.stderr
-
-
-def test_a_second_command_changes_nothing_while_the_first_has_not_begun_a_rollout(config: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = RolloutStore(out)
     (out / "run.json").write_text("its settings", encoding="utf-8")
-    second = run(config, "-o", out)
-    first.close()
+    with closing(RolloutStore(out)):
+        second = run(config, "-o", out)
     assert second.exit_code == 2
     assert "another process writes rollouts to" in second.stderr
     assert (out / "run.json").read_text(encoding="utf-8") == "its settings"
-
-
-def test_groups_with_nothing_to_compare_are_reported(config: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    alone = RUN.replace("rollouts_per_task: 2", "rollouts_per_task: 1") + "advantages: group\n"
-    config.write_text(alone, encoding="utf-8")
-    result = run(config, "-o", out)
-    assert result.exit_code == 0, result.output
-    assert "advantage 0 for groups of one rollout" in result.stdout
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_path: Path) -> None:
@@ -149,11 +134,9 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_p
     assert "of 6 rollouts are finished and kept; the same command goes on" in done.stderr
     assert "Traceback" not in done.stderr
     flag.unlink()
-    store = RolloutStore(out)
-    kept = len(store.finished)
+    with closing(RolloutStore(out)) as store:
+        kept, unfinished = len(store.finished), len(store.unfinished)
     assert 2 <= kept <= 3
-    unfinished = len(store.unfinished)
-    store.close()
     resumed = run(config, "-o", out, "--json", "-q")
     metrics = json.loads(resumed.stdout)
     assert (metrics["rollouts"], metrics["resumed"], metrics["unfinished_before"]) == (6, kept, unfinished)
@@ -171,9 +154,9 @@ def test_rollouts_that_fail_are_exit_code_1_and_can_be_tried_again(config: Path,
     assert "3 rollouts without a reward: no advantages for their rows" in failed.stdout
     assert sum(sample.advantages is None for sample in read_samples(out / "rows.parquet")) == 3
     assert "--retry runs them again" in failed.stdout
-    store = RolloutStore(out)
-    assert "RuntimeError: the judge is ill" in [note for row in store.finished for note in row["notes"]]
-    store.close()
+    assert "advantage 0 for groups of one rollout" in failed.stdout
+    with closing(RolloutStore(out)) as store:
+        assert "RuntimeError: the judge is ill" in [note for row in store.finished for note in row["notes"]]
     flag.unlink()
     assert run(config, "-o", out).exit_code == 1, "finished is finished"
     retried = run(config, "-o", out, "--retry", "--json")
@@ -201,11 +184,6 @@ def test_errors_are_one_line_with_the_place(config: Path, tmp_path: Path) -> Non
     result = run(config, "-o", tmp_path / "out")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {config}, line 8: concurency: there is no such setting")
-    nobody = "{kind: llama.cpp, url: 'http://127.0.0.1:9', http: {retries: 0}}"
-    config.write_text(RUN.replace("{kind: embedded}", nobody) + f"tokenizer: {POCKET}\n", encoding="utf-8")
-    result = run(config, "-o", tmp_path / "out")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {config}, line 1: engine.url: http://127.0.0.1:9/props: no connection")
     assert run(tmp_path / "none.yaml").exit_code == 2
 
 
@@ -309,11 +287,10 @@ def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers
     assert (metrics["ends"], metrics["tool_calls"], metrics["reward"]) == ({"answer": 4}, 4, 1.25)
     assert metrics["prompt_tokens"] - metrics["cached_tokens"] == 8, "all but one token of each prompt"
     assert "cached tokens" in result.stderr
-    store = RolloutStore(out)
-    rollouts = list(store.trajectories())
+    with closing(RolloutStore(out)) as store:
+        rollouts = list(store.trajectories())
     streams = [trajectory.stream().tolist() for _, trajectory in rollouts]
     finished = {row["metadata"]["level"]: row["messages"] for row, _ in rollouts}
-    store.close()
     assert [finished[number][2]["content"] for number in range(4)] == [f"the word is w{number}" for number in range(4)]
     servers[1].broken = False
     both = run(config, "-o", tmp_path / "both", "--json", "-q")
@@ -325,32 +302,23 @@ def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers
     assert trained == [CALL + ANSWER] * 4
 
 
-@pytest.mark.parametrize("terminal", [False, True], ids=["a file", "a terminal"])
 def test_progress_shows_circuits_and_outages(
-    terminal: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if terminal:
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(_Display, "_EVERY", 0.0)
     engines = [FaultyEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
     engines[1].faults.append(UNAVAILABLE)
     router = Router(engines, names=["http://a", "http://b"])
     asyncio.run(router.generate([1], SamplingParams(1), session="x"))
     asyncio.run(router.generate([1], SamplingParams(1), session="y"))
-    store = RolloutStore(tmp_path)
-    with _Display(2, store, False, router) as display:
-        display.outage(Outage("connection refused", 0, 1, 60))
-        display.outage(Outage("connection refused", 1, 2, 59))
+    with closing(RolloutStore(tmp_path)) as store, _Display(2, store, False, router) as display:
+        display.outage("asking again in 1 s")
+        display.outage("asking again in 2 s")
         display.outage(None)
         display.update(asyncio.run(Agent(router, RENDERER).run(Task([{"role": "user", "content": "?"}]))))
-    store.close()
     said = " ".join(capsys.readouterr().err.split())
-    assert said.count("asking again in 1 s, the run stops in 60 s; connection refused") == 1
+    assert said.count("asking again in 1 s") == 1
     assert "asking again in 2 s" not in said, "now and then, not each time"
     assert "the engine answers again" in said
     assert "engines: 1 closed, http://b open for" in said
-    assert "1 of 2 rollouts" in said or terminal
-    quiet = _Display(2, store, True, engines[0])
-    quiet.outage(Outage("connection refused", 0, 1, 60))
-    assert capsys.readouterr().err == ""
+    assert "1 of 2 rollouts" in said

@@ -14,26 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.assets import family_dir
-from tests.lazy import lazy
-from tests.support import SPECIAL, tokenizer_json_for
-from tokentrace import Renderer, create_renderer
+from tests.oracle import Refusal, hf_jinja
+from tests.support import SPECIAL, over_bytes
 from tokentrace.diagnose import AuditReport, audit_template
 from tokentrace.pocket import POCKET
-from tokentrace.tokens import Tokenizer
-
-chat_template_utils = lazy("transformers.utils.chat_template_utils")
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 def source_of(family: str) -> str:
     return (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
-
-
-def over_bytes(source: str, name: str = "made up", **settings: Any) -> Renderer:
-    """A renderer for a template, with a tokenizer that has its control tokens and one token a byte."""
-    tokenizer = Tokenizer(tokenizer_json_for(source), name=name, variables=SPECIAL, fast=False)
-    return create_renderer(tokenizer, "default", chat_template=source, **settings)
 
 
 def audited(source: str, name: str = "made up") -> AuditReport:
@@ -52,14 +42,8 @@ def rendered(source: str, messages: Messages, tools: Any, prompt: bool) -> str |
 
 @lru_cache(maxsize=1_000)
 def _rendered(source: str, conversation: str, prompt: bool) -> str | None:
-    messages, tools = json.loads(conversation)
-    try:
-        texts, _ = chat_template_utils.render_jinja_template(
-            [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **SPECIAL
-        )
-    except Exception:
-        return None
-    return str(texts[0])
+    result = hf_jinja(source, *json.loads(conversation), add_generation_prompt=prompt, **SPECIAL)
+    return None if isinstance(result, Refusal) else result[0]
 
 
 def breaks(source: str, past: Messages, reply: Mapping[str, Any], appended: Messages, tools: Any) -> bool | None:

@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from tests.diagnose.brute import over_bytes, source_of
+from tests.diagnose.brute import source_of
+from tests.support import over_bytes
 from tokentrace import Renderer
 from tokentrace.diagnose.grammar import describe_grammar, grammar_document
 from tokentrace.formats.dialects import DIALECTS

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from jinja2 import nodes
 
-from tests.diagnose.brute import audited, over_bytes, rendered, source_of
-from tests.support import JINJA_FAMILIES
+from tests.diagnose.brute import audited, rendered, source_of
+from tests.support import JINJA_FAMILIES, over_bytes
 from tokentrace.diagnose.appends import cases
 from tokentrace.diagnose.blame import SET, TEST, WRITE, run_traced, source_text
 from tokentrace.diagnose.cases import TOOLS, Append, Request, turns

@@ -12,7 +12,7 @@ from typing import Any, Final
 from .errors import Backoff, EngineError, EngineUnavailable
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights
 
-_SHARED: Final = ("streams", "aborts", "pauses", "versions", "structures", "seeds", "weights")
+_SHARED: Final = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
 _COOLDOWN: Final = Backoff(5.0, 300.0)
 _REMEMBERED: Final = 100_000
 """How many sessions and groups a router remembers."""
