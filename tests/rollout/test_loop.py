@@ -183,28 +183,6 @@ def test_a_simulated_user_goes_on_until_content() -> None:
     check_exact(rollout, engine)
 
 
-def test_many_rollouts_run_at_once_in_groups_and_never_more_than_allowed() -> None:
-    under_way = most = 0
-
-    async def latency(_: int) -> None:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await asyncio.sleep(0)
-        under_way -= 1
-
-    engine = Turns(ANSWER, latency=latency)
-    agent = Agent(engine, RENDERER)
-    tasks = list(grouped([Task(QUESTION, name=f"q{n}") for n in range(10)], 4))
-    done: list[Rollout] = []
-    summary = asyncio.run(run_rollouts(agent, tasks, concurrency=8, done=done.append))
-    assert summary.rollouts == len(done) == 40
-    assert 1 < most <= 8
-    assert {rollout.task.metadata["group"] for rollout in done} == {f"q{n}" for n in range(10)}
-    assert summary.described()["samples_per_rollout"] == 1.0
-    assert summary.ends == {"answer": 40}
-
-
 def valued(count: int, name: str = "") -> list[Task]:
     return [Task(QUESTION, name=name, tool_settings={"look": {"value": number}}) for number in range(count)]
 

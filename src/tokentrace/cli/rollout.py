@@ -231,13 +231,11 @@ def _circuits(engine: Engine | None) -> str:
 def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit], to_stderr: bool) -> None:
     """Print the results of a run, and what is wrong with them."""
     count, speed, reward = max(summary.rollouts, 1), metrics["tokens_per_second"], metrics["reward"]
-    cached, prompted, waited = summary.cached_tokens, summary.prompt_tokens, metrics["waited_seconds"]
+    cached, prompted = summary.cached_tokens, summary.prompt_tokens
     share = None if cached is None or not prompted else cached / prompted
     earlier = f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""
-    unfinished = metrics["unfinished_before"]
     rows = {
         "rollouts": f"{summary.rollouts:,}{earlier}",
-        "unfinished before": f"{unfinished:,}, run again" if unfinished else "",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
         "turns": f"{summary.turns:,} ({summary.turns / count:.1f} a rollout)",
         "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f} a second" if speed else ""),
@@ -248,7 +246,6 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
         "samples": f"{summary.samples:,} ({summary.samples / count:.2f} a rollout)",
         "reward": "none" if reward is None else f"{reward:.3f} on average",
         "engines": "; ".join(map(str, circuits)),
-        "engine down": f"for {waited:,.0f} s, waited for" if waited >= 1 else "",
     }
     click.secho(f"wrote {metrics['rows'] or metrics['output']}", bold=True, err=to_stderr)
     for name, text in rows.items():
