@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, Conversation, assistant, call, result, user
+from tests.diagnose.brute import source_of
 from tests.support import JINJA_FAMILIES, over_bytes, per_family, rendered, rotating, some
 from tokentrace import RenderedTokens, Renderer, TokentraceError
 from tokentrace.conversation import Change
@@ -22,8 +22,7 @@ NEVER_SHOW = {
 
 @per_family
 def renderer(family: str, setting: str = "") -> Renderer:
-    source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
-    return over_bytes(source, **({setting: True} if setting else {}))
+    return over_bytes(source_of(family), **({setting: True} if setting else {}))
 
 
 def render(family: str, setting: str, messages: Any, tools: Any = None) -> RenderedTokens | None:

@@ -214,11 +214,11 @@ class AnswerReader:
         request: GenerateRequest,
         capabilities: Capabilities,
         read: Callable[[Any, AnswerReader], EngineReply | None] = lambda answer, _: answer,
-        sent: bytes | None = None,
+        check_echo: bool = False,
     ) -> None:
         self._read = read
-        self.unconfirmed = sent
-        """The JSON text of the prompt, until the engine echoed it; None if that is not checked."""
+        self.check_echo = check_echo
+        """True until the engine has echoed the prompt, if that is checked."""
         self.count = 0
         self.last_id: int | None = None
         self.cached_tokens: int | None = None

@@ -66,11 +66,10 @@ def plain_view(value: Any, *, limit: int = LIMIT) -> str:
     document = document_of(value)
     parts = []
     if report := list(_report(document)):
-        console = Console(width=_WIDE, file=io.StringIO(), color_system=None, highlight=False)
-        with console.capture() as printed:
-            console.print(Group(*report))
-        lines = printed.get().removesuffix("\n").split("\n")
-        parts.append("\n".join(line.rstrip() for line in lines))
+        console = Console(width=_WIDE, file=io.StringIO(), highlight=False, markup=False, emoji=False)
+        segments = [segment for part in report for segment in console.render(part) if not segment.control]
+        text = "".join(segment.text for segment in segments).removesuffix("\n")
+        parts.append("\n".join(line.rstrip() for line in text.split("\n")))
     tracks = () if document.contrasts else document.tracks
     parts += ["\n".join(_plain_track(document, track, limit)) for track in tracks]
     return "\n\n".join(parts)
