@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokentrace import create_renderer
-from tokentrace.demo.questions import Question, follow_up, pick_questions, question_task, reward
+from tokentrace.demo.questions import follow_up, pick_questions, question_task, reward
 from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Agent, BaseInteraction, Reply
@@ -16,14 +16,10 @@ class User(BaseInteraction):
 
     def __init__(self) -> None:
         super().__init__()
-        self.questions: dict[str, Question] = {}
         self.scores: dict[str, float] = {}
 
-    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        self.questions[instance_id] = kwargs["question"]
-
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        question = self.questions[instance_id]
+        question = kwargs["question"]
         text = follow_up(question, messages)
         self.scores[instance_id] = reward(question, messages)
         return Reply(done=True) if text is None else Reply(text)
@@ -32,7 +28,6 @@ class User(BaseInteraction):
         return self.scores.get(instance_id)
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        self.questions.pop(instance_id, None)
         self.scores.pop(instance_id, None)
 
 

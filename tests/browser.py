@@ -176,7 +176,12 @@ def chromium() -> Iterator[Chromium]:
         with os.fdopen(down[1], "wb") as to, os.fdopen(up[0], "rb") as back:
             browser = Chromium(to, back)
             try:
-                _await_start(browser, said)
+                try:
+                    browser.send("Browser.getVersion")
+                except (RuntimeError, OSError, queue.Empty) as error:
+                    said.seek(0)
+                    words = said.read().decode(errors="replace").strip()[-1000:]
+                    raise NoBrowserError(f"{CHROMIUM} is here, but does not start: {words or error}") from error
                 yield browser
             finally:
                 with contextlib.suppress(Exception):
@@ -186,12 +191,3 @@ def chromium() -> Iterator[Chromium]:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-
-
-def _await_start(browser: Chromium, said: BinaryIO) -> None:
-    try:
-        browser.send("Browser.getVersion")
-    except (RuntimeError, OSError, queue.Empty) as error:
-        said.seek(0)
-        words = said.read().decode(errors="replace").strip()[-1000:]
-        raise NoBrowserError(f"{CHROMIUM} is here, but does not start: {words or error}") from error

@@ -1,9 +1,9 @@
-"""Fixtures: every family in turn, its tokenizer, renderers made of it."""
+"""Fixtures: every family in turn, a browser. Which tests run, and in which order."""
 
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ import pytest
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
 from tests.browser import Chromium, NoBrowserError, chromium
 from tests.grouping import group_of, is_quick, needs_assets, place_of, sampled
-from tests.support import FULL, JINJA_FAMILIES, load_family, make_renderer
-from tokentrace import Renderer
-from tokentrace.tokens import Tokenizer
+from tests.support import FULL, JINJA_FAMILIES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -132,18 +130,6 @@ def family(request: pytest.FixtureRequest) -> str:
 def any_family(request: pytest.FixtureRequest) -> str:
     """Every family, those whose format is written in Python among them."""
     return _at_hand(request.param)
-
-
-@pytest.fixture
-def tokenizer() -> Callable[[str], Tokenizer]:
-    """The tokenizer of a family, loaded once."""
-    return load_family
-
-
-@pytest.fixture
-def renderer() -> Callable[..., Renderer]:
-    """``renderer(family, **settings)``: a renderer with the family's shipped template."""
-    return make_renderer
 
 
 @pytest.fixture(scope="session")

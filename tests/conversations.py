@@ -21,17 +21,14 @@ class Conversation:
 
 
 def system(content: Any) -> Message:
-    """A system message."""
     return {"role": "system", "content": content}
 
 
 def developer(content: str) -> Message:
-    """A developer message."""
     return {"role": "developer", "content": content}
 
 
 def user(content: Any) -> Message:
-    """A user message."""
     return {"role": "user", "content": content}
 
 

@@ -17,7 +17,7 @@ ASSETS = re.compile(
     re.MULTILINE,
 )
 """Imports of files that use real tokenizers and templates."""
-ASSET_FIXTURES = frozenset({"family", "any_family", "tokenizer", "renderer", "encoding"})
+ASSET_FIXTURES = frozenset({"family", "any_family", "encoding"})
 
 TOGETHER = (
     "tests/data/test_cluster.py",
@@ -56,22 +56,16 @@ LENGTHY = (
     "tests/cli/test_cli.py::test_the_demo",
     "tests/cli/test_rollout.py",
     "tests/engines/test_embedded",
-    "tests/engines/test_hostile.py",
-    "tests/engines/test_sampling.py",
-    "tests/engines/test_weights.py",
     "tests/data/test_job.py",
     "tests/diagnose/test_lines.py::test_a_forced_run",
     "tests/integrations/test_converters.py",
     "tests/pocket/test_model.py",
-    "tests/engines/test_vllm_connecting.py::test_the_kind_does_not_depend",
     "tests/rendering/test_renderer_settings.py::test_a_renderer_works_in_another_process",
     "tests/rollout/test_resuming.py",
     "tests/rollout/test_store.py::test_a_killed_process",
-    "tests/samples/test_packing.py",
     "tests/samples/test_truncation.py",
     "tests/store/test_crash.py",
     "tests/gateway/test_kill.py",
-    "tests/study/test_derived_read_back.py::test_every_cut",
     "tests/template/test_limits.py",
     "tests/test_install.py::test_each_extra",
     "tests/test_install.py::test_links_of_the_package_page",
@@ -79,7 +73,6 @@ LENGTHY = (
     "tests/test_junk.py::test_junk_gives_typed_errors",
     "tests/test_notebooks.py",
     "tests/tokens/test_encoding.py",
-    "tests/trajectory/test_random_walk.py",
     "tests/show/test_browser.py",
 )
 """Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:

@@ -83,16 +83,21 @@ def hf_text(
     return rendered
 
 
+def hf_jinja(source: str, messages: Messages, tools: Tools = None, **options: Any) -> tuple[str, Any] | Refusal:
+    """What transformers' own Jinja environment renders, and the ranges in `generation` blocks if asked for."""
+    utils = lazy("transformers.utils.chat_template_utils")
+    try:
+        texts, ranges = utils.render_jinja_template([messages], tools=tools, chat_template=source, **options)
+    except Exception as error:
+        return Refusal(type(error).__name__, str(error))
+    return str(texts[0]), [*ranges, []][0]
+
+
 def hf_generation_mask(
     tokenizer: Any, template: str, messages: Messages, tools: Tools = None, **kwargs: Any
 ) -> GenerationMask | Refusal:
     """What a training template marks as generated; `template` has to have `generation` blocks."""
-    options = {
-        "chat_template": template,
-        "tokenize": True,
-        "return_dict": True,
-        "return_assistant_tokens_mask": True,
-    }
+    options = {"chat_template": template, "return_dict": True, "return_assistant_tokens_mask": True}
     answer = _apply(tokenizer, messages, tools, options | kwargs)
     if isinstance(answer, Refusal):
         return answer

@@ -25,10 +25,9 @@ from tests.assets import FAMILIES
 from tests.assets.build import trl_templates
 from tests.assets.store import fetch_package
 from tests.conversations import CONVERSATIONS, Conversation
-from tests.support import SPECIAL, make_renderer, tokenizer_json_for, variable_choices
-from tokentrace import Renderer, TokentraceError, create_renderer
+from tests.support import make_renderer, over_bytes, variable_choices
+from tokentrace import Renderer, TokentraceError
 from tokentrace.samples import build_supervised_samples
-from tokentrace.tokens import Tokenizer
 
 CUTS = (0.15, 0.4, 0.7, 0.95)
 """Where a completion is cut off, as a part of its tokens."""
@@ -59,13 +58,7 @@ def renderers() -> Iterator[tuple[str, Callable[[], Renderer]]]:
                 if content is not None:
                     sources[f"{package}/{path.stem}"] = content.read().decode()
     for name, source in sorted(sources.items()):
-        yield name, partial(_on_bytes, source)
-
-
-def _on_bytes(source: str) -> Renderer:
-    """A template on a tokenizer of bytes, which has whatever looks like a control token in it."""
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL)
-    return create_renderer(tokenizer, "default", chat_template=source, lost="ignore")
+        yield name, partial(over_bytes, source, lost="ignore")
 
 
 def results(renderer: Renderer, conversation: Conversation) -> Iterator[tuple[str, Any]]:

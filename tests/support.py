@@ -13,15 +13,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
+import tokenizers
+
 from tests.assets import FAMILIES, family_dir, trl_templates
 from tests.conversations import CONVERSATIONS, Conversation
-from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
+from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.loading import load_tokenizer
@@ -143,10 +145,6 @@ class Case:
     conversation: Conversation
     prompt: bool
 
-    def render(self, renderer: Renderer) -> RenderedTokens | TokentraceError:
-        """What the renderer makes of it, refusals included."""
-        return rendered(renderer, self.conversation, prompt=self.prompt)
-
 
 def matrix() -> Iterator[Case]:
     """Every conversation, without and with a generation prompt."""
@@ -211,43 +209,11 @@ def some(failures: Sequence[Any], shown: int = 5) -> str:
 
 def byte_tokenizer_json(controls: Iterable[str]) -> str:
     """A tokenizer.json with one token per byte and the given control tokens."""
-    added = [
-        {
-            "id": 256 + index,
-            "content": text,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for index, text in enumerate(controls)
-    ]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": byte_alphabet(),
-        "merges": [],
-    }
-    spec = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": level,
-        "post_processor": None,
-        "decoder": level,
-        "model": model,
-    }
-    return json.dumps(spec)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_alphabet(), merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in controls])
+    return str(made.to_str())
 
 
 CONTROL = re.compile(
@@ -268,3 +234,15 @@ def tokenizer_json_for(*templates: str) -> str:
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 """Template variables of made-up tokenizers."""
+
+
+def over_bytes(source: str, name: str = "made up", controls: str = "", **settings: Any) -> Renderer:
+    """A renderer for a template, with a tokenizer of bytes that has the control tokens in its source."""
+    tokenizer = Tokenizer(tokenizer_json_for(source, controls), name=name, variables=SPECIAL, fast=False)
+    return create_renderer(tokenizer, "default", chat_template=source, **settings)
+
+
+@lru_cache(maxsize=4)
+def trl_renderer(name: str) -> Renderer:
+    """A template of TRL on a tokenizer of bytes."""
+    return over_bytes(templates_of_trl()[name], name)

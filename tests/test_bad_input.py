@@ -3,6 +3,7 @@ that says where, or it renders as transformers would render it."""
 
 import dataclasses
 import enum
+import functools
 from collections import OrderedDict, UserDict
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.lazy import lazy
+from tests.oracle import Refusal, hf_jinja
 from tests.support import byte_tokenizer_json, make_renderer
 from tokentrace import InputError, TemplateError, create_renderer
 from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
@@ -52,48 +53,33 @@ SURROGATE = "a\ud800b"
     ("messages", "message", "field", "said"),
     [
         ("hi", None, None, "not a str"),
-        (b"hi", None, None, "not a bytes"),
         (USER, None, None, "not a dict"),
         (None, None, None, "not None"),
-        (5, None, None, "not an int"),
         ({1, 2}, None, None, "not a set"),
         (iter([USER]), None, None, "must be a list"),
         ([], None, None, "is empty"),
-        ((), None, None, "is empty"),
         ([USER, "hi"], 1, None, "must be a mapping"),
-        ([None], 0, None, "must be a mapping"),
-        ([USER, 5], 1, None, "must be a mapping"),
         ([[USER]], 0, None, "must be a mapping"),
         ([{"content": "hi"}], 0, "role", "is missing"),
         ([USER, {"role": None, "content": "hi"}], 1, "role", "is missing"),
         ([{"role": 5, "content": "hi"}], 0, "role", "must be a string"),
-        ([{"role": ["user"], "content": "hi"}], 0, "role", "must be a string"),
         ([{"role": "", "content": "hi"}], 0, "role", "not a known role"),
-        ([{"role": "a user", "content": "hi"}], 0, "role", "not a known role"),
-        ([{"role": "<|im_end|>", "content": "hi"}], 0, "role", "not a known role"),
         ([{"role": "user<|im_end|>", "content": "hi"}], 0, "role", "not a known role"),
         ([{"role": "x" * 10_000, "content": "hi"}], 0, "role", "not a known role"),
         ([{"role": "user"}], 0, "content", "is missing"),
         ([{"role": "user", "content": None}], 0, "content", "is missing"),
-        ([{"role": "system"}], 0, "content", "is missing"),
         ([{"role": "tool", "content": None}], 0, "content", "is missing"),
         ([{"role": "user", "content": 5}], 0, "content", "not an int"),
-        ([{"role": "user", "content": 1.5}], 0, "content", "not a float"),
-        ([{"role": "user", "content": True}], 0, "content", "not a bool"),
         ([{"role": "user", "content": {"text": "hi"}}], 0, "content", "not a dict"),
         ([{"role": "user", "content": b"hi"}], 0, "content", "not a bytes"),
-        ([{"role": "user", "content": {"hi"}}], 0, "content", "not a set"),
         ([{"role": "user", "content": ["a", 5]}], 0, "content.1", "not an int"),
         ([{"role": "user", "content": [None]}], 0, "content.0", "not None"),
-        ([{"role": "user", "content": [["a"]]}], 0, "content.0", "not a list"),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], 0, "content.0.text", "not an int"),
-        ([{"role": "user", "content": [{"type": "text", "text": None}]}], 0, "content.0.text", "not None"),
         ([USER, {"role": "assistant", "content": 5}], 1, "content", "not an int"),
         ([USER, {"role": "assistant", "content": "", "reasoning_content": 5}], 1, "reasoning_content", "not an int"),
         ([USER, {"role": "assistant", "content": "", "thinking": ["x"]}], 1, "thinking", "not a list"),
         ([USER, {"role": "assistant", "content": "", "tool_calls": "f"}], 1, "tool_calls", "not a str"),
         ([USER, {"role": "assistant", "content": "", "tool_calls": {"a": 1}}], 1, "tool_calls", "not a dict"),
-        ([USER, {"role": "assistant", "content": "", "tool_calls": 5}], 1, "tool_calls", "not an int"),
         (calls("f"), 1, "tool_calls.0", "must be a mapping"),
         (calls(call(), None), 1, "tool_calls.1", "must be a mapping"),
         (calls({"function": "f"}), 1, "tool_calls.0.function", "must be a mapping"),
@@ -101,7 +87,6 @@ SURROGATE = "a\ud800b"
         (calls({"function": {"arguments": {}}}), 1, "tool_calls.0.function.name", "is missing"),
         (calls(call(name=5)), 1, "tool_calls.0.function.name", "not an int"),
         (calls(call(arguments=[1])), 1, "tool_calls.0.function.arguments", "not a list"),
-        (calls(call(arguments=5)), 1, "tool_calls.0.function.arguments", "not an int"),
         (calls(call(), call(arguments=True)), 1, "tool_calls.1.function.arguments", "not a bool"),
         ([USER, {"role": "user", "content": SURROGATE}], 1, "content", "surrogate"),
         ([{"role": "user", "content": [{"type": "text", "text": SURROGATE}]}], 0, "content.0.text", "surrogate"),
@@ -128,16 +113,13 @@ def test_conversations_that_are_none(messages: Any, message: int | None, field: 
     [
         ("f", "tools", "not a str"),
         ({"name": "f"}, "tools", "not a dict"),
-        (5, "tools", "not an int"),
         (["f"], "tools.0", "must be a tool schema"),
         ([{"name": "f"}, None], "tools.1", "must be a tool schema"),
         ([{}], "tools.0.name", "is missing"),
         ([{"type": "function", "function": {}}], "tools.0.function.name", "is missing"),
         ([{"type": "function", "function": "f"}], "tools.0.function", "must be a mapping"),
-        ([{"type": "function", "function": None}], "tools.0.function", "must be a mapping"),
         ([{"name": 5}], "tools.0.name", "must be a string"),
         ([{"name": "f", "parameters": []}], "tools.0.parameters", "must be a JSON schema"),
-        ([{"name": "f", "parameters": "object"}], "tools.0.parameters", "must be a JSON schema"),
         ([{"name": "f", "description": SURROGATE}], "tools.0.description", "surrogate"),
         ([{"name": "f", "parameters": {SURROGATE: 1}}], f"tools.0.parameters.{SURROGATE}.<key>", "surrogate"),
     ],
@@ -163,39 +145,18 @@ def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
 # -- deep, circular, large
 
 
-def nested(depth: int, make: Any) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = make(value)
-    return value
-
-
-def circular() -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    value["self"] = value
-    return value
-
-
-def circular_list() -> list[Any]:
-    value: list[Any] = []
-    value.append(value)
-    return value
-
-
-def shared() -> list[Any]:
-    """A small value that is as large as the universe when it is printed."""
-    value: list[Any] = ["x"]
-    for _ in range(200):
-        value = [value, value]
-    return value
+CIRCULAR: dict[str, Any] = {"list": []}
+CIRCULAR["list"].append(CIRCULAR)
+BOTTOMLESS = {
+    "dicts": functools.reduce(lambda value, _: {"k": value}, range(10_000), 1),
+    "lists": functools.reduce(lambda value, _: [value], range(10_000), 1),
+    "circular": CIRCULAR,
+    "as large as the universe": functools.reduce(lambda value, _: [value, value], range(200), ["x"]),
+}
 
 
 @pytest.mark.parametrize("renderer", [RENDERER, AS_GIVEN], ids=["adapt", "as_given"])
-@pytest.mark.parametrize(
-    "value",
-    [nested(10_000, lambda v: {"k": v}), nested(10_000, lambda v: [v]), circular(), circular_list(), shared()],
-    ids=["dicts", "lists", "circular", "circular_list", "shared"],
-)
+@pytest.mark.parametrize("value", BOTTOMLESS.values(), ids=BOTTOMLESS)
 def test_bottomless_values_are_input_errors_that_name_the_field(
     value: Any, renderer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,9 +238,9 @@ NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "n
 
 
 def by_transformers(messages: Any, tools: Any = None) -> str:
-    utils = lazy("transformers.utils.chat_template_utils")
-    (text,), _ = utils.render_jinja_template([messages], tools=tools, chat_template=TEMPLATE)
-    return str(text)
+    result = hf_jinja(TEMPLATE, messages, tools)
+    assert not isinstance(result, Refusal)
+    return result[0]
 
 
 @pytest.mark.parametrize("name", VALUES)

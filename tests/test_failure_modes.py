@@ -23,6 +23,9 @@ DEPLOY = tool("deploy", "Deploy a service.", {"service": {"type": "string"}, "dr
 ECHO = tool("echo", "Say it again.", {}, [])
 BASH = tool("bash", "Run a command.", {"command": {"type": "string"}}, ["command"])
 ASKED = [user("Try it, please.")]
+DEPLOYS = (
+    "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\n</function>\n</tool_call><|im_end|>"
+)
 
 
 class Rollout:
@@ -58,17 +61,9 @@ class Rollout:
         return None if found is None else found.cause
 
 
-def extends(stream: list[int], prompt: list[int]) -> bool:
-    return prompt[: len(stream)] == stream
-
-
 def test_a_a_boolean_makes_the_round_trip_through_python() -> None:
     """``false`` is parsed to a boolean, and a template that prints it gives ``False``."""
-    rollout = Rollout(
-        "qwen3-coder",
-        "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\n</function>\n</tool_call><|im_end|>",
-        [DEPLOY],
-    )
+    rollout = Rollout("qwen3-coder", DEPLOYS, [DEPLOY])
     again = rollout.rendered_again(assistant("", call("deploy", {"dry_run": False})), result("done"))
 
     assert rollout.cause(again) is Cause.BOOLEAN_CASE
@@ -115,7 +110,7 @@ def test_d_reasoning_is_stripped_from_the_past(family: str) -> None:
 
 def test_e_an_anchor_is_zeroed_after_truncation() -> None:
     """A client that empties the ids of an overlong turn has nothing left to extend, and renders again."""
-    rollout = Rollout("qwen3-coder", "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</par", [DEPLOY])
+    rollout = Rollout("qwen3-coder", DEPLOYS.partition("ameter>\n</function>")[0], [DEPLOY])
     zeroed: list[int] = []
     assert rollout.renderer.bridge_to_next_turn(zeroed, zeroed, [user("Go on.")], tools=[DEPLOY]) is None
     again = rollout.rendered_again(assistant("", call("deploy", {"dry_run": False})), user("Go on."))
@@ -166,16 +161,13 @@ def test_f_a_scaffold_rewrites_the_call_and_the_record_branches() -> None:
 
 def test_the_two_clients_over_a_whole_rollout() -> None:
     """Four turns with an argument that Python prints otherwise: as many pieces for one client, one for the other."""
-    said = (
-        "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\n</function>\n</tool_call><|im_end|>"
-    )
-    rollout = Rollout("qwen3-coder", said, [DEPLOY])
+    rollout = Rollout("qwen3-coder", DEPLOYS, [DEPLOY])
     messages: list[dict[str, Any]] = []
     breaks, stream = 0, rollout.stream
     for _ in range(4):
         messages += [assistant("", call("deploy", {"dry_run": False})), result("done")]
-        breaks += not extends(stream, rollout.rendered_again(*messages))
+        breaks += rollout.rendered_again(*messages)[: len(stream)] != stream
         bridged = rollout.bridged(result("done"))
-        assert extends(stream, bridged)
+        assert bridged[: len(stream)] == stream
         rollout.prompt, stream = bridged, bridged + rollout.completion
     assert breaks == 4

@@ -6,26 +6,12 @@ from typing import Any
 import openai_harmony as harmony
 import pytest
 
+from tests import conversations
 from tests.assets import family_dir
+from tests.conversations import GET_WEATHER
 from tokentrace import Renderer, create_renderer
 
 pytestmark = pytest.mark.xdist_group("gpt-oss")
-
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Current weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "The city"},
-                "unit": {"type": "string", "enum": ["c", "f"]},
-            },
-            "required": ["city"],
-        },
-    },
-}
 
 # What the shipped template writes where openai-harmony writes something else: (harmony's, the template's).
 INSTRUCTIONS = ("Be brief.<|end|>", "Be brief.\n\n<|end|>")
@@ -52,7 +38,7 @@ def system(effort: harmony.ReasoningEffort = harmony.ReasoningEffort.MEDIUM) -> 
 def developer(*, tools: bool) -> harmony.Message:
     content = harmony.DeveloperContent.new().with_instructions("Be brief.")
     if tools:
-        function: Any = TOOL["function"]
+        function: Any = GET_WEATHER["function"]
         description = harmony.ToolDescription.new(
             function["name"], function["description"], parameters=function["parameters"]
         )
@@ -78,18 +64,12 @@ def result() -> harmony.Message:
     return message.with_channel("commentary").with_recipient("assistant")
 
 
-ASK = {"role": "user", "content": "hi"}
-BRIEF = {"role": "system", "content": "Be brief."}
-ANSWER = {"role": "assistant", "content": "yo"}
-THINKING = {"role": "assistant", "reasoning_content": "hmm", "content": "yo"}
-CALL = {
-    "role": "assistant",
-    "reasoning_content": "look",
-    "tool_calls": [
-        {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
-    ],
-}
-SUNNY = {"role": "tool", "tool_call_id": "a", "content": "sunny"}
+ASK = conversations.user("hi")
+BRIEF = conversations.system("Be brief.")
+ANSWER = conversations.assistant("yo")
+THINKING = conversations.assistant("yo", reasoning="hmm")
+CALL = conversations.assistant("", conversations.call("get_weather", {"city": "Paris"}), reasoning="look")
+SUNNY = conversations.result("sunny")
 
 Case = tuple[list[dict[str, Any]], list[harmony.Message], list[tuple[str, str]]]
 
@@ -138,7 +118,7 @@ def test_ids_are_harmonys_but_for_the_listed_differences(
     name: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
 ) -> None:
     messages, theirs, differences = cases()[name]
-    tools = [TOOL] if developer(tools=True) in theirs else None
+    tools = [GET_WEATHER] if developer(tools=True) in theirs else None
     rendered = renderer.render(messages, tools=tools)
     expected = encoding.decode(encoding.render_conversation(harmony.Conversation.from_messages(theirs)))
     for harmonys, templates in differences:
@@ -158,7 +138,7 @@ def test_what_counts_as_sampled_parses_as_a_completion(
     messages: list[dict[str, Any]], encoding: harmony.HarmonyEncoding, renderer: Renderer
 ) -> None:
     """The mask begins after ``<|start|>assistant``, with the header that the model samples: harmony can parse it."""
-    rendered = renderer.render(messages, tools=[TOOL])
+    rendered = renderer.render(messages, tools=[GET_WEATHER])
     parsed = encoding.parse_messages_from_completion_tokens(
         rendered.ids[rendered.mask].tolist(), harmony.Role.ASSISTANT
     )

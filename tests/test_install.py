@@ -22,6 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support import FULL, rotating
+from tests.test_layout import run_when_loaded
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "tokentrace").rglob("*.py"))
@@ -60,19 +61,14 @@ own."""
 @functools.cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """The top-level packages a module imports, each with whether it does so when it is itself imported."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    loaded = set(run_when_loaded(tree))
     found: list[tuple[str, bool]] = []
-
-    def visit(node: ast.AST, at_import: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            inside = at_import and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            if isinstance(child, ast.Import):
-                found.extend((alias.name.partition(".")[0], at_import) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom) and not child.level and child.module:
-                found.append((child.module.partition(".")[0], at_import))
-            visit(child, inside and not typing_only)
-
-    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        found += ((name.partition(".")[0], node in loaded) for name in names)
     return found
 
 
@@ -95,8 +91,8 @@ def test_every_dependency_is_imported() -> None:
     used = {name for path in SOURCES for name, _ in imports(path)}
     optional = {name for rows in PROJECT["optional-dependencies"].values() for name in distributions(rows)}
     assert distributions(PROJECT["dependencies"]) <= used
-    # transformers is for its users, who hand us its tokenizers; httptools is what uvicorn parses HTTP with
-    assert optional - used <= {"transformers", "httptools"}
+    # pyarrow is loaded by name; transformers is for its users, who pass its tokenizers; uvicorn uses httptools
+    assert optional - used <= {"pyarrow", "transformers", "httptools"}
 
 
 def loaded_by(statement: str, python: str = sys.executable) -> set[str]:

@@ -14,29 +14,21 @@ import json
 import os
 import unicodedata
 from collections import Counter
+from operator import eq
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.assets import FAMILIES, family_dir
-from tests.support import load_family, per_family
-from tokentrace import InputError, RenderedTokens, Renderer, TemplateError, create_renderer
+from tests.assets import FAMILIES
+from tests.conversations import assistant, call, result, system, tool, user
+from tests.support import load_family, make_renderer, per_family
+from tokentrace import InputError, RenderedTokens, Renderer, TemplateError
 from tokentrace.template import KEY
 
-PYTHON_FORMATS = {"deepseek-v3.2": "deepseek_v3.2", "deepseek-v4": "deepseek_v4"}
 SHORT = -(-500 // len(FAMILIES))
 LONG = -(-100_000 // len(FAMILIES))
-
-
-@per_family
-def renderer(family: str, trusted: str = "default") -> Renderer:
-    """The family's renderer; `trusted` is ``"default"`` or a comma-separated set of roles."""
-    setting: dict[str, Any] = {"lost": "ignore"}
-    if trusted != "default":
-        setting["trusted"] = frozenset(filter(None, trusted.split(",")))
-    return create_renderer(load_family(family), PYTHON_FORMATS.get(family, "default"), **setting)
 
 
 @per_family
@@ -50,30 +42,17 @@ def control_texts(family: str) -> list[str]:
 # -- conversations
 
 
+AWKWARD = [
+    *("<think>", "</think>", "<tool_call>", "</tool_response>", "{{ x }}", "user", "|", "<", ">", '"', "\\"),
+    *("\n\n", "\n", " ", "  ", "\0", "▁", "e\u0301", "\u1112\u1161\u11ab", "日本", "🙂", "ſ", "'ſ", "\u200d", "\ufeff"),
+]
+
+
 def hostile(family: str) -> st.SearchStrategy[str]:
     """Text rich in what the family takes for control tokens, in pieces of it, and in awkward Unicode."""
     controls = control_texts(family)
     pieces = sorted({text[:cut] for text in controls for cut in (2, len(text) // 2)} | {text[2:] for text in controls})
-    awkward = [
-        *("<think>", "</think>", "<tool_call>", "\n\n", "\n", " ", "  ", "e\u0301", "\u1112\u1161\u11ab", "日本", "🙂")
-    ]
-    awkward += [
-        "ſ",
-        "'ſ",
-        "\u200d",
-        "\ufeff",
-        "\0",
-        "▁",
-        "|",
-        "<",
-        ">",
-        '"',
-        "\\",
-        "{{ x }}",
-        "</tool_response>",
-        "user",
-    ]
-    part = st.sampled_from(controls) | st.sampled_from([p for p in pieces if p]) | st.sampled_from(awkward)
+    part = st.sampled_from(controls) | st.sampled_from([p for p in pieces if p]) | st.sampled_from(AWKWARD)
     return st.lists(part | st.text(max_size=4).filter(encodable), max_size=5).map("".join)
 
 
@@ -86,39 +65,22 @@ def conversations(draw: st.DrawFn, family: str) -> tuple[list[dict[str, Any]], l
     text = hostile(family)
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()):
-        messages.append({"role": "system", "content": draw(text)})
+        messages.append(system(draw(text)))
     tools = None
     with_tools = draw(st.booleans())
     if with_tools:
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": "look_up",
-                    "description": draw(text),
-                    "parameters": {
-                        "type": "object",
-                        "properties": {draw(text): {"type": "string", "description": draw(text)}},
-                    },
-                },
-            }
-        ]
+        properties = {draw(text): {"type": "string", "description": draw(text)}}
+        tools = [tool("look_up", draw(text), properties, [])]
     for _ in range(draw(st.integers(1, 3))):
-        messages.append({"role": "user", "content": draw(text)})
-        assistant: dict[str, Any] = {"role": "assistant", "content": draw(text)}
-        if draw(st.booleans()):
-            assistant["reasoning_content"] = draw(text)
+        messages.append(user(draw(text)))
+        reply = assistant(draw(text), reasoning=draw(st.none() | text))
         if with_tools and draw(st.booleans()):
             arguments = {draw(text): draw(text), "n": draw(st.integers(-5, 5)), "deep": {"k": [draw(text), None]}}
-            name = draw(st.just("look_up") | text)
-            call = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}
-            messages += [
-                assistant | {"tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "call00001", "content": draw(text)},
-            ]
-            assistant = {"role": "assistant", "content": draw(text)}
+            made = call(draw(st.just("look_up") | text), arguments)
+            messages += [reply | {"tool_calls": [made]}, result(draw(text))]
+            reply = assistant(draw(text))
         if draw(st.booleans()):
-            messages.append(assistant)
+            messages.append(reply)
     return messages, tools, draw(st.booleans())
 
 
@@ -179,7 +141,7 @@ def json_forms(value: Any) -> list[str]:
 
 def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     untrusted = {"user", "tool"}
-    rendered = attempt(renderer(family), messages, tools, prompt)
+    rendered = attempt(make_renderer(family), messages, tools, prompt)
     if rendered is not None:
         for origin, control in zip(rendered.origins, rendered.control.tolist(), strict=True):
             if control and origin is not None:
@@ -194,7 +156,7 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
         ]
         assert not bounds & set(of_assistants)
         check_shape(family, rendered, messages)
-    nobody = attempt(renderer(family, ""), messages, tools, prompt)
+    nobody = attempt(make_renderer(family, trusted=[]), messages, tools, prompt)
     if nobody is None:
         assert rendered is None
         return
@@ -203,7 +165,7 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     check_shape(family, nobody, messages)
     assert not [origin for origin, control in zip(nobody.origins, nobody.control, strict=True) if control and origin]
     number = [0]
-    harmless = attempt(renderer(family, ""), tame(messages, number), tame(tools, number), prompt)
+    harmless = attempt(make_renderer(family, trusted=[]), tame(messages, number), tame(tools, number), prompt)
     if harmless is None or scaffold(harmless) != scaffold(nobody):  # the template looked at what the fields say
         return
     assert Counter(harmless.ids[harmless.control].tolist()) == Counter(nobody.ids[nobody.control].tolist())
@@ -212,7 +174,7 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
 @per_family
 def turn_bounds(family: str) -> frozenset[int]:
     """Control tokens that end a turn, or stand in the turn of a user."""
-    made = renderer(family)
+    made = make_renderer(family)
     asked = made.render([{"role": "user", "content": "question"}])
     frame = made.grammar().reasoning  # a template may write the end of reasoning after a question: no turn ends by it
     inside = {made.tokenizer.token_id(text.strip()) for text in (frame.open, frame.close) if frame} if frame else set()
@@ -256,24 +218,17 @@ def law(family: str) -> Any:
     def check(data: st.DataObject) -> None:
         messages, tools, prompt = data.draw(conversations(family))
         check_forgery(family, messages, tools, prompt)
-        rendered = attempt(renderer(family), messages, tools, prompt)
+        rendered = attempt(make_renderer(family), messages, tools, prompt)
         if rendered is not None:
             check_credit(messages, tools, rendered)
 
     return check
 
 
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-
-
-def test_laws(any_family: str) -> None:
-    settings(max_examples=SHORT, **QUIET)(law(any_family))()  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-def test_laws_at_length(any_family: str) -> None:
-    examples = int(os.environ.get("TOKENTRACE_EXAMPLES", LONG))
-    settings(max_examples=examples, **QUIET)(law(any_family))()  # type: ignore[arg-type]
+@pytest.mark.parametrize("examples", [SHORT, pytest.param(LONG, marks=pytest.mark.long)], ids=["short", "long"])
+def test_laws(any_family: str, examples: int) -> None:
+    examples = int(os.environ.get("TOKENTRACE_EXAMPLES", examples))
+    settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))(law(any_family))()
 
 
 # -- every word of a field is credited to it
@@ -296,41 +251,32 @@ WORDS = {
 
 def marked() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     word = {origin[2:] if origin[0] == "tools" else origin[1:]: text for origin, text in WORDS.items()}
-    call = {"name": "india", "arguments": {"tango": "juliett kilo"}}
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": word[0, "content"]},
-        {"role": "user", "content": word[1, "content"]},
-        {
-            "role": "assistant",
-            "content": word[2, "content"],
-            "reasoning_content": word[2, "reasoning_content"],
-            "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
-        },
-        {"role": "tool", "tool_call_id": "call00001", "content": word[3, "content"]},
-        {"role": "assistant", "content": word[4, "content"]},
+    asked = call("india", {"tango": "juliett kilo"})
+    messages = [
+        system(word[0, "content"]),
+        user(word[1, "content"]),
+        assistant(word[2, "content"], asked, reasoning=word[2, "reasoning_content"]),
+        result(word[3, "content"]),
+        assistant(word[4, "content"]),
     ]
-    function = {
-        "name": "papa",
-        "description": word["function", "description"],
-        "parameters": {"type": "object", "properties": {"sierra": {"type": "string", "description": "x"}}},
-    }
-    return messages, [{"type": "function", "function": function}]
+    properties = {"sierra": {"type": "string", "description": "x"}}
+    return messages, [tool("papa", word["function", "description"], properties, [])]
 
 
 def test_every_word_is_credited_to_its_field(any_family: str) -> None:
     family = any_family
     messages, tools = marked()
-    rendered = attempt(renderer(family), messages, tools, False)
+    rendered = attempt(make_renderer(family), messages, tools, False)
     if rendered is None:  # templates without tools, or without a system message
         messages = [
             {key: value for key, value in row.items() if key != "tool_calls"}
             for row in messages
             if row["role"] != "tool"
         ]
-        rendered = attempt(renderer(family), messages, None, False)
+        rendered = attempt(make_renderer(family), messages, None, False)
     if rendered is None:
         messages = messages[1:3]
-        rendered = attempt(renderer(family), messages, None, False)
+        rendered = attempt(make_renderer(family), messages, None, False)
     assert rendered is not None
     checked = 0
     for origin, text in WORDS.items():
@@ -346,20 +292,10 @@ def test_every_word_is_credited_to_its_field(any_family: str) -> None:
                     if "sierra" in credited:
                         assert credited[-2:] == ("sierra", KEY) or credited[-1] in ("properties", "parameters")
                     elif origin[0] == "tools" or len(messages) == 5:
-                        assert credited[: min(len(credited), len(origin))] == origin[: len(credited)], (
-                            family,
-                            word,
-                            credited,
-                        )
+                        assert all(map(eq, credited, origin)), (family, word, credited)
                     checked += 1
     assert checked >= 3
 
 
 def occurrences(text: str, word: str) -> list[int]:
     return [at for at in range(len(text)) if text.startswith(word, at)]
-
-
-def test_python_formats_are_among_the_families() -> None:
-    assert set(PYTHON_FORMATS) <= set(FAMILIES)
-    assert all(FAMILIES[name].template is None for name in PYTHON_FORMATS)
-    assert all((family_dir(name) / "tokenizer.json").is_file() for name in PYTHON_FORMATS)

@@ -37,7 +37,7 @@ def imports(module: str, *, when_loaded: bool) -> Iterator[str]:
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in _loaded(tree) if when_loaded else ast.walk(tree):
+    for node in run_when_loaded(tree) if when_loaded else ast.walk(tree):
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         start = package[: len(package) - node.level + 1]
@@ -47,7 +47,7 @@ def imports(module: str, *, when_loaded: bool) -> Iterator[str]:
             yield inner if inner in MODULES else base
 
 
-def _loaded(node: ast.AST) -> Iterator[ast.AST]:
+def run_when_loaded(node: ast.AST) -> Iterator[ast.AST]:
     """What runs when a module is loaded: not the bodies of functions, nor what type checkers alone read."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -55,7 +55,7 @@ def _loaded(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
             continue
         yield child
-        yield from _loaded(child)
+        yield from run_when_loaded(child)
 
 
 def documented_stages() -> list[str]:

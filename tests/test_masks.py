@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, HI, Conversation
+from tests.oracle import Refusal, hf_jinja
 from tests.support import (
     FULL,
     PYTHON_FORMATS,
     SPECIAL,
     load_family,
     make_renderer,
+    over_bytes,
     rendered,
     rotating,
     some,
@@ -22,7 +25,6 @@ from tests.support import (
     tokenizer_json_for,
 )
 from tokentrace import RenderedTokens, Renderer, create_renderer
-from tokentrace.tokens import Tokenizer
 
 # -- held against the generation tags of TRL's training templates
 
@@ -33,89 +35,42 @@ END_OF_TEXT = "the tags cover what the template writes after the last stop token
 RESULT_HEAD = "the tags leave out the head of the tool's turn, at which the model stops after a call"
 
 EXCEPTIONS: dict[str, set[str]] = {
-    "deepseek_r1_distill": {PROMPT},
-    "deepseekv3": {PROMPT},
+    **{name: {SEPARATOR} for name in ("gemma", "gemma3", "idefics3", "lfm2", "lfm2_v2", "smolvlm")},
+    **{name: {SEPARATOR} for name in ("qwen2_5_vl", "qwen3", "qwen3_instruct_2507", "qwen3_vl")},
+    **{name: {SEPARATOR, PROMPT} for name in ("qwen2_5", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8")},
+    **{f"nemotron_3_{name}": {SEPARATOR, PROMPT} for name in ("5_lightning", "nano", "super", "ultra")},
+    **{name: {PROMPT} for name in ("deepseek_r1_distill", "deepseekv3", "gptoss", "muse_glimmer")},
+    **{name: {SEPARATOR, END_OF_TEXT} for name in ("phi3", "phi3_5")},
     "diffusion_gemma": {SEPARATOR, RESULT_HEAD},
-    "gemma": {SEPARATOR},
-    "gemma3": {SEPARATOR},
     "glm4moe": {HEAD},
-    "gptoss": {PROMPT},
-    "idefics3": {SEPARATOR},
-    "lfm2": {SEPARATOR},
-    "lfm2_v2": {SEPARATOR},
-    "muse_glimmer": {PROMPT},
-    "nemotron_3_5_lightning": {SEPARATOR, PROMPT},
-    "nemotron_3_nano": {SEPARATOR, PROMPT},
-    "nemotron_3_super": {SEPARATOR, PROMPT},
-    "nemotron_3_ultra": {SEPARATOR, PROMPT},
-    "phi3": {SEPARATOR, END_OF_TEXT},
-    "phi3_5": {SEPARATOR, END_OF_TEXT},
-    "qwen2_5": {SEPARATOR, PROMPT},
-    "qwen2_5_vl": {SEPARATOR},
-    "qwen3": {SEPARATOR},
-    "qwen3_5_nothink": {SEPARATOR, PROMPT},
-    "qwen3_5_think": {SEPARATOR, PROMPT},
-    "qwen3_6": {SEPARATOR, PROMPT},
-    "qwen3_8": {SEPARATOR, PROMPT},
-    "qwen3_instruct_2507": {SEPARATOR},
-    "qwen3_vl": {SEPARATOR},
-    "smolvlm": {SEPARATOR},
 }
 """How the tags of a training template differ from what is sampled. Templates not named here agree everywhere."""
 
 TRAINING = sorted(name.removesuffix("_training") for name in templates_of_trl() if name.endswith("_training"))
-TAGGED = sorted(name for name, source in templates_of_trl().items() if "generation %}" in source.replace("-%}", "%}"))
 
 
 @cache
-def trl_renderer(name: str) -> tuple[Any, Renderer]:
+def trl_pair(name: str) -> tuple[Any, Renderer]:
     """A made-up tokenizer for a template and its training twin, as the oracle has it, and a renderer with both."""
-    import tokenizers
-
     templates = templates_of_trl()
-    made_up = tokenizer_json_for(*(templates[key] for key in (name, f"{name}_training") if key in templates))
-    tokenizer = Tokenizer(made_up, variables=SPECIAL, fast=False)
-    as_the_oracle: dict[str, Any] = {"control_tokens": "hf_compat", "messages": "as_given"}
-    renderer = create_renderer(tokenizer, "default", chat_template=templates[name], **as_the_oracle)
-    return tokenizers.Tokenizer.from_str(made_up), renderer
+    renderer = over_bytes(
+        templates[name], controls=templates[f"{name}_training"], control_tokens="hf_compat", messages="as_given"
+    )
+    return tokenizers.Tokenizer.from_str(tokenizer_json_for(templates[name], templates[f"{name}_training"])), renderer
 
 
 def tagged(tokenizer: Any, source: str, conversation: Conversation) -> tuple[str, list[bool]] | None:
     """Text and tagged tokens by transformers; None where the template refuses."""
-    key = (source, id(conversation))
-    if key not in _TAGGED:
-        _TAGGED[key] = tagged_text(source, conversation)
-    found = _TAGGED[key]
-    if found is None:
+    result = hf_jinja(source, conversation.messages, conversation.tools, return_assistant_tokens_mask=True, **SPECIAL)
+    if isinstance(result, Refusal):
         return None
-    text, ranges = found
+    text, ranges = result
     offsets = tokenizer.encode(text, add_special_tokens=False).offsets
     inside = np.zeros(len(text) + 1, np.int64)
     for start, end in ranges:
         inside[start + 1 : end + 1] = 1
     covered = np.cumsum(inside)[np.asarray(offsets, np.int64).reshape(-1, 2)]
     return text, (covered[:, 1] > covered[:, 0]).tolist()
-
-
-_TAGGED: dict[tuple[str, int], tuple[str, list[tuple[int, int]]] | None] = {}
-"""What transformers said of a template and a conversation of the matrix."""
-
-
-def tagged_text(source: str, conversation: Conversation) -> tuple[str, list[tuple[int, int]]] | None:
-    """Text, and the ranges of it that are tagged, by transformers; None where the template refuses."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        texts, ranges = render_jinja_template(
-            conversations=[conversation.messages],
-            tools=conversation.tools,
-            chat_template=source,
-            return_assistant_tokens_mask=True,
-            **SPECIAL,
-        )
-    except Exception:
-        return None
-    return texts[0], ranges[0]
 
 
 def runs(ours: Sequence[bool], theirs: Sequence[bool]) -> Iterator[tuple[int, int]]:
@@ -155,7 +110,7 @@ def prompt_of(renderer: Renderer, conversation: Conversation, message: int) -> s
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_sampled_is_what_training_templates_tag(name: str) -> None:
-    tokenizer, renderer = trl_renderer(name)
+    tokenizer, renderer = trl_pair(name)
     source = templates_of_trl()[f"{name}_training"]
     found: dict[str, str] = {}
     compared = sampled = 0
@@ -265,7 +220,7 @@ UNSTOPPED: dict[str, set[tuple[str | None, str]]] = {
 """How turns end other than with a stop token, and what follows."""
 
 
-def test_every_turn_ends_with_its_stop_token(any_family: str) -> None:
+def test_assistants_alone_sample_and_every_turn_ends_with_its_stop_token(any_family: str) -> None:
     """All but the last, which some templates leave open, and what is listed above."""
     renderer = make_renderer(any_family)
     tokenizer = load_family(any_family)
@@ -274,7 +229,10 @@ def test_every_turn_ends_with_its_stop_token(any_family: str) -> None:
     seen: set[str] = set()
     for key, conversation in CONVERSATIONS.items():
         tokens = rendered(renderer, conversation)
-        for turn in tokens.turns if isinstance(tokens, RenderedTokens) else ():
+        if not isinstance(tokens, RenderedTokens):
+            continue
+        assert {tokens.role(message) for message in set(tokens.messages[tokens.mask].tolist())} <= {"assistant"}, key
+        for turn in tokens.turns:
             if turn.stop_token is not None:
                 assert tokens.token_ids[turn.stop - 1] == turn.stop_token
                 seen.add(tokenizer.decode([turn.stop_token]))
@@ -286,15 +244,6 @@ def test_every_turn_ends_with_its_stop_token(any_family: str) -> None:
                 failures.append(f"{key}, message {turn.message}: ends with {ending!r} before {following!r}")
     assert not failures, some(failures)
     assert seen - {"<|end|>"} == known_stops(any_family)
-
-
-def test_sampled_tokens_belong_to_assistants(any_family: str) -> None:
-    renderer = make_renderer(any_family)
-    for key, conversation in CONVERSATIONS.items():
-        tokens = rendered(renderer, conversation)
-        if isinstance(tokens, RenderedTokens):
-            roles = {tokens.role(message) for message in set(tokens.messages[tokens.mask].tolist())}
-            assert roles <= {"assistant"}, key
 
 
 def test_header_of_a_turn_is_never_sampled(any_family: str) -> None:

@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.conversations import (
-    SIMPLE,
-    Conversation,
-    assistant,
-    call,
-    result,
-    system,
-    user,
-)
-from tests.oracle import Refusal, hf_ids, hf_tokenizer
+from tests.conversations import SIMPLE, Conversation, assistant, call, result, system, user
+from tests.oracle import Refusal, hf_ids, hf_jinja, hf_tokenizer
 from tests.support import (
     SPECIAL,
     Case,
@@ -89,20 +81,9 @@ VARIABLES: list[dict[str, Any]] = [
 
 def plain_text(source: str, case: Case, tools: Any, variables: dict[str, Any]) -> str | Refusal:
     """What transformers' own Jinja environment renders."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        texts, _ = render_jinja_template(
-            conversations=[copy.deepcopy(case.conversation.messages)],
-            tools=copy.deepcopy(tools),
-            chat_template=source,
-            add_generation_prompt=case.prompt,
-            **SPECIAL,
-            **variables,
-        )
-    except Exception as error:
-        return Refusal(type(error).__name__, str(error))
-    return str(texts[0])
+    given = copy.deepcopy((case.conversation.messages, tools))
+    result = hf_jinja(source, *given, add_generation_prompt=case.prompt, **SPECIAL, **variables)
+    return result if isinstance(result, Refusal) else result[0]
 
 
 def traced_text(template: ChatTemplate, case: Case, tools: Any, variables: dict[str, Any]) -> str | TokentraceError:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def assert_safe() -> Callable[..., AuditReport]:
     """``assert_safe(renderer, uses)`` fails the test unless the renderer's template is safe for these uses."""
-    audits: dict[int, tuple[Any, AuditReport]] = {}
-    """By the id of the renderer, stored with its audit so that no other object gets this id."""
+    audits: dict[Any, AuditReport] = {}
 
     def check(renderer: Any, uses: str | Iterable[str], *, partly: bool = False, **settings: Any) -> AuditReport:
         """Audit a renderer, or a tokenizer with settings for `create_renderer`, once per run of pytest.
@@ -40,12 +39,12 @@ def assert_safe() -> Callable[..., AuditReport]:
                 raise InputError(f"name at least one use: {', '.join(Use)}")
             if isinstance(renderer, Renderer) and settings:
                 raise InputError(f"a renderer has its settings already: {', '.join(settings)} cannot be set here")
-            audit = audits.get(id(renderer))
-            report = audit_template(renderer, **settings) if audit is None else audit[1]
+            known = audits.get(renderer) if isinstance(renderer, Renderer) else None
+            report = known or audit_template(renderer, **settings)
         except TokentraceError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         if isinstance(renderer, Renderer):
-            audits[id(renderer)] = (renderer, report)
+            audits[renderer] = report
         unmet = report.unmet(required, partly=partly)
         if unmet:
             lines = [f"{report.name} is not safe for {', '.join(verdict.use for verdict in unmet)}"]

@@ -10,20 +10,12 @@ import yaml
 from click.testing import CliRunner
 
 from tests.data.generate import write_conversations
-from tokentrace import create_renderer
+from tests.integrations.rollouts import QUESTION, RENDERER, calculator
 from tokentrace.cli import main
-from tokentrace.demo.calculator import calculate
 from tokentrace.engines import Engine, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Agent, Rollout, Task
-
-RENDERER = create_renderer(POCKET)
-
-
-def calculator(expression: str) -> int:
-    """Evaluate an arithmetic expression."""
-    return calculate(expression)
 
 
 def pocket_rollout(engine: Engine, close: Callable[[], Any], **settings: Any) -> Rollout:
@@ -32,7 +24,7 @@ def pocket_rollout(engine: Engine, close: Callable[[], Any], **settings: Any) ->
     async def run() -> Rollout:
         agent = Agent(engine, RENDERER, tools=[calculator], sampling=SamplingParams(256), **settings)
         try:
-            return await agent.run(Task([{"role": "user", "content": "What is 17 * 23 + 4?"}], name="one"), seed=5)
+            return await agent.run(Task(QUESTION, name="one"), seed=5)
         finally:
             await close()
 

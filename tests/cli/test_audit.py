@@ -8,27 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.diagnose.brute import write_dropping
 from tests.pages import read_page, said
-from tokentrace import Renderer, create_renderer
+from tokentrace import create_renderer
 from tokentrace.cli import main
-from tokentrace.diagnose import AuditReport, audit_template, compare_histories
+from tokentrace.diagnose import compare_histories
 from tokentrace.pocket import EXAMPLE, POCKET
-
-
-@pytest.fixture(autouse=True)
-def each_audited_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told of an audit is tried here, of the same few templates: they are audited once."""
-
-    def audited(renderer: Renderer, *, name: str) -> AuditReport:
-        key = (name, str(renderer.template_digests()), str(renderer.template_kwargs))
-        if key not in AUDITS:
-            AUDITS[key] = audit_template(renderer, name=name)
-        return AUDITS[key]
-
-    monkeypatch.setattr("tokentrace.diagnose.certify.audit_template", audited)
-
-
-AUDITS: dict[tuple[str, str, str], AuditReport] = {}
 
 
 def run(*args: Any) -> Result:
@@ -37,28 +22,21 @@ def run(*args: Any) -> Result:
 
 @pytest.fixture(scope="module")
 def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with a template that drops past reasoning, and whose words are hostile."""
+    """A model whose name is hostile."""
     folder = tmp_path_factory.mktemp("models") / "dropping<script>"
-    shutil.copytree(POCKET, folder)
-    source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    old = "{%- for message in messages -%}"
-    assert old in source
-    changed = source.replace(old, old + "{%- if not loop.last and message.reasoning_content -%}<i>{%- endif -%}")
-    (folder / "chat_template.jinja").write_text(changed, encoding="utf-8")
+    write_dropping(folder)
     return folder
 
 
 def test_exit_codes_say_whether_uses_hold(dropping: Path) -> None:
-    good = run(POCKET, "--require", "rl-append-only,production-parity")
+    good = run("-t", "pocket", "--require", "rl-append-only,production-parity")
     assert good.exit_code == 0, good.output
     assert "RL, tools only: holds" in good.output
-    assert "stop tokens" in good.output
-    assert run("-t", "pocket").exit_code == 0
     bad = run(dropping)
     assert bad.exit_code == 1
     assert bad.stdout.startswith("• SFT: safe with --past expand. RL: use the bridge; ")
     assert "rl-append-only partly" in run(dropping, "-q").stderr
-    required = run(dropping / "chat_template.jinja", "-q", "--require", "rl-append-only")
+    required = run(dropping, "-q", "--require", "rl-append-only")
     assert required.exit_code == 1
     assert "rl-append-only is required, and partly" in required.output
     assert "loop.last" in required.output
@@ -101,36 +79,29 @@ def test_many_are_one_table_and_a_page(dropping: Path, tmp_path: Path) -> None:
 # -- what cannot be is said before anything is done
 
 
-@pytest.fixture
-def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("audited before its arguments were looked at")
-
-    monkeypatch.setattr("tokentrace.diagnose.certify.audit_template", refuse)
-
-
-@pytest.mark.usefixtures("nothing_audited")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--html", "nowhere/page.html"], "there is no folder nowhere"),
-        (["--require", ""], "names no use"),
-        (["--require", " ,"], "names no use"),
-        (["--require", "rl"], "rl-append-only"),
+        ([POCKET, "--html", "nowhere/page.html"], "there is no folder nowhere"),
+        ([POCKET, "--require", ""], "names no use"),
+        ([POCKET, "--require", " ,"], "names no use"),
+        ([POCKET, "--require", "rl"], "rl-append-only"),
+        (["mine.jinja"], "audit MODEL --chat-template mine.jinja"),
+        (["--step", 1], "--step goes with --on"),
+        (["--tool-parser", "hermes"], "--tool-parser goes with --grammar"),
+        (["--grammar", "--tool-parser", "klingon"], "klingon"),
+        (["--grammar", "--on", EXAMPLE], "give one of them"),
+        (["--grammar", "--require", "sft-one-row", "pocket"], "says no verdict"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_audit(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_bad_arguments_are_refused_before_the_audit(
+    arguments: list[Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run(POCKET, *arguments)
+    monkeypatch.setattr("tokentrace.diagnose.certify.audit_template", None)
+    Path("mine.jinja").write_text("{{ messages }}", encoding="utf-8")
+    result = run(*arguments)
     assert (result.exit_code, words in result.output) == (2, True), result.output
-
-
-def test_a_template_alone_needs_a_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "mine.jinja").write_text("{{ messages }}", encoding="utf-8")
-    result = run(tmp_path / "mine.jinja")
-    assert (result.exit_code, f"--chat-template {tmp_path / 'mine.jinja'}" in result.output) == (2, True)
 
 
 # -- a conversation
@@ -198,7 +169,3 @@ def test_the_grammar_of_a_template() -> None:
     data = json.loads(run("--grammar", "--json", "--kwargs", "enable_thinking=false").stdout)
     assert (data["closes_reasoning"], data["stop_token_ids"]) == (True, [4066])
     assert "⟨name⟩(⟨key⟩=⟨value⟩, …)" in run("--grammar", "--tool-parser", "pythonic").stdout
-    for options in (["--tool-parser", "klingon"], ["--on", EXAMPLE], ["--require", "sft-one-row", "pocket"]):
-        assert run("--grammar", *options).exit_code == 2
-    assert "--step goes with --on" in run("--step", 1).output
-    assert "--tool-parser goes with --grammar" in run("--tool-parser", "hermes").output

@@ -16,7 +16,7 @@ from tests.assets import family_dir
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
 from tests.support import PYTHON_FORMATS, SPECIAL, rotating, tokenizer_json_for
 from tokentrace import InputError, Renderer, TokentraceError, create_renderer
-from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt
+from tokentrace.conversation.forms import MEDIA_PARTS, SILENT, Silence, adapt
 from tokentrace.tokens import Tokenizer
 
 STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
@@ -85,23 +85,16 @@ def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, 
     assert adapt([ASK, assistant("", call("add", arguments))], JSON_TEXT).changes == []
 
 
-NOTHING: dict[Silence, dict[str, Any]] = {
-    Silence.EMPTY: {"content": ""},
-    Silence.NULL: {"content": None},
-    Silence.ABSENT: {},
-}
-
-
-@pytest.mark.parametrize("content", NOTHING.values(), ids=NOTHING)
-@pytest.mark.parametrize("way", NOTHING)
+@pytest.mark.parametrize("content", SILENT.values(), ids=SILENT)
+@pytest.mark.parametrize("way", SILENT)
 def test_no_content_is_written_as_the_template_reads_it(content: dict[str, Any], way: Silence) -> None:
     for extra, forms in (
         ({"tool_calls": [call("now", {})]}, reads(calls={"silence": (way,)})),
         ({}, reads(alone=(way,))),
     ):
         adapted = adapt([{"role": "assistant", **content, **extra}], forms)
-        assert adapted.messages == [{"role": "assistant", **NOTHING[way], **extra}]
-        assert len(adapted.changes) == (content != NOTHING[way])
+        assert adapted.messages == [{"role": "assistant", **SILENT[way], **extra}]
+        assert len(adapted.changes) == (content != SILENT[way])
 
 
 # -- with templates, and a vocabulary of bytes
@@ -137,9 +130,9 @@ SAME: dict[str, list[list[Any]]] = {
     ],
     "nothing beside calls": [
         [ASK, {"role": "assistant", **nothing, "tool_calls": [PARIS]}, SUNNY]
-        for nothing in (*NOTHING.values(), {"content": []})
+        for nothing in (*SILENT.values(), {"content": []})
     ],
-    "nothing alone": [[HI, {"role": "assistant", **nothing}, user("Are you there?")] for nothing in NOTHING.values()],
+    "nothing alone": [[HI, {"role": "assistant", **nothing}, user("Are you there?")] for nothing in SILENT.values()],
     "no calls": [
         [user("q"), {**assistant("hello"), **calls}, user("z")]
         for calls in ({}, {"tool_calls": None}, {"tool_calls": []})

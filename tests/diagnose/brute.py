@@ -4,34 +4,26 @@ Nothing of tokentrace decides here. Tokenizers are made up of the templates' con
 text does not depend on the vocabulary.
 """
 
-import copy
 import json
 import random
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from tests.assets import family_dir
-from tests.lazy import lazy
-from tests.support import SPECIAL, tokenizer_json_for
-from tokentrace import Renderer, create_renderer
+from tests.oracle import Refusal, hf_jinja
+from tests.support import SPECIAL, over_bytes
 from tokentrace.diagnose import AuditReport, audit_template
-from tokentrace.tokens import Tokenizer
-
-chat_template_utils = lazy("transformers.utils.chat_template_utils")
+from tokentrace.pocket import POCKET
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 def source_of(family: str) -> str:
     return (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
-
-
-def over_bytes(source: str, name: str = "made up", **settings: Any) -> Renderer:
-    """A renderer for a template, with a tokenizer that has its control tokens and one token a byte."""
-    tokenizer = Tokenizer(tokenizer_json_for(source), name=name, variables=SPECIAL, fast=False)
-    return create_renderer(tokenizer, "default", chat_template=source, **settings)
 
 
 def audited(source: str, name: str = "made up") -> AuditReport:
@@ -50,14 +42,8 @@ def rendered(source: str, messages: Messages, tools: Any, prompt: bool) -> str |
 
 @lru_cache(maxsize=1_000)
 def _rendered(source: str, conversation: str, prompt: bool) -> str | None:
-    messages, tools = json.loads(conversation)
-    try:
-        texts, _ = chat_template_utils.render_jinja_template(
-            [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **SPECIAL
-        )
-    except Exception:
-        return None
-    return str(texts[0])
+    result = hf_jinja(source, *json.loads(conversation), add_generation_prompt=prompt, **SPECIAL)
+    return None if isinstance(result, Refusal) else result[0]
 
 
 def breaks(source: str, past: Messages, reply: Mapping[str, Any], appended: Messages, tools: Any) -> bool | None:
@@ -71,32 +57,32 @@ def breaks(source: str, past: Messages, reply: Mapping[str, Any], appended: Mess
 
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven", "über", "雨", "naïve")
+TEXT = re.compile(r"(?<![<\w/|])[^\W\d_][^<>\n|]*[^\W\d_](?![\w>|])")
+"""Text outside of tags, without the white space around it."""
+NAMES = ("role", "type", "name", "id", "tool_call_id", "arguments")
+"""Fields that stay: arguments as JSON text, too."""
 
 
 def reworded(messages: Messages, chance: random.Random) -> list[dict[str, Any]]:
     """The same conversation with other texts; tags in them, and white space around them, stay."""
 
-    def text() -> str:
-        return " ".join(chance.choices(WORDS, k=chance.randint(1, 6)))
-
-    def reword(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: reword(inner) for key, inner in value.items()}
+    def reword(value: Any, field: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {name: reword(inner, name) for name, inner in value.items()}
         if isinstance(value, list):
-            return [reword(inner) for inner in value]
-        return text() if isinstance(value, str) else value
+            return [reword(inner, field) for inner in value]
+        if not isinstance(value, str) or field in NAMES:
+            return value
+        return TEXT.sub(lambda _: " ".join(chance.choices(WORDS, k=chance.randint(1, 6))), value)
 
-    out = []
-    for message in copy.deepcopy([dict(message) for message in messages]):
-        content = message.get("content")
-        if isinstance(content, str) and content:
-            message["content"] = re.sub(r"(?<![<\w/|])[^\W\d_][^<>\n|]*[^\W\d_](?![\w>|])", lambda _: text(), content)
-        elif isinstance(content, list):
-            message["content"] = [{**part, "text": text()} for part in content]
-        if message.get("reasoning_content"):
-            message["reasoning_content"] = text()
-        for call in message.get("tool_calls") or ():
-            if isinstance(call["function"]["arguments"], dict):
-                call["function"]["arguments"] = reword(call["function"]["arguments"])
-        out.append(message)
-    return out
+    return [reword(message) for message in messages]
+
+
+def write_dropping(folder: Path) -> None:
+    """Copy the embedded model, with a template that rewrites turns with reasoning once another message follows."""
+    shutil.copytree(POCKET, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    template, loop = folder / "chat_template.jinja", "{%- for message in messages -%}"
+    source = template.read_text(encoding="utf-8")
+    assert loop in source
+    mark = "{%- if not loop.last and message.reasoning_content -%}<i>{%- endif -%}"
+    template.write_text(source.replace(loop, loop + mark), encoding="utf-8")

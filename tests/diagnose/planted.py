@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.conversations import ADD, SYS, assistant, call, result, user
-from tests.diagnose.two_requests import GO, HELLO, OK, TOOLS, called, renderer_of, report, weather
+from tests.conversations import ADD, SYS, assistant, call, user
+from tests.diagnose.two_requests import ANSWER, GO, HELLO, HISTORY, OK, SUMMARY, TOOLS, called, renderer_of, weather
 from tokentrace.diagnose.finding import Cause
 
 Ids = list[int]
@@ -51,37 +51,19 @@ def asked(family: str, messages: Sequence[Message], text: str | Ids, reply: Mess
     return Asked(prompt, completion, list(messages), tools, reply)
 
 
-def after(first: Asked, family: str, *replies: Message) -> list[Asked]:
-    """A first call, and a second one whose prompt a client has rendered anew."""
-    end = renderer_of(family).tokenizer.decode([first.completion[-1]])
-    second = asked(family, [*first.messages, *replies], f"Done.{end}", assistant("Done."), first.tools)
-    return [first, second]
-
-
 def two(family: str, text: str | Ids, *replies: Message) -> list[Asked]:
-    return after(asked(family, GO, text, replies[0]), family, *replies)
-
-
-def history() -> list[Message]:
-    rows = [*GO]
-    for city in range(4):
-        rows += [assistant("", call("get_weather", {"city": f"City {city}"})), result(report(city))]
-    return rows
+    """A first call, and a second one whose prompt a client has rendered anew."""
+    second = asked(family, [*GO, *replies], f"Done.{END[family]}", assistant("Done."))
+    return [asked(family, GO, text, replies[0]), second]
 
 
 def rewritten(family: str, changed: Sequence[Message], tools: Any = TOOLS) -> list[Asked]:
     """A long history, answered, and then asked on with another one."""
-    answer = assistant("All is known now, and the rest is as it was before.")
-    end = END[family]
-    first = asked(family, history(), f"{answer['content']}{end}", answer)
-    shown = [answer if one is ANSWER else one for one in changed]
-    return [first, asked(family, shown, f"Done.{end}", assistant("Done."), tools)]
+    first = asked(family, HISTORY, f"{ANSWER['content']}{END[family]}", ANSWER)
+    return [first, asked(family, changed, f"Done.{END[family]}", assistant("Done."), tools)]
 
 
-ANSWER: Message = {}
-"""Stands for the answer of the first call."""
-AND = user("And?")
-END = {"pocket": "<|end|>", "qwen3": "<|im_end|>", "glm-4.5": "<|user|>"}
+END = {"pocket": "<|end|>", "qwen3": "<|im_end|>"}
 THOUGHT = "They greet me.\n\nI greet them back, in the way that they did."
 
 
@@ -97,7 +79,6 @@ def resegmented(family: str, text: str) -> Ids:
 
 def hermes_plants(family: str) -> dict[Cause, list[Asked]]:
     """Breaks of some causes, in a family that writes calls as JSON. The other causes are tested on their own."""
-    rows = history()
 
     def calls(text: str, arguments: Any) -> list[Asked]:
         return two(family, weather(text, family=family), *called("get_weather", arguments))
@@ -108,8 +89,8 @@ def hermes_plants(family: str) -> dict[Cause, list[Asked]]:
         Cause.BPE_REMERGE: two(family, resegmented(family, merged), assistant(HELLO), user("Bye")),
         Cause.JSON_FORMAT: calls('{"city":"Paris","unit":"c"}', {"city": "Paris", "unit": "c"}),
         Cause.STRIPPED_REASONING: two(family, thinking, assistant(HELLO), user("Bye")),
-        Cause.CHANGED_TOOLS: rewritten(family, [*rows, ANSWER, AND], [*TOOLS, ADD]),
-        Cause.COMPACTION: rewritten(family, [SYS, user("So far: the weather of four cities was asked for. Go on.")]),
+        Cause.CHANGED_TOOLS: rewritten(family, [*HISTORY, ANSWER, user("And?")], [*TOOLS, ADD]),
+        Cause.COMPACTION: rewritten(family, [SYS, SUMMARY]),
     }
 
 

@@ -6,19 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conversations import ADD, NOW, SYS, assistant, call, result, system, user
+from tests.conversations import ADD, NOW, SYS, assistant, result, system, user
 from tests.diagnose.two_requests import (
+    ANSWER,
     GO,
     HELLO,
     HERMES,
+    HISTORY,
     OK,
+    SUMMARY,
     TOOLS,
     Rollout,
     called,
     consistent,
     hermes,
     renderer_of,
-    report,
     weather,
 )
 from tests.support import make_renderer
@@ -202,14 +204,9 @@ def test_a_stream_that_was_lost() -> None:
 
 # -- the context: tools, system prompts, compaction, cleared results
 
-ROWS = list(GO)
-for n in range(4):
-    ROWS += [assistant("", call("get_weather", {"city": f"City {n}"})), result(report(n))]
-ANSWER = assistant("All is known now, and the rest is as it was before.")
 END_OF_ROWS = [ANSWER, user("And?")]
-LONGER = [*ROWS, *END_OF_ROWS]
+LONGER = [*HISTORY, *END_OF_ROWS]
 DESCRIBED = {"type": "function", "function": NOW["function"] | {"description": "What time it is."}}
-SUMMARY = user("So far: the weather of four cities was asked for. Go on.")
 Request = dict[str, Any]
 
 
@@ -217,16 +214,16 @@ def request(messages: list[Any], tools: Any = TOOLS) -> Request:
     return {"messages": messages, "tools": tools}
 
 
-FIRST = request(ROWS)
+FIRST = request(HISTORY)
 CHANGES: dict[str, tuple[Request, Request, Cause, str]] = {
     "tools added": (FIRST, request(LONGER, [*TOOLS, ADD]), C.CHANGED_TOOLS, "new tools: add"),
     "tools removed": (FIRST, request(LONGER, TOOLS[:2]), C.CHANGED_TOOLS, "left out: now"),
     "tools described": (FIRST, request(LONGER, [*TOOLS[:2], DESCRIBED]), C.CHANGED_TOOLS, "otherwise: now"),
     "no tools": (FIRST, request(LONGER, None), C.CHANGED_TOOLS, "left out: "),
     "system": (FIRST, request([system("You are careless."), *LONGER[1:]]), C.CHANGED_SYSTEM, "careless"),
-    "no system": (request(ROWS, None), request(LONGER[1:], None), C.CHANGED_SYSTEM, ""),
+    "no system": (request(HISTORY, None), request(LONGER[1:], None), C.CHANGED_SYSTEM, ""),
     "summary": (FIRST, request([SYS, SUMMARY]), C.COMPACTION, ""),
-    "middle": (FIRST, request([*ROWS[:4], *LONGER[6:]]), C.COMPACTION, ""),
+    "middle": (FIRST, request([*HISTORY[:4], *LONGER[6:]]), C.COMPACTION, ""),
     "window": (FIRST, request([SYS, *LONGER[6:]]), C.COMPACTION, ""),
 }
 FAMILIES = [
@@ -259,14 +256,14 @@ def test_the_cause_of_a_changed_context(family: str, name: str, proof: bool) -> 
 
 
 def test_cleared_tool_result() -> None:
-    broken = explained("pocket", FIRST, request([*ROWS[:3], result("[cleared]"), *LONGER[4:]]))
+    broken = explained("pocket", FIRST, request([*HISTORY[:3], result("[cleared]"), *LONGER[4:]]))
     assert (broken.cause, broken.region) == (Cause.COMPACTION, "context after completion 1")
     assert "in the turn of the tool" in broken.words
 
 
 def test_json_of_a_tool_result() -> None:
     said, other = (['{"sky": "sunny", "temp": 21}'], ['{"sky":"sunny","temp":21}', user("And?")])
-    before, after = (request([*ROWS[:3], result(text), *more]) for text, *more in (said, other))
+    before, after = (request([*HISTORY[:3], result(text), *more]) for text, *more in (said, other))
     renderer = renderer_of("pocket")
     stream, prompt = (
         renderer.render(one["messages"], tools=TOOLS, add_generation_prompt=True) for one in (before, after)
@@ -277,7 +274,7 @@ def test_json_of_a_tool_result() -> None:
 
 def test_the_conversations_disprove_what_the_text_suggests() -> None:
     renderer = renderer_of("pocket")
-    stream, other = (renderer.render(ROWS, tools=tools, add_generation_prompt=True) for tools in (TOOLS, TOOLS[:2]))
+    stream, other = (renderer.render(HISTORY, tools=tools, add_generation_prompt=True) for tools in (TOOLS, TOOLS[:2]))
     broken = consistent(stream.ids, other.ids, renderer, sampled=stream.mask, before=FIRST, after=FIRST)
     assert broken.cause is Cause.UNKNOWN
     assert "messages and tools of both requests are the same" in broken.words

@@ -82,27 +82,6 @@ def test_text_of_the_report_cannot_act_on_a_terminal() -> None:
 # -- laws
 
 
-TOKENS = st.integers(0, 4200)  # some beyond the vocabulary
-SMALL = st.integers(0, 12)
-
-
-@given(st.lists(TOKENS | SMALL, max_size=40), st.lists(TOKENS | SMALL, max_size=40), st.data())
-@settings(deadline=None, max_examples=examples(200))
-def test_never_raises_and_none_iff_extension(stream: list[int], prompt: list[int], data: st.DataObject) -> None:
-    if data.draw(st.booleans()):
-        prompt = stream[: data.draw(st.integers(0, len(stream)))] + prompt
-    sampled = data.draw(st.none() | st.lists(st.booleans(), min_size=len(stream), max_size=len(stream)))
-    if not stream:
-        sampled = None
-    found = explain_break(stream, prompt, renderer_of("pocket"), sampled=sampled)
-    extends = prompt[: len(stream)] == stream
-    assert (found is None) == extends
-    if found is not None:
-        first = next((n for n, pair in enumerate(zip(stream, prompt, strict=False)) if pair[0] != pair[1]), len(prompt))
-        assert found.position == first
-        consistent(stream, prompt, renderer_of("pocket"), sampled=sampled)
-
-
 PIECES = st.sampled_from(
     [
         "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>",
@@ -114,22 +93,30 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@given(st.lists(PIECES, max_size=30), st.data())
+TOKENS = st.integers(0, 4200) | st.integers(0, 12)  # some beyond the vocabulary
+
+
+def encoded(pieces: list[str]) -> list[int]:
+    return renderer_of("pocket").tokenizer.encode("".join(pieces)).tolist()
+
+
+@pytest.mark.parametrize(("items", "ids_of"), [(TOKENS, list), (PIECES, encoded)], ids=["ids", "texts"])
+@given(st.data())
 @settings(deadline=None, max_examples=examples(300))
-def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
-    tokenizer = renderer_of("pocket").tokenizer
-    edited = [*pieces]
+def test_any_edit_is_a_break_unless_the_prompt_extends_the_stream(items: Any, ids_of: Any, data: st.DataObject) -> None:
+    before = data.draw(st.lists(items, max_size=40))
+    after = [*before]
     for _ in range(data.draw(st.integers(0, 3))):
-        at = data.draw(st.integers(0, len(edited)))
-        edited[at : at + data.draw(st.integers(0, 2))] = data.draw(st.lists(PIECES, max_size=2))
-    stream, prompt = tokenizer.encode("".join(pieces)), tokenizer.encode("".join(edited))
-    mask = data.draw(st.none() | st.integers(0, len(stream)).map(lambda n: np.arange(len(stream)) >= n))
-    if not len(stream):
-        mask = None
-    found = explain_break(stream, prompt, tokenizer, sampled=mask)
-    assert (found is None) == (prompt[: len(stream)].tolist() == stream.tolist())
-    if found is not None:
-        consistent(stream, prompt, tokenizer, sampled=mask)
+        at = data.draw(st.integers(0, len(after)))
+        after[at : at + data.draw(st.integers(0, 40))] = data.draw(st.lists(items, max_size=20))
+    stream, prompt = ids_of(before), ids_of(after)
+    masks = st.lists(st.booleans(), min_size=len(stream), max_size=len(stream))
+    sampled = data.draw(st.none() | masks) if stream else None
+    model = renderer_of("pocket") if data.draw(st.booleans()) else renderer_of("pocket").tokenizer
+    extends = prompt[: len(stream)] == stream
+    assert (explain_break(stream, prompt, model, sampled=sampled) is None) == extends
+    if not extends:
+        consistent(stream, prompt, model, sampled=sampled)
 
 
 @given(st.text(min_size=1, max_size=60), st.data())

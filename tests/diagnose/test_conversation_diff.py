@@ -12,9 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tokentrace.diagnose.conversation_diff import changed_tools, find_cause, shared_prefix
+from tests.conversations import assistant as reply
+from tests.conversations import user
+from tokentrace.diagnose.conversation_diff import changed_tools, find_cause
 from tokentrace.diagnose.finding import Cause, Finding
-from tokentrace.diagnose.message_keys import chain
+from tokentrace.diagnose.message_keys import chain, shared_prefix
 from tokentrace.diagnose.wording import changed_words
 
 Message = Mapping[str, Any]
@@ -29,18 +31,10 @@ def system(text: str = SYSTEM) -> Message:
     return {"role": "system", "content": text}
 
 
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
 def call(name: str, said: str = "", **arguments: Any) -> Message:
     function = {"name": name, "arguments": json.dumps(arguments)}
     calls = [{"id": f"call_{name}", "type": "function", "function": function}]
     return {"role": "assistant", "content": said, "tool_calls": calls}
-
-
-def reply(text: str) -> Message:
-    return {"role": "assistant", "content": text}
 
 
 def result(text: str, name: str = "") -> Message:

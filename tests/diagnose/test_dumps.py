@@ -153,6 +153,21 @@ def first(value: Any) -> Callable[[list[Any]], list[Any]]:
     return lambda values: [value, *values[1:]]
 
 
+CALL: Line = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-1, -1]}
+ROW: Line = {"input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 1, 1], "logprobs": [0, 0, -1, -1]}
+
+
+def trace(**more: Any) -> Line:
+    message = {"role": "user", "content": "x"}
+    nodes = [{"message": message, "parent": None, "token_ids": [1, 2], "mask": [False, False]}]
+    nodes.append({"message": message, "parent": 0, "sampled": True, "token_ids": [3, 4], "mask": [True, True]})
+    return {"id": "t", "nodes": [nodes[0], nodes[1] | {"logprobs": [-1, -1]} | more], "calls": []}
+
+
+def instead(line: Line) -> Callable[[list[Line]], None]:
+    return change("0", lambda _: line)
+
+
 EMPTY = {"completion_ids": [], "logprobs": [], "loss_mask": None}
 WRONG = {
     "no logprobs": ("calls lines", change("1.logprobs", lambda _: None), Cause.NO_LOGPROBS, "line 2"),
@@ -173,48 +188,32 @@ WRONG = {
                     "line 1"),
     "nothing sampled": ("calls lines", change("3", lambda one: one | EMPTY), Cause.NOTHING_SAMPLED, "line 4"),
     "no token": ("calls lines", change("0.prompt_ids", first(1 << 30)), Cause.NO_TOKEN, "line 1"),
+    "labels too few": ("rows lines", instead({"input_ids": [1, 2, 3], "labels": [-100, 3]}), Cause.BAD_LABELS,
+                       "2 labels for 3 tokens"),
+    "labels shifted": ("rows lines", instead({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}),
+                       Cause.BAD_LABELS, "label 1 is 3, which is not the id there"),
+    "nine logprobs": ("verifiers trace", instead(trace(mask=None, logprobs=[-1] * 9)), Cause.BAD_LOGPROBS,
+                      "9 logprobs for 2 tokens"),
+    "gaps in a mask": (
+        "verifiers trace", instead(trace(token_ids=[3, 4, 5], mask=[True, False, True], logprobs=[0.5, -1])),
+        Cause.BAD_LOGPROBS, "token 0 of the completion: 0.5"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_found_and_named(tmp_path: Path, name: str) -> None:
-    shape, edit, fault, where = WRONG[name]
+    shape, edit, fault, words = WRONG[name]
     lines = lines_of(shape)
     assert not report_of(tmp_path, lines, renderer_of("pocket")).faults
     edit(lines)
     report = report_of(tmp_path, lines, renderer_of("pocket"))
-    assert where in report.faults[fault].examples[0].where
+    example = report.faults[fault].examples[0]
+    assert words in f"{example.where}: {example.words}"
     assert (fault.group in report.problems()) == (fault is not Cause.NO_LOGPROBS)
     assert str(fault) in plain_view(report)
 
 
-CALL: Line = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-1, -1]}
-ROW: Line = {"input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 1, 1], "logprobs": [0, 0, -1, -1]}
-
-
-def trace(**more: Any) -> Line:
-    message = {"role": "user", "content": "x"}
-    nodes = [{"message": message, "parent": None, "token_ids": [1, 2], "mask": [False, False]}]
-    nodes.append({"message": message, "parent": 0, "sampled": True, "token_ids": [3, 4], "mask": [True, True]})
-    return {"id": "t", "nodes": [nodes[0], nodes[1] | {"logprobs": [-1, -1]} | more], "calls": []}
-
-
-CONTRADICTIONS = {
-    "labels too few": ({"input_ids": [1, 2, 3], "labels": [-100, 3]}, Cause.BAD_LABELS, "2 labels for 3 tokens"),
-    "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, Cause.BAD_LABELS,
-                       "label 1 is 3, which is not the id there"),
-    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), Cause.BAD_LOGPROBS, "9 logprobs for 2 tokens"),
-    "gaps in a mask": (trace(token_ids=[3, 4, 5], mask=[True, False, True], logprobs=[0.5, -1]), Cause.BAD_LOGPROBS,
-                       "token 0 of the completion: 0.5"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_contradictions_in_a_line_are_reported(tmp_path: Path, name: str) -> None:
-    line, fault, words = CONTRADICTIONS[name]
-    report = report_of(tmp_path, [line])
-    assert words in report.faults[fault].examples[0].words
-    assert fault.group in report.problems()
+def test_labels_and_logprobs_that_fit_are_no_faults(tmp_path: Path) -> None:
     fitting = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "logprobs": [0, -1, -1]}
     report = report_of(tmp_path, [fitting, trace(mask=None, logprobs=[-1])])
     assert (report.counts["trained"], report.counts["sampled"], report.faults) == (2, 3, {})

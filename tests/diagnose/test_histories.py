@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conversations import CONVERSATIONS, assistant, user
-from tests.diagnose.brute import over_bytes, source_of
+from tests.diagnose.brute import source_of
 from tests.oracle import hf_ids, hf_tokenizer
 from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, html_page, read_page
-from tests.support import FULL, make_renderer, rotating, some
+from tests.support import FULL, make_renderer, over_bytes, rotating, some
 from tokentrace import InputError, Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.diagnose import HistoryReport, compare_histories
 from tokentrace.diagnose.histories import Step, View, ViewTokens, token_rows

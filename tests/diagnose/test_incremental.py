@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers
 
 from tests.conversations import CONVERSATIONS, PARIS, SIMPLE, SYS, assistant, call, result, system, user
-from tests.diagnose.brute import over_bytes, source_of
-from tests.support import make_renderer
+from tests.diagnose.brute import source_of
+from tests.support import make_renderer, over_bytes
 from tokentrace import Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.diagnose import Cause
 from tokentrace.diagnose.incremental import (

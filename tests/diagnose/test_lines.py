@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from jinja2 import nodes
 
-from tests.diagnose.brute import audited, over_bytes, rendered, source_of
-from tests.support import JINJA_FAMILIES
-from tokentrace.diagnose.appends import Where, cases
+from tests.diagnose.brute import audited, rendered, source_of
+from tests.support import JINJA_FAMILIES, over_bytes
+from tokentrace.diagnose.appends import cases
 from tokentrace.diagnose.blame import SET, TEST, WRITE, run_traced, source_text
 from tokentrace.diagnose.cases import TOOLS, Append, Request, turns
 from tokentrace.study.probes import USER
@@ -64,13 +64,6 @@ LAST_TWO = """{%- for message in messages[-2:] -%}
 {%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 
 
-def blame_of(source: str) -> Any:
-    cell = next(
-        cell for cell in audited(source).cells if cell.append is Append.USER and cell.turn.reasoning and cell.breaks
-    )
-    return next(one for one in cell.breaks if not one.at_turn).blame
-
-
 @pytest.mark.parametrize(
     ("source", "line", "condition", "because"),
     [
@@ -78,23 +71,18 @@ def blame_of(source: str) -> Any:
         (MACRO, 2, "last", ()),
         (BUILT, 4, "loop.index0 >= messages|length - 1", ()),
         (ONE_LINE, 1, "loop.index0 > ns.last", ((1, "ns.last", 0, 2),)),
+        (COUNTED, 2, "", ()),
+        (LAST_TWO, 2, "", ()),
     ],
 )
-def test_the_condition_that_turned_is_named_and_proven(source: str, line: int, condition: str, because: Any) -> None:
-    blame = blame_of(source)
-    assert (blame.line, blame.condition, blame.before, blame.proven) == (line, condition, True, True)
-    assert blame.because == because
-
-
-def test_where_no_condition_turned_the_line_that_writes_is_named() -> None:
-    blame = blame_of(COUNTED)
-    assert (blame.line, blame.condition) == (2, "")
-    report = audited(LAST_TWO)
-    (cell, *_) = (one for one in report.cells if one.append is Append.USER and not one.turn.reasoning)
-    window = cell.breaks[-1]
-    assert window.where is Where.PAST
-    assert window.blame is not None
-    assert window.blame.line in (1, 2)
+def test_a_condition_is_proven_or_the_line_that_writes_is_named(
+    source: str, line: int, condition: str, because: Any
+) -> None:
+    cells = [one for one in audited(source).cells if one.append is Append.USER and one.turn.reasoning and one.breaks]
+    (blame,) = (one.blame for one in cells[0].breaks if not one.at_turn)
+    assert blame is not None
+    assert (blame.line, blame.condition, blame.because) == (line, condition, because)
+    assert (blame.before, blame.proven) == ((True, True) if condition else (None, False))
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)

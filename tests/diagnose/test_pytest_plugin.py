@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.diagnose.brute import write_dropping
 from tests.guides import ROOT
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
@@ -26,12 +27,8 @@ CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "F
 def team(pytester: pytest.Pytester) -> Path:
     """A repository with a model, one whose template drops reasoning, good rows and bad ones."""
     root = pytester.path
-    for name in ("model", "dropping"):
-        shutil.copytree(POCKET, root / name, ignore=shutil.ignore_patterns("*.safetensors", "*.py", "__pycache__"))
-    template = root / "dropping" / "chat_template.jinja"
-    old = "{%- for message in messages -%}"
-    added = old + "{%- if not loop.last and message.reasoning_content -%}<i>{%- endif -%}"
-    template.write_text(template.read_text(encoding="utf-8").replace(old, added), encoding="utf-8")
+    shutil.copytree(POCKET, root / "model", ignore=shutil.ignore_patterns("*.safetensors", "*.py", "__pycache__"))
+    write_dropping(root / "dropping")
     sample = build_supervised_sample(create_renderer(POCKET), CHAT)
     row = {"messages": CHAT, "input_ids": sample.token_ids, "loss_mask": sample.loss_mask}
     (root / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")

@@ -202,16 +202,6 @@ def test_one_flipped_bit_of_the_mask_is_always_found_at_its_place(at: int, label
     assert (wrong.tokens, wrong.cause is Cause.MASK_ADDED) == (1, bool(mask[at]))
 
 
-def test_what_differs_is_placed_in_message_and_field() -> None:
-    found = checked(row_of(other(lambda row: row["messages"][2].update(content="And the weather in Rome?"))))
-    [finding], [contrast] = found.findings, found.contrasts
-    [hunk] = contrast.hunks
-    assert (finding.cause, finding.message, finding.field) == (Cause.UNKNOWN, 2, "content")
-    assert "".join((contrast.one.texts or [])[hunk.start : hunk.stop]).strip() == "Paris"
-    assert "".join((contrast.other.texts or [])[hunk.other_start : hunk.other_stop]).strip() == "Rome"
-    assert "message 2 (user), content" in str(finding)
-
-
 # -- rows without a conversation
 
 
@@ -263,41 +253,46 @@ def arguments(text: str) -> Any:
 
 PROMPT = RENDERER.render(MESSAGES, tools=SIMPLE, add_generation_prompt=True).ids
 SPACED = arguments('{"city":"Paris","unit":"celsius"}')
-CAUSES: dict[str, tuple[Any, Cause]] = {
-    "BOS doubled": ([IDS[0], *IDS], Cause.BOS_DOUBLED),
-    "BOS missing": (IDS[1:], Cause.BOS_MISSING),
-    "generation prompt": (PROMPT, Cause.GENERATION_PROMPT),
-    "end missing": (IDS[:-1], Cause.END_MISSING),
-    "end doubled": ([*IDS, IDS[-1]], Cause.END_ADDED),
-    "newline added": ([*IDS, *RENDERER.tokenizer.encode("\n")], Cause.LAST_WHITESPACE),
-    "cut at the end": (IDS[:-5], Cause.CUT),
-    "cut at the beginning": (IDS[200:], Cause.CUT),
-    "tools": (other(lambda row: row.pop("tools")), Cause.TOOLS_MISSING),
-    "other tools": (other(lambda row: row["tools"].pop()), Cause.CHANGED_TOOLS),
-    "reasoning": (other(lambda row: row["messages"][1].pop("reasoning_content")), Cause.STRIPPED_REASONING),
-    "system": (other(lambda row: row["messages"].insert(0, system("You are a pirate."))), Cause.CHANGED_SYSTEM),
-    "control": (sample_of(control_tokens="hf_compat").ids, Cause.TEXT_AS_CONTROL),
-    "JSON": (SPACED, Cause.JSON_FORMAT),
+TURN = int(np.flatnonzero(MASK)[0])
+STOP = int(np.flatnonzero(MASK & (RENDERER.tokenizer.token_id("<|end|>") == IDS))[0])
+CAUSES: dict[str, tuple[Any, Cause, str]] = {
+    "BOS doubled": ([IDS[0], *IDS], Cause.BOS_DOUBLED, "found `<|bos|>`"),
+    "BOS missing": (IDS[1:], Cause.BOS_MISSING, "expected `<|bos|>`"),
+    "generation prompt": (PROMPT, Cause.GENERATION_PROMPT, "after the end: expected nothing"),
+    "end missing": (IDS[:-1], Cause.END_MISSING, "message 5 (assistant), stop"),
+    "end missing inside": (np.delete(IDS, STOP), Cause.END_MISSING, "message 1 (assistant), stop"),
+    "end doubled": ([*IDS, IDS[-1]], Cause.END_ADDED, "after the end"),
+    "newline added": ([*IDS, *RENDERER.tokenizer.encode("\n")], Cause.LAST_WHITESPACE, "after the end"),
+    "cut in a turn": (IDS[:-5], Cause.CUT, f"(5 of {len(IDS)} tokens), found nothing"),
+    "cut before a turn": (IDS[: TURN - 1], Cause.CUT, "message 1 (assistant), generation prompt: expected"),
+    "cut at the beginning": (IDS[200:], Cause.CUT, f"(200 of {len(IDS)} tokens), found nothing"),
+    "tools": (other(lambda row: row.pop("tools")), Cause.TOOLS_MISSING, ""),
+    "other tools": (other(lambda row: row["tools"].pop()), Cause.CHANGED_TOOLS, ""),
+    "reasoning": (other(lambda row: row["messages"][1].pop("reasoning_content")), Cause.STRIPPED_REASONING,
+                  "message 1 (assistant)"),
+    "system": (other(lambda row: row["messages"].insert(0, system("You are a pirate."))), Cause.CHANGED_SYSTEM, ""),
+    "control": (sample_of(control_tokens="hf_compat").ids, Cause.TEXT_AS_CONTROL, "message 0 (user), content"),
+    "JSON": (SPACED, Cause.JSON_FORMAT, "message 3 (assistant)"),
     "white space": (other(lambda row: row["messages"][2].update(content=" And the weather in Paris?")),
-                    Cause.WHITESPACE),
-    "call": (arguments('{"city": "Rome", "unit": "celsius"}'), Cause.REWRITTEN_CALL),
-    "no token": ([*IDS[:9], 99_999, *IDS[10:]], Cause.NO_TOKEN),
-    "text": (other(lambda row: row["messages"][5].update(content="It rains in Paris.")), Cause.UNKNOWN),
+                    Cause.WHITESPACE, "message 2 (user), content"),
+    "call": (arguments('{"city": "Rome", "unit": "celsius"}'), Cause.REWRITTEN_CALL, "message 3 (assistant)"),
+    "no token": ([*IDS[:9], 99_999, *IDS[10:]], Cause.NO_TOKEN, "found id 99999"),
+    "text": (other(lambda row: row["messages"][2].update(content="And the weather in Rome?")), Cause.UNKNOWN,
+             "message 2 (user), content: expected ` Paris`, found ` Rome`"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_each_cause_is_named(name: str) -> None:
-    ids, cause = CAUSES[name]
+def test_each_cause_is_named_with_its_place(name: str) -> None:
+    ids, cause, words = CAUSES[name]
     found = checked(row_of(ids))
     assert (found.outcome, found.causes) == (Outcome.CUT if cause is Cause.CUT else Outcome.IDS, [cause]), found
+    assert words in str(found.findings[0])
 
 
-def test_a_stop_token_dropped_inside_a_row_is_named() -> None:
-    end = int(np.flatnonzero(MASK & (RENDERER.tokenizer.token_id("<|end|>") == IDS))[0])
-    found = checked(row_of(np.delete(IDS, end), np.delete(MASK, end)))
-    assert (found.outcome, found.causes, place(found)) == (Outcome.IDS, [Cause.END_MISSING], end)
-    assert (found.findings[0].message, found.findings[0].field) == (1, "stop")
+def test_a_cut_may_have_another_mask() -> None:
+    found = checked(row_of(IDS[:-5], ~MASK[:-5]))
+    assert (found.outcome, found.causes) == (Outcome.BOTH, [Cause.CUT])
 
 
 def test_several_causes_in_one_row_are_all_named() -> None:
@@ -314,15 +309,6 @@ def test_text_that_was_encoded_otherwise_is_drift(pieces: list[str]) -> None:
     found = checked(row_of([*IDS[:at], *again, *IDS[at + len(word) :]]))
     assert set(found.causes) == {Cause.BPE_REMERGE}
     assert (found.findings[0].message, found.findings[0].field) == (5, "content")
-
-
-def test_a_cut_says_how_much_is_gone_and_where() -> None:
-    prompt = int(np.flatnonzero(MASK)[0]) - 1
-    words = checked(row_of(IDS[:prompt])).findings[0].words
-    assert words.startswith("message 1 (assistant), generation prompt: expected")
-    assert f"({len(IDS) - prompt} of {len(IDS)} tokens), found nothing" in words
-    worse = checked(row_of(IDS[:-5], ~MASK[:-5]))
-    assert (worse.outcome, worse.causes) == (Outcome.BOTH, [Cause.CUT])
 
 
 GREETED = {"messages": [user("Hi"), assistant("Hello, how are you today?")]}
@@ -431,7 +417,7 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     assert (limited.rows, limited.clean, limited.stopped) == (8, True, True)
 
 
-def test_rows_are_read_from_parquet_and_from_json(tmp_path: Path) -> None:
+def test_rows_are_read_from_parquet_and_from_json_with_a_tokenizer(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -442,6 +428,8 @@ def test_rows_are_read_from_parquet_and_from_json(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     for name in ("rows.parquet", "rows.json"):
         assert check_dataset([str(tmp_path / name)], make_settings()).clean
+        with pytest.raises(InputError, match="tokenizer="):
+            check_dataset([str(tmp_path / name)])
 
 
 def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> None:
@@ -462,25 +450,6 @@ def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> 
     reasons = " ".join([*report.reasons, *both.reasons])
     for words in ("no row 601", "'others.jsonl' was not found", "several sources"):
         assert words in reasons
-
-
-def test_a_file_made_with_another_template_or_other_settings_says_so(tmp_path: Path) -> None:
-    chats, path = tmp_path / "chats.jsonl", str(tmp_path / "rows.parquet")
-    write_conversations(chats, 3, seed=4)
-    template = (POCKET / "chat_template.jinja").read_text(encoding="utf-8") + "{#- as good as the same -#}"
-    tokenize_files([str(chats)], Path(path), make_settings(chat_template=template), workers=1)
-
-    def check(**more: Any) -> CheckReport:
-        return check_dataset([path], tokenizer=str(POCKET), sources=[str(chats)], **more)
-
-    assert check().clean
-    assert any("another template" in note for note in check().notes)
-    assert not check(changes={"chat_template": template}).notes
-    with chats.open("a") as file:
-        file.write("\n")
-    assert any("has changed since" in note for note in check().notes)
-    with pytest.raises(InputError, match="tokenizer="):
-        check_dataset([path])
 
 
 # -- datasets as others make them

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.diagnose.brute import audit_of, audited, over_bytes, rendered, source_of
+from tests.diagnose.brute import audit_of, audited, rendered, source_of
+from tests.support import over_bytes
 from tokentrace.diagnose import AuditReport, Grade, audit_template
 from tokentrace.diagnose.appends import AppendOutcome
 from tokentrace.diagnose.cases import TOOLS, Style

@@ -106,3 +106,10 @@ HELLO = "Hello there, how can I help you today?"
 def report(city: int) -> str:
     """A long tool result that is like no other."""
     return "\n".join(f"{hour} o'clock in city {city}: {city * 7 + hour * 13} degrees" for hour in range(24))
+
+
+HISTORY = [*GO]
+for n in range(4):
+    HISTORY += [assistant("", call("get_weather", {"city": f"City {n}"})), result(report(n))]
+ANSWER = assistant("All is known now, and the rest is as it was before.")
+SUMMARY = user("So far: the weather of four cities was asked for. Go on.")

@@ -22,7 +22,6 @@ TINY = Capabilities(
     max_length=4096,
     vocab_size=1024,
     logprobs=LogprobKind.PROCESSED,
-    streams=True,
     aborts=True,
     pauses=True,
     top_logprobs=20,

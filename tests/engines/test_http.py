@@ -274,7 +274,6 @@ ODD: dict[str, list[Any]] = {
     "longest_answer": [0, -1, "1"],
     "read_timeout": [float("nan")],
     "retries": [-1, 1.5, None],
-    "connections": [0],
     "headers": [[("a", "b")], {"a b": "c"}, {"a": "b\r\nc: d"}, {1: "b"}, {"a": None}],
 }
 

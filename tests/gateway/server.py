@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from tokentrace import Renderer, create_renderer
 from tokentrace.engines import EmbeddedEngine, Engine
@@ -54,6 +56,17 @@ class Served:
 
     def chat(self, session: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         return self.call("POST", f"/sessions/{session}/v1/chat/completions", body, headers)
+
+    def send(self, session: str, body: Any, received: int = 1 << 16) -> socket.socket:
+        """A chat request whose answer nobody has read; the system keeps about `received` bytes of it."""
+        address, raw = urlsplit(self.url), json.dumps(body).encode()
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
+        connection.connect((address.hostname, address.port))
+        path = f"/sessions/{session}/v1/chat/completions"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
+        connection.sendall(head.encode() + raw)
+        return connection
 
     def state(self, session: str) -> Any:
         status, state = self.call("GET", f"/sessions/{session}")

@@ -1,16 +1,13 @@
 """Engines and stores that fail: agents are told so in their own words, nothing wrong is recorded, and it goes on."""
 
-import json
 import socket
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import apsw
 import pytest
 
-from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
-from tests.gateway.server import Served, gateway_server, until
+from tests.engines.faults import GARBAGE, UNAVAILABLE, Fault, FaultyEngine, Gate
+from tests.gateway.server import gateway_server, until
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
 from tokentrace.engines import EngineError, EngineUnavailable, ScriptedEngine
 
@@ -21,13 +18,10 @@ def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, st
     size = pocket().tokenizer.vocabulary.size
     engine = FaultyEngine(counting, vocab_size=size, piece=1)
     faults = {
-        Fault.UNAVAILABLE: 503,
-        Fault.GARBAGE: 502,
-        Fault.WRONG_IDS: 502,
-        Fault.FEW_LOGPROBS: 502,
-        Fault.DIES: 200 if stream else 503,  # nothing was streamed: it may be asked again
-        Breaks(0, EngineError("broken")): 502,
-        Breaks(3, EngineError("broken")): 200 if stream else 502,
+        UNAVAILABLE: 503,
+        GARBAGE: 502,
+        Fault(EngineError): 502,
+        Fault(EngineError, after=3): 200 if stream else 502,
     }
     with gateway_server(lambda: engine) as served:
         agent = Agent("a", "s", dialect, stream)
@@ -78,18 +72,6 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
             assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
 
 
-def slow_reader(served: Served, body: dict[str, Any]) -> socket.socket:
-    """A client that sends a request and reads nothing; the system keeps as little for it as it can."""
-    address = urlsplit(served.url)
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-    connection.connect((address.hostname, address.port))
-    raw = json.dumps(body).encode()
-    head = f"POST /sessions/slow/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
-    connection.sendall(head.encode() + raw)
-    return connection
-
-
 def test_a_reader_that_never_reads_and_one_that_hangs_up_harm_nobody() -> None:
     """Their turns are stored or given up, their places are free again, and others go on."""
     words = answer_ids("word " * 20_000)
@@ -98,7 +80,7 @@ def test_a_reader_that_never_reads_and_one_that_hangs_up_harm_nobody() -> None:
     body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 30_000, "stream": True, "logprobs": True}
     with gateway_server(lambda: ScriptedEngine(script, piece=1000, latency=gate)) as served:
         gateway = served.app.gateway
-        readers = [slow_reader(served, body) for _ in range(3)]
+        readers = [served.send("slow", body, received=1) for _ in range(3)]
         served.run(gate.waiting(3))
         served.run(gate.open(3))
         served.run(gate.waiting(3))

@@ -87,7 +87,7 @@ async def read(place: str) -> Recorded:
             trajectory = tokens[session] = Trajectory()
             for number, turn in enumerate(turns[session]):
                 assert turn.number == number
-                assert replay_records(trajectory, turn.records) == len(turn.records)
+                replay_records(trajectory, turn.records)
                 assert turn.info["finish_reason"] in ("stop", "length")
                 assert turn.info["stop"] - turn.info["start"] == turn.sampled > 0
             if turns[session]:

@@ -5,7 +5,6 @@ import base64
 import io
 import json
 import re
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -214,10 +213,7 @@ def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gate], th
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_agent_that_goes_away_ends_its_request(gated: tuple[Served, Gate], stream: bool) -> None:
     served, gate = gated
-    raw = json.dumps({**SUM, "stream": stream}).encode()
-    connection = socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])))
-    head = f"POST /sessions/gone/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
-    connection.sendall(head.encode() + raw)
+    connection = served.send("gone", {**SUM, "stream": stream})
     served.run(gate.waiting())
     if stream:
         served.run(gate.open(1))
@@ -329,29 +325,25 @@ def test_a_session_is_sealed_exported_and_dropped(served: Served) -> None:
     assert labels["labels"]
 
 
-def test_rows_come_in_three_formats_with_rewards_and_move_the_state(served: Served) -> None:
+def test_rows_are_chosen_and_sent_as_their_format(served: Served) -> None:
     def fetched(path: str) -> tuple[bytes, Any]:
         with urllib.request.urlopen(served.url + path, timeout=60) as answer:
             return answer.read(), answer.headers
 
     for name in ("batch-a", "batch-b"):
         assert served.chat(name, SUM)[0] == 200
-        assert served.call("POST", f"/sessions/{name}/rewards", {"reward": 0.5})[0] == 200
     assert served.call("POST", "/sessions/batch-a/seal")[0] == 200
     lines, headers = fetched("/rows?format=jsonl&search=batch-&keep_state=true")
     assert headers["content-type"] == "application/x-ndjson"
     assert served.state("batch-a")["state"] == "sealed"
-    rows = {row["session"]: row for row in map(json.loads, lines.splitlines())}
-    assert [row["reward"] for row in rows.values()] == [0.5, 0.5]
+    rows = {row["session"]: row["input_ids"] for row in map(json.loads, lines.splitlines())}
     raw, headers = fetched("/rows?format=arrow&state=sealed")
     assert headers["content-type"] == "application/vnd.apache.arrow.stream"
-    assert pyarrow.ipc.open_stream(raw).read_all()["input_ids"].to_pylist() == [rows["batch-a"]["input_ids"]]
-    assert served.state("batch-a")["state"] == "exported"
+    assert pyarrow.ipc.open_stream(raw).read_all()["input_ids"].to_pylist() == [rows["batch-a"]]
     raw, headers = fetched("/sessions/batch-b/rows?format=parquet")
     assert headers["content-disposition"] == 'attachment; filename="batch-b.parquet"'
-    assert pyarrow.parquet.read_table(io.BytesIO(raw))["input_ids"].to_pylist() == [rows["batch-b"]["input_ids"]]
-    assert served.state("batch-b")["state"] == "open"
-    assert fetched("/rows?state=sealed")[0] == b""
+    assert pyarrow.parquet.read_table(io.BytesIO(raw))["input_ids"].to_pylist() == [rows["batch-b"]]
+    assert fetched("/rows?state=sealed")[0] == b"", "it is exported now"
     for query in ("format=xml", "keep_state=maybe", "state=gone", "state=dropped", "sort=up"):
         assert served.call("GET", f"/rows?{query}")[0] == 400, query
     assert served.call("GET", "/sessions/batch-b/rows?state=open")[0] == 400

@@ -84,7 +84,7 @@ async def test_connect_finds_out_what_it_can_do(server: str, model_file: Path) -
     assert (able.engine, able.max_length, able.vocab_size) == ("llama.cpp", CONTEXT, MODEL.vocabulary_size)
     assert able.logprobs is LogprobKind.PROCESSED
     assert able.model == str(model_file)
-    assert not any((able.streams, able.aborts, able.pauses, able.versions))
+    assert not any((able.aborts, able.pauses, able.versions))
 
 
 @in_loop

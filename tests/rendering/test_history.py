@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, Conversation, assistant, call, result, user
-from tests.support import JINJA_FAMILIES, SPECIAL, per_family, rendered, rotating, some, tokenizer_json_for
-from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
+from tests.diagnose.brute import source_of
+from tests.support import JINJA_FAMILIES, over_bytes, per_family, rendered, rotating, some
+from tokentrace import RenderedTokens, Renderer, TokentraceError
 from tokentrace.conversation import Change
-from tokentrace.tokens import Tokenizer
 
 NEVER_SHOW = {
     *("qwen2.5", "qwq-32b", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "deepseek-v3", "deepseek-r1"),
@@ -23,10 +22,7 @@ NEVER_SHOW = {
 
 @per_family
 def renderer(family: str, setting: str = "") -> Renderer:
-    source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    settings: dict[str, Any] = {setting: True} if setting else {}
-    return create_renderer(tokenizer, "default", chat_template=source, **settings)
+    return over_bytes(source_of(family), **({setting: True} if setting else {}))
 
 
 def render(family: str, setting: str, messages: Any, tools: Any = None) -> RenderedTokens | None:
@@ -96,11 +92,9 @@ def test_between_tool_calls_keeps_the_exchange_under_way_only() -> None:
         *(user("one"), assistant("a", reasoning="first"), user("two"), assistant("b", reasoning="second")),
         *(result("result"), assistant("c", reasoning="third")),
     ]
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
     thoughts = {}
     for setting in ("", "preserve_thinking_between_tool_calls", "preserve_all_thinking"):
-        settings: dict[str, Any] = {setting: True} if setting else {}
-        rendered = create_renderer(tokenizer, chat_template=source, **settings).render(messages)
+        rendered = over_bytes(source, **({setting: True} if setting else {})).render(messages)
         thoughts[setting] = [shown(rendered, index) for index in (1, 3, 5)]
     assert thoughts == {
         "": ["", "", "third"],

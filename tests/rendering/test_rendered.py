@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import SPECIAL, tokenizer_json_for
+from tests.support import over_bytes
 from tokentrace import RenderedTokens, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleBuilder
-from tokentrace.tokens import Tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 MESSAGES = [
@@ -86,8 +85,7 @@ def test_the_generation_prompt_is_found_where_the_last_message_stands_outside_ev
     source = (
         "<|im_start|>user {{ messages[0].content }}<|im_end|>{% if add_generation_prompt %}<|im_start|>bot {% endif %}"
     )
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    rendered = create_renderer(tokenizer, chat_template=source).render(MESSAGES[1:2], add_generation_prompt=True)
+    rendered = over_bytes(source).render(MESSAGES[1:2], add_generation_prompt=True)
     prompt = [token for token, field in zip(rendered.tokens(), rendered.fields, strict=True) if "prompt" in field]
     assert "".join(prompt) == "<|im_start|>bot "
 

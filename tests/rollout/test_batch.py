@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.faults import Fault
+from tests.engines.faults import GARBAGE
 from tests.rollout.support import QUESTION, RENDERER, Turns, look
 from tokentrace import InputError
 from tokentrace.rollout.batch import Summary, grouped, row_task, run_rollouts
@@ -38,15 +38,21 @@ def test_a_row_selects_among_the_tools_by_name() -> None:
 
 
 def seeds(concurrency: int, store: RolloutStore | None = None) -> dict[str, list[int | None]]:
-    """The seeds that each rollout samples with."""
+    """The seeds that each rollout samples with; never more run at once than allowed."""
+    under_way = most = 0
 
     async def latency(_: int) -> None:
-        for _ in range(len(engine.requests) % 3):  # some take longer than others
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(1 + len(engine.requests) % 3):  # some take longer than others
             await asyncio.sleep(0)
+        under_way -= 1
 
     engine = Turns(latency=latency)
     tasks = grouped(TASKS, 3)
     asyncio.run(run_rollouts(Agent(engine, RENDERER), tasks, concurrency=concurrency, seed=11, store=store))
+    assert min(2, concurrency) <= most <= concurrency
     out: dict[str, list[int | None]] = {}
     for request in engine.requests:
         out.setdefault(str(request.session), []).append(request.sampling.seed)
@@ -67,7 +73,7 @@ def test_seeds_are_the_same_however_many_run_at_once_and_whatever_was_finished_b
 
 def test_failures_are_counted_and_the_others_go_on() -> None:
     engine = Turns()
-    engine.faults.extend([None, Fault.GARBAGE, None])
+    engine.faults.extend([None, GARBAGE, None])
     summary = asyncio.run(run_rollouts(Agent(engine, RENDERER, reward=lambda _: 1.0), TASKS, concurrency=1))
     assert summary.ends == {End.ANSWER: 4, End.ENGINE: 1}
     assert summary.reward == 1.0

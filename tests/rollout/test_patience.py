@@ -16,7 +16,7 @@ from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.rollout import cluster
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
-from tokentrace.rollout.patience import EngineDown, Outage, Patience
+from tokentrace.rollout.patience import EngineDown, Patience
 from tokentrace.rollout.store import RolloutStore
 
 TASKS = [Task([{"role": "user", "content": f"Question {number}?"}], name=f"q{number}") for number in range(4)]
@@ -79,15 +79,15 @@ def streams(rollouts: list[Rollout]) -> dict[str, list[int]]:
 
 def test_a_run_waits_for_an_engine_that_is_down_and_goes_on_as_if_nothing_had_happened() -> None:
     whole = streams(run(Engine(), Patience()))
-    clock, engine, said = Clock(), Engine(), list[Outage | None]()
+    clock, engine, said = Clock(), Engine(), list[str | None]()
     down = EngineUnavailable("connection refused")
     engine.refuses = lambda *_: down if engine.asked > 4 and clock.now < 20 else None
     rollouts = run(engine, Patience(60, notice=said.append, clock=clock, sleep=clock.sleep))
     assert {one.end for one in rollouts} == {End.ANSWER}
     assert streams(rollouts) == whole, "nothing that was sampled is lost, and nothing is sampled differently"
     assert clock.pauses == [1, 2, 4, 8, 16], "one asks, less and less often, and the others wait for it"
-    assert (said[0], said[-1]) == (Outage("connection refused", 0, 1, 60), None)
     assert "all rollouts wait: asking again in 1 s, the run stops in 60 s; connection refused" in str(said[0])
+    assert said[-1] is None
 
 
 def test_a_run_whose_patience_runs_out_stops_and_goes_on_later(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_request_that_brings_the_engine_down_each_time_is_not_sent_forever() -
     engine.refuses = refuses
     rollouts = run(engine, Patience(600, clock=clock, sleep=clock.sleep))
     assert {one.task.name for one in rollouts if one.end is not End.ANSWER} == {"q1-0"}
-    assert clock.pauses == [1] * 10
+    assert clock.pauses == [1] * 9
 
 
 class Unplaced:
@@ -160,7 +160,7 @@ class Unplaced:
 
 def test_a_cluster_without_a_node_is_reported_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.001)
-    clock, notices = Clock(), list[Outage | None]()
+    clock, notices = Clock(), list[str | None]()
     exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
     ray = SimpleNamespace(exceptions=exceptions, kill=lambda _: None, cluster_resources=lambda: {"memory": 1.0})
     patience = Patience(60, notice=notices.append, clock=clock, sleep=clock.sleep)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, Table, agent, call, look, results, run
+from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, Table, agent, call, results, run
 from tokentrace import EmbeddedEngine
 from tokentrace.conversation.functions import function_schema
 from tokentrace.rollout import Budget, ConfigError, End, Task, load_interactions, load_tools, read_run
@@ -19,7 +20,7 @@ from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.record import TurnMetrics
 from tokentrace.rollout.store import RolloutStore
-from tokentrace.rollout.tools import BaseTool, FunctionTool, ToolResult, as_result
+from tokentrace.rollout.tools import FunctionTool, ToolResult, as_result
 
 
 def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
@@ -75,6 +76,18 @@ def odd() -> Any:
     return {1}
 
 
+async def cancelled() -> Any:
+    """Wait for something that somebody cancelled."""
+    task = asyncio.ensure_future(asyncio.sleep(60))
+    task.cancel()
+    return await task
+
+
+async def exits() -> Any:
+    """Exit."""
+    raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
     ("tool", "text", "result", "errors"),
     [
@@ -86,8 +99,9 @@ def odd() -> Any:
         (add, call("add").replace("name", "nam"), "error: ", 1),
         (add, call("add", a=2), "3", 0),
         (odd, call("odd"), "{1}", 0),
+        (cancelled, call("cancelled"), "error: RuntimeError: cancelled was cancelled", 1),
+        (exits, call("exits"), "error: RuntimeError: SystemExit: 3", 1),
     ],
-    ids=["raises", "wrong arguments", "hangs", "unknown", "invalid JSON", "no name", "a number", "no JSON"],
 )
 def test_whatever_a_call_gives_becomes_a_result(tool: Callable[..., Any], text: str, result: str, errors: int) -> None:
     rollout = run(text, ANSWER, tools=[tool], budget=Budget(tool_timeout=0.1 if tool is hang else 60.0))
@@ -95,34 +109,9 @@ def test_whatever_a_call_gives_becomes_a_result(tool: Callable[..., Any], text: 
     assert (rollout.end, rollout.tool_errors) == (End.ANSWER, errors)
 
 
-class Returns(BaseTool):
-    """Its calls return, or raise, one thing after another."""
-
-    def __init__(self, *answers: Any) -> None:
-        super().__init__(tool_schema=function_schema(look))
-        self._answers = list(answers)
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        return await answer() if callable(answer) else answer
-
-
-async def cancelled(*_: Any) -> Any:
-    """Waits for something that somebody cancelled."""
-    task = asyncio.ensure_future(asyncio.sleep(60))
-    task.cancel()
-    return await task
-
-
-async def exits(*_: Any) -> Any:
-    raise SystemExit(3)
-
-
-@pytest.mark.parametrize(("does", "said"), [(cancelled, "look was cancelled"), (exits, "SystemExit: 3")])
-def test_a_tool_that_is_cancelled_or_exits_is_a_result_like_any_other(does: Callable[[], Any], said: str) -> None:
-    rollout = run(CALL, ANSWER, tools=[Returns(does)])
-    assert (rollout.end, rollout.tool_errors) == (End.ANSWER, 1)
-    assert rollout.messages[2]["content"] == f"error: RuntimeError: {said}"
+def test_a_tool_without_settings_refuses_them() -> None:
+    rollout = run(tools=[add], task=Task(QUESTION, tool_settings={"add": {"depth": 1}}))
+    assert (rollout.end, rollout.notes) == (End.FAILED, ["there are settings for tool 'add', which takes none"])
 
 
 def circular() -> dict[str, Any]:
@@ -169,14 +158,13 @@ def test_a_simulated_user_cannot_change_the_record() -> None:
 @pytest.mark.parametrize("rewards", [(1e39,), (-1e39,), (3e38, 3e38)])
 def test_a_reward_that_no_row_can_hold_fails_its_rollout_and_the_rows_are_written(rewards: Any, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    calls = CALL * len(rewards)
-    made = agent(calls, ANSWER, tools=[Returns(*(ToolResult("42", one) for one in rewards))])
-    store = RolloutStore(tmp_path)
-    summary = asyncio.run(run_rollouts(made, [TASK], store=store))
-    assert summary.ends == {"failed": 1}
-    assert "float32" in store.finished[0]["notes"][-1]
-    assert store.write_rows(advantages="group").is_file()
-    store.close()
+    results = iter([ToolResult("42", one) for one in rewards])
+    made = agent(CALL * len(rewards), ANSWER, tools=[FunctionTool(lambda: next(results), name="look")])
+    with closing(RolloutStore(tmp_path)) as store:
+        summary = asyncio.run(run_rollouts(made, [TASK], store=store))
+        assert summary.ends == {"failed": 1}
+        assert "float32" in store.finished[0]["notes"][-1]
+        assert store.write_rows(advantages="group").is_file()
 
 
 def look_at(a: int) -> str:
@@ -255,22 +243,15 @@ def test_every_step_gets_its_own_arguments_and_the_id_that_create_gave() -> None
     assert rollout.schemas == [SCHEMA]
 
 
-def test_images_are_refused_by_name_and_text_beside_them_is_kept() -> None:
-    class Camera(Foreign):
-        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-            return Response("a cat", image=[1, 2], video=[3]), 0.0, {}
-
-    rollout = run(LOOK, "42", tools=[Camera({}, Schema(**SCHEMA))])
-    assert results(rollout) == ["a cat\nerror: look returned 2 images and 1 video, which cannot be shown here"]
-    assert rollout.tool_errors == 1
-
-
 def test_what_tools_return_in_verls_shapes() -> None:
     assert as_result(Response("x"), "look") == ToolResult("x")
     assert as_result((Response("x"), 0.5), "look") == ToolResult("x", 0.5)
     assert as_result((Response(None), None, None), "look") == ToolResult("")
     assert as_result((Response("x"),), "look") == ToolResult("x")
     assert as_result((1, 2), "look") == ToolResult("[1, 2]"), "two values are a result"
+    note = "look returned 2 images and 1 video, which cannot be shown here"
+    camera = as_result((Response("a cat", image=[1, 2], video=[3]), 0.0, {}), "look")
+    assert camera == ToolResult(f"a cat\nerror: {note}", 0.0, failed=True, note=note)
 
 
 TOOLS = """

@@ -8,12 +8,11 @@ import pytest
 
 from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, call, user
 from tests.samples.family_rows import SHAPES, assistants, make_renderer, rows, sample_of
-from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
+from tests.support import over_bytes, rendered, rotating, some
 from tokentrace import RenderedTokens, build_supervised_sample, build_supervised_samples, create_renderer
 from tokentrace.errors import RendererError, SampleError
 from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Sample
-from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.kinds import Kind, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
@@ -143,8 +142,7 @@ def test_fields_that_have_no_part_go_with_the_content() -> None:
         "{% for m in messages %}<|{{ m.role }}|>{% if m.name %}{{ m.name }}: {% endif %}{{ m.content }}</s>"
         "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    made_up = tokenizer_json_for(source, "<|user|><|assistant|>")
-    renderer = create_renderer(Tokenizer(made_up, variables=SPECIAL, fast=False), "default", chat_template=source)
+    renderer = over_bytes(source, controls="<|user|><|assistant|>")
     chat = Conversation([HI, assistant("Hello.") | {"name": "Ada"}])
     found = {part: sample_of(renderer, chat, parts=[part]) for part in PARTS}
     assert renderer.tokenizer.decode(found["content"].ids[found["content"].mask]) == "Ada: Hello."

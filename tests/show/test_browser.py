@@ -16,8 +16,6 @@ from tests.show.results import RENDERER, RESULTS, histories, rendering, trajecto
 from tests.show.test_views import hostile
 from tokentrace import Trajectory
 from tokentrace.show import show
-from tokentrace.show.document import Document
-from tokentrace.show.page import page_html
 
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
 
@@ -30,10 +28,7 @@ def opened(browser: Chromium, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
 
     def open_page(result: Any, place: str = "", **window: Any) -> Tab:
         path = tmp_path / f"{len(pages)}.html"
-        if isinstance(result, Document):
-            path.write_text(page_html(result), encoding="utf-8")
-        else:
-            show(result, tokenizer=RENDERER, title=EVIL).save(path)
+        show(result, tokenizer=RENDERER, title=EVIL).save(path)
         page = contexts.enter_context(browser.page(**window))
         pages.append(page)
         page.open(path.as_uri() + place)

@@ -1,6 +1,5 @@
 """The views show every token, say what they leave out, and let no content act on the reader's browser or terminal."""
 
-import io
 import itertools
 import json
 import unicodedata
@@ -35,12 +34,11 @@ def hostile() -> RenderedTokens:
     return create_renderer(POCKET).render(messages, tools=[{"type": "function", "function": schema}])
 
 
-def terminal(rendered: RenderedTokens, *, color: bool = True) -> str:
-    file = io.StringIO()
-    Console(file=file, force_terminal=color, color_system="truecolor" if color else None, width=100).print(
-        text_view(rendered)
-    )
-    return file.getvalue()
+def terminal(rendered: RenderedTokens, *, color: str | None = "truecolor") -> str:
+    console = Console(force_terminal=color is not None, color_system=color, width=100)  # type: ignore[arg-type]
+    with console.capture() as printed:
+        console.print(text_view(rendered))
+    return printed.get()
 
 
 # -- tracks
@@ -94,7 +92,7 @@ def test_changes_and_notes_are_listed() -> None:
     assert rendered.changes
     (track,) = document_of(rendered).tracks
     assert [(one.old, one.new) for one in track.edits] == [("", "<think>a <deep> thought</think>")]
-    assert "a <deep> thought" in terminal(rendered, color=False)
+    assert "a <deep> thought" in terminal(rendered, color=None)
     assert json_view(rendered)["changes"][0]["message"] == 1
 
 
@@ -103,7 +101,7 @@ def test_changes_and_notes_are_listed() -> None:
 
 def test_the_terminal_shows_all_text_and_marks_what_is_sampled() -> None:
     rendered = rendering()
-    plain = terminal(rendered, color=False)
+    plain = terminal(rendered, color=None)
     for word in ("621 tokens", "247 sampled", "Oslo has 425,770", "⏎", "reasoning", "generation prompt"):
         assert word in plain
     assert "\x1b[" in terminal(rendered)

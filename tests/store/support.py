@@ -118,7 +118,7 @@ async def check_whole(store: Store, id: str) -> int:
     count = sampled = prompted = 0
     async for turn in store.turns(id):
         assert turn == made_up_turn(expected, count, id), (id, count)
-        assert replay_records(again, turn.records) == len(turn.records)
+        replay_records(again, turn.records)
         count, sampled, prompted = count + 1, sampled + turn.sampled, prompted + turn.prompted
     check_trajectory(again)
     assert to_bytes(again) == to_bytes(expected)

@@ -16,13 +16,12 @@ from tests.formats.small import made_up_renderer
 from tests.parsing.test_streaming import check
 from tests.study import cases
 from tests.study.cases import BESIDE, BOTH, CALLED, CASES, CONTROLS, HELLO, THOUGHT, TWICE, as_text, completion
-from tests.support import SPECIAL, rotating, templates_of_trl, tokenizer_json_for
-from tokentrace import Renderer, TokentraceError, create_renderer
+from tests.support import rotating, templates_of_trl, trl_renderer
+from tokentrace import Renderer, TokentraceError
 from tokentrace.formats.grammar import NO_CALLS, Value
 from tokentrace.formats.writing import write_calls
 from tokentrace.parsing.readback import MISREAD
 from tokentrace.parsing.response import Finish
-from tokentrace.tokens import Tokenizer
 
 
 @cache
@@ -160,12 +159,6 @@ TRL_NOT_READ_BACK: Final = {
     "llava_next": "takes content as a list only",
 }
 """Templates (and those for training that go with them) that lose a part of the messages, or write what is not read."""
-
-
-def trl_renderer(name: str) -> Renderer:
-    source = templates_of_trl()[name]
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=dict(SPECIAL))
-    return create_renderer(tokenizer, "default", chat_template=source)
 
 
 def visible(renderer: Renderer, message: Message) -> Message | None:

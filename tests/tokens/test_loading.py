@@ -101,17 +101,27 @@ def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("safetensors" in pattern or pattern == "*" for pattern in patterns)
 
 
+HUB = {
+    **dict.fromkeys(("Error", "LocalEntryNotFoundError", "OfflineModeIsEnabled"), "the hub could not be reached"),
+    "RepositoryNotFoundError": "the hub has no such model, or it needs a login",
+    "GatedRepoError": "the hub requires a login for it",
+    "RevisionNotFoundError": "the hub has no such revision of it",
+    "HFValidationError": "that is not the name of a model on the hub",
+}
+"""By the hub's error: what is said of it."""
+NOWHERE = ("./nowhere", "/no/such/folder", "~/nowhere", "", "a/b/c", "~nobody-at-all/x", "x" * 5_000, "\0")
+
+
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "error", "words"),
     [
-        ("a/b", r"'a/b' is not a folder here, and the hub could not be reached"),
-        *((name, None) for name in ("./nowhere", "/no/such/folder", "~/nowhere", "", "a/b/c", "~nobody-at-all/x")),
-        *(("x" * 5_000, None), ("\0", None)),
+        *(("a/b", error, f"^'a/b' is not a folder here, and {words}$") for error, words in HUB.items()),
+        *((name, "Error", ".") for name in NOWHERE),
     ],
 )
-def test_names_of_nothing(source: str, words: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_nothing(source: str, error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(name: str, **_: Any) -> str:
-        raise ConnectionError("no route")
+        raise type(error, (ConnectionError,), {})("Got: Name or service not known\nand a page of advice")
 
     install_hub(monkeypatch, download)
     with pytest.raises(TokenizerError, match=words):
@@ -137,13 +147,15 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
         '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [5]}',
         '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": "x", "content": "y"}]}',
         '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}}',
+        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "Nope"}}',
     ],
 )
 @pytest.mark.filterwarnings("ignore:fastokens cannot be used")
 def test_files_that_are_no_tokenizer(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
-    with pytest.raises(TokenizerError):
+    with pytest.raises(TokenizerError) as caught:
         load_tokenizer(tmp_path).encode("a")
+    assert "untagged enum" not in str(caught.value)
 
 
 # -- the two encoders

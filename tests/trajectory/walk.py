@@ -130,7 +130,7 @@ class Walk:
 
     def begin(self) -> None:
         ids = self.ids(1, 8)
-        kinds = self.random.choice([None, self.new_kinds(len(ids), [Kind.PROMPT, Kind.SCAFFOLD])])
+        kinds: Any = self.random.choice([Kind.PROMPT, self.new_kinds(len(ids), [Kind.PROMPT, Kind.SCAFFOLD])])
         messages = self.random.randint(0, 3)
         spans = self.spans(len(ids), messages)
         self.trajectory.begin(self.shaped(ids), kinds=kinds, messages=messages, message_spans=spans)

@@ -81,8 +81,7 @@ def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str
     tokenizers += more
     _check_options(ctx, options, tokenizers)
     if options["grammar"] or options["on"] is not None:
-        names = _split_name(tokenizers[0], options["chat_template"]) if tokenizers else (None, options["chat_template"])
-        options |= dict(zip(("tokenizer", "chat_template"), names, strict=True))
+        options |= _split_name(tokenizers[0] if tokenizers else None, options["chat_template"])
         ctx.exit(_show_grammar(options) if options["grammar"] else _show_conversation(options))
     ctx.exit(_certify(tokenizers, options))
 
@@ -130,14 +129,12 @@ def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
 
 def _run(name: str, options: dict[str, Any]) -> AuditReport:
     from ..diagnose.certify import audit_template
-    from ..rendering.factory import create_renderer
-    from .inputs import parse_kwargs
+    from .inputs import make_renderer
 
-    folder, template = _split_name(name, options["chat_template"])
-    model = Path(folder).absolute().name
+    files = _split_name(name, options["chat_template"])
+    renderer = make_renderer({**options, **files})
+    model, template = Path(files["tokenizer"]).absolute().name, files["chat_template"]
     title = model if template is None else f"{Path(template).name} of {model}"
-    kwargs = parse_kwargs(options["kwargs"])
-    renderer = create_renderer(folder, options["renderer"], chat_template=template, **kwargs)
     with working(f"auditing {title}"):
         return audit_template(renderer, name=title)
 
@@ -175,15 +172,15 @@ def _show_conversation(options: dict[str, Any]) -> int:
     return 0 if report.equal else 1
 
 
-def _split_name(name: str, template: str | None) -> tuple[str, str | None]:
+def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
     """Return the tokenizer and the template that a name means: a .jinja file belongs to the model beside it."""
-    path = Path(name)
+    path = Path(name or "")
     if path.suffix != ".jinja":
-        return name, template
+        return {"tokenizer": name, "chat_template": template}
     if template is not None:
         raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
     if not path.is_file():
         raise InputError(f"there is no file {name}")
     if not path.with_name("tokenizer.json").is_file():
         raise InputError(f"{name} has no tokenizer.json beside it: tokentrace audit MODEL --chat-template {name}")
-    return str(path.parent), name
+    return {"tokenizer": str(path.parent), "chat_template": name}

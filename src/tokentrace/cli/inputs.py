@@ -94,8 +94,8 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
 
     A value is JSON, ``True``, ``False`` or ``None``, or else text.
 
-    >>> parse_kwargs(["enable_thinking=False", "date=today", 'word="True"', '{"n": [1]}'])
-    {'enable_thinking': False, 'date': 'today', 'word': 'True', 'n': [1]}
+    >>> parse_kwargs(["thinking=False", "off=true", "date=a=b", 'word="True"', "none=", "n=1", '{"n": [1]}'])
+    {'thinking': False, 'off': True, 'date': 'a=b', 'word': 'True', 'none': '', 'n': [1]}
     """
     from ..rendering.factory import create_renderer
 

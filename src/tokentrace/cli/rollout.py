@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..engines.routing import Circuit
     from ..rollout.batch import Summary
-    from ..rollout.patience import Outage
     from ..rollout.record import Rollout
     from ..rollout.setup import Run
     from ..rollout.store import RolloutStore
@@ -90,8 +89,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
             raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
-        if not job.quiet:
-            _announce(run, store, before["unfinished_before"])
+        if not job.quiet and (store.finished or store.unfinished):
+            under_way = f", {len(store.unfinished):,} were under way and are run again" if store.unfinished else ""
+            note(f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
         try:
             cluster = None
             if job.ray is not None:
@@ -169,12 +169,6 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
     return problem
 
 
-def _announce(run: Run, store: RolloutStore, unfinished: int) -> None:
-    if store.finished or unfinished:
-        under_way = f", {unfinished:,} were under way and are run again" if unfinished else ""
-        note(f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
-
-
 class _Display(ProgressBars):
     """Progress of a run, with rate, mean reward and time left, and when no engine answers."""
 
@@ -209,7 +203,7 @@ class _Display(ProgressBars):
         line = f"{done:,} of {self._total:,} rollouts · {status} · {left}"
         self.show("rollouts", done, self._total, status, line)
 
-    def outage(self, outage: Outage | None) -> None:
+    def outage(self, outage: str | None) -> None:
         """Say now and then that the engine does not answer, and once that it answers again."""
         now = time.monotonic()
         if self._quiet or (outage is not None and self._reported and now - self._reported < self._OUTAGES_EVERY):
@@ -232,13 +226,11 @@ def _circuits(engine: Engine | None) -> str:
 def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit], to_stderr: bool) -> None:
     """Print the results of a run, and what is wrong with them."""
     count, speed, reward = max(summary.rollouts, 1), metrics["tokens_per_second"], metrics["reward"]
-    cached, prompted, waited = summary.cached_tokens, summary.prompt_tokens, metrics["waited_seconds"]
+    cached, prompted = summary.cached_tokens, summary.prompt_tokens
     share = None if cached is None or not prompted else cached / prompted
     earlier = f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""
-    unfinished = metrics["unfinished_before"]
     rows = {
         "rollouts": f"{summary.rollouts:,}{earlier}",
-        "unfinished before": f"{unfinished:,}, run again" if unfinished else "",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
         "turns": f"{summary.turns:,} ({summary.turns / count:.1f} a rollout)",
         "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f} a second" if speed else ""),
@@ -249,7 +241,6 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
         "samples": f"{summary.samples:,} ({summary.samples / count:.2f} a rollout)",
         "reward": "none" if reward is None else f"{reward:.3f} on average",
         "engines": "; ".join(map(str, circuits)),
-        "engine down": f"for {waited:,.0f} s, waited for" if waited >= 1 else "",
     }
     click.secho(f"wrote {metrics['rows'] or metrics['output']}", bold=True, err=to_stderr)
     for name, text in rows.items():

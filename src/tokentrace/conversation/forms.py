@@ -67,7 +67,12 @@ class Silence(StrEnum):
     ABSENT = "absent"
 
 
-_SILENCES: Final = {Silence.EMPTY: "", Silence.NULL: None, Silence.ABSENT: _ABSENT}
+SILENT: Final[Mapping[Silence, Mapping[str, Any]]] = {
+    Silence.EMPTY: {"content": ""},
+    Silence.NULL: {"content": None},
+    Silence.ABSENT: {},
+}
+"""What a message without content has, in each of these ways."""
 
 Forms: TypeAlias = Any
 """What a template reads: `study.forms.TemplateForms`."""
@@ -178,9 +183,9 @@ def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> tuple[str, 
     """The same for an assistant's message without content."""
     content = message.get("content", _ABSENT)
     accepted = (forms.calls.silence if message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
-    way = next((way for way, value in _SILENCES.items() if value == content), None)
+    way = next((way for way, fields in SILENT.items() if fields.get("content", _ABSENT) == content), None)
     what = "" if way in accepted else "no content, in the form that the template reads"
-    after: Any = content if way in accepted else _SILENCES[accepted[0]]
+    after: Any = content if way in accepted else SILENT[accepted[0]].get("content", _ABSENT)
     return what, [{"type": "text", "text": ""}] if after == "" and not form.text else after
 
 

@@ -9,15 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from ..errors import InputError, SampleError
-from ..samples.sample import Sample
 from ..tokens.loading import load_tokenizer
 from ..version import __version__
-from .job import Finished, Results, first_line, in_order, tokenize_files, tokenize_in_worker, worker_tokenizer
+from . import job
 from .sources import BATCH_ROWS, Batch, Format, Row, pyarrow
-from .tables import samples_table
 from .tokenizing import RowTokenizer, TokenizeSettings
 
 _RETRIES: Final = 3
@@ -33,7 +29,7 @@ def import_ray() -> Any:
     except ModuleNotFoundError:
         raise InputError("work on clusters needs Ray: install tokentrace[ray]") from None
     except Exception as error:  # a broken installation
-        raise InputError(f"Ray is installed and cannot be imported: {first_line(error)}") from error
+        raise InputError(f"Ray is installed and cannot be imported: {job.first_line(error)}") from error
     return ray
 
 
@@ -59,7 +55,7 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
         with contextlib.suppress(Exception):
             ray.shutdown()
         at = f" at {where!r}" if where else ""
-        raise InputError(f"there is no Ray{at}: {first_line(error)}") from error
+        raise InputError(f"there is no Ray{at}: {job.first_line(error)}") from error
     try:
         yield
     finally:
@@ -74,7 +70,7 @@ def tokenize_on_ray(
     workers: int | None = None,
     address: str | None = None,
     **options: Any,
-) -> Finished:
+) -> job.Finished:
     """Run `job.tokenize_files` on a Ray cluster: the same files, byte for byte. Only this node needs the inputs.
 
     `workers` is the number of tasks at once, by default that of the CPUs. `address` is ``"auto"`` for the cluster of
@@ -84,18 +80,18 @@ def tokenize_on_ray(
     ray = import_ray()
     with connected(ray, address):
         count = workers if workers is not None else int(ray.cluster_resources().get("CPU", 1))
-        return tokenize_files(inputs, output, settings, workers=count, run=run_on_ray, **options)
+        return job.tokenize_files(inputs, output, settings, workers=count, run=run_on_ray, **options)
 
 
-def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
+def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> job.Results:
     """Tokenize batches as tasks of the connected cluster."""
     ray = import_ray()
     settings = ray.put(_portable(tokenizer.settings))
-    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_in_worker)
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(job.tokenize_in_worker)
     # with no more CPUs than workers, twice as many tasks keep them busy
     ahead = workers if workers < ray.cluster_resources().get("CPU", 1) else 2 * workers
     futures = ((batch, task.remote(batch, settings, __version__).future()) for batch in batches)
-    return in_order(futures, ahead, ray.exceptions.RayError)
+    return job.in_order(futures, ahead, ray.exceptions.RayError)
 
 
 def _portable(settings: TokenizeSettings) -> TokenizeSettings:
@@ -128,20 +124,11 @@ def tokenize_dataset(
 
 def tokenize_table(batch: Any, settings: TokenizeSettings, keep: tuple[str, ...] = ()) -> Any:
     """A table of samples from a table of conversations, with at least one row for each row."""
-    tokenizer, empty = worker_tokenizer(settings), np.zeros(0, np.int32)
-    nothing = Sample(empty, empty.astype(np.bool_), empty, empty.astype(np.uint8), parts=empty.astype(np.uint8))
-    samples: list[Sample] = []
-    places: list[dict[str, Any]] = []
-    for at, value in enumerate(batch.to_pylist()):
-        result = tokenizer.tokenize(Row(at, None, value), "rows", Format.PARQUET)
-        samples += [*result.samples, *[nothing] * len(result.problems)]
-        errors = [*[None] * len(result.samples), *(f"{bad.kind}: {bad.reason}" for bad in result.problems)]
-        place = {"source": "rows", "row": at, "num_messages": result.messages}
-        places += [place | {"sample": number, "error": error} for number, error in enumerate(errors)]
-    table = samples_table(samples, {**settings.output, "error": "string"}, places)
-    rows = table.column("row")
+    values = tuple(Row(at, None, value) for at, value in enumerate(batch.to_pylist()))
+    rows = Batch("rows", Format.PARQUET, values, 0)
+    table = job.tokenize_batch(job.worker_tokenizer(settings), rows, with_errors=True).table
     for name in keep:
         if name not in batch.column_names:
             raise SampleError(f"{name!r} cannot be kept: the dataset has {', '.join(batch.column_names)}")
-        table = table.append_column(name, batch.column(name).take(rows))
+        table = table.append_column(name, batch.column(name).take(table.column("row")))
     return table.drop_columns(["row"])

@@ -28,6 +28,7 @@ import numpy as np
 
 from ..errors import InputError, SampleError
 from ..files import write_whole, writing
+from ..samples.sample import Sample
 from ..settings import instance, whole
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
@@ -177,19 +178,28 @@ def each_result(
 # -- workers
 
 
-def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
-    """Tokenize the rows of a batch. Every worker does this, here and on Ray."""
+_NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+_NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
+
+
+def tokenize_batch(tokenizer: RowTokenizer, batch: Batch, *, with_errors: bool = False) -> BatchResult:
+    """Tokenize the rows of a batch. Every worker does this, here and on Ray.
+
+    The table of samples has no bad rows, or `with_errors` one empty sample for each problem, which is in `error`.
+    """
     counts = Counts()
     samples, places, bad_rows = [], [], []
     for row in batch.rows:
         result = tokenizer.tokenize(row.parsed(), batch.source, batch.format)
         counts.add(result)
-        for at, sample in enumerate(result.samples):
-            samples.append(sample.replace(rendered=None))
-            place = {"source": batch.source, "row": row.number, "sample": at, "num_messages": result.messages}
-            places.append(place)
+        errors = [f"{problem.kind}: {problem.reason}" for problem in result.problems if with_errors]
+        samples += [*(sample.replace(rendered=None) for sample in result.samples), *[_NOTHING] * len(errors)]
+        place = {"source": batch.source, "row": row.number, "num_messages": result.messages}
+        reasons = [*[None] * len(result.samples), *errors]
+        places += [place | {"sample": at, "error": reason} for at, reason in enumerate(reasons)]
         bad_rows += [problem.described() for problem in result.problems]
-    return BatchResult(samples_table(samples, tokenizer.settings.output, places), counts, bad_rows)
+    columns = {**tokenizer.settings.output, **({"error": "string"} if with_errors else {})}
+    return BatchResult(samples_table(samples, columns, places), counts, bad_rows)
 
 
 _TOKENIZERS: Final[dict[str, RowTokenizer]] = {}

@@ -21,10 +21,9 @@ from typing import Any, Final
 from ..errors import InputError, brief
 from ..files import writing
 
-_ROWS: Final = re.compile(r"[^.].*\.(jsonl|ndjson|json)(\.gz)?|[^.].*\.parquet")
 _NO_ROWS: Final = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_HUB_FILES: Final = ("*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.json.gz", "*.parquet")
+_PATTERNS: Final = ("*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.ndjson.gz", "*.json.gz", "*.parquet")
 _TRAINING: Final = frozenset({"train", "training"})
 _SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
 """Words in the names of files and folders that name a split of a dataset."""
@@ -109,7 +108,7 @@ def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
     files = {
         path: _words(path.relative_to(folder).as_posix())
         for path in sorted(folder.rglob("*"))
-        if _ROWS.fullmatch(path.name) and path.name not in _NO_ROWS and path.is_file()
+        if any(map(path.match, _PATTERNS)) and path.name not in _NO_ROWS and path.name[0] != "." and path.is_file()
     }
     if split is not None:
         files = {path: words for path, words in files.items() if _words(split) <= words}
@@ -133,7 +132,7 @@ def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=list(_PATTERNS)))
     except ImportError:
         raise InputError(f"{name!r} is not a file here; to fetch it from the hub, install tokentrace[hub]") from None
     except Exception as error:

@@ -26,8 +26,9 @@ from ..study.turns import common_prefix
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
-from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, WordedEnum, call_ids, inline_reasoning
+from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, call_ids, inline_reasoning
 from .facts import contains_text, text_from
+from .finding import WordedEnum
 
 NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 _ALTERED: Final = " is not written as it was given"
@@ -216,8 +217,17 @@ class AppendMatrix:
 
     def blamed(self, cell: AppendCell) -> AppendCell:
         """Name the lines of a cell's breaks, which is slow."""
-        breaks = tuple(self._breaks(cell, names_lines=True)) if cell.breaks else ()
+        breaks = tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks)
         return replace(cell, breaks=breaks, also=tuple(map(self.blamed, cell.also)))
+
+    def _blame(self, cell: AppendCell, one: AppendBreak) -> Blame | None:
+        """Find the line of a break, without the next prompt if the texts differ at the same place."""
+        first, second = cell.requests[:2] if one.at_turn else cell.requests[1:]
+        at = common_prefix(self._render(first).text, self._render(second).text)
+        study, rewrites = self._renderer.study(TOOLS if cell.tools else None), one.where is Where.PAST
+        requests = (second._replace(prompt=False), second) if one.where is not Where.SEAM else ()
+        blames = (find_blame(study, first, request, at, rewrites=rewrites) for request in requests)
+        return next((blame for blame in blames if blame is not None), None)
 
     def _accepts(self, case: AppendCell) -> bool:
         """True unless the template refuses the history."""
@@ -253,7 +263,7 @@ class AppendMatrix:
         ends = all(one.stop_token is not None for one in turn.turns[-1:] if one.message == cell.index)
         return replace(cell, outcome=outcome, breaks=breaks, lost=lost, lost_after=follows, ends=ends)
 
-    def _breaks(self, cell: AppendCell, names_lines: bool = False) -> Iterator[AppendBreak]:
+    def _breaks(self, cell: AppendCell) -> Iterator[AppendBreak]:
         """Compare prompt with stream, and stream with next prompt."""
         rendered = [self._render(request) for request in cell.requests]
         encoded = [one.encoded for one in rendered]
@@ -269,21 +279,10 @@ class AppendMatrix:
             same = common_prefix(text, other.rendering.text)
             if at == 0 and same >= one.rendering.tail:
                 where = Where.SEAM if same == len(text) else Where.PROMPT
-            blame = None
-            if names_lines and where is not Where.SEAM:
-                study = self._renderer.study(TOOLS if cell.tools else None)
-                blame = _blame(study, cell.requests[at], cell.requests[at + 1], same, where)
             before, after = (side.rendering.text[side.position(token) :][:_EXCERPT] for side in (one, other))
             old, new = ([*one.lost, *one.dropped] for one in rendered[at : at + 2])
             gone = {_field(one, cell) for one in new if one not in old and (one.message or 0) < cell.index + at}
-            yield AppendBreak(where, before, after, tuple(sorted(gone)), blame, at_turn=at == 0)
-
-
-def _blame(study: TemplateStudy, first: Request, second: Request, at: int, where: Where) -> Blame | None:
-    """Find the line, without the second prompt if the texts differ at the same place."""
-    requests = (second._replace(prompt=False), second)
-    blames = (find_blame(study, first, one, at, rewrites=where is Where.PAST) for one in requests)
-    return next((blame for blame in blames if blame is not None), None)
+            yield AppendBreak(where, before, after, tuple(sorted(gone)), at_turn=at == 0)
 
 
 def _field(lost: Lost, cell: AppendCell) -> str:

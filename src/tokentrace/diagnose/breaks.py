@@ -16,9 +16,9 @@ from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
 from .break_checks import Case
-from .conversation_diff import changed_tools, find_cause, shared_prefix
+from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
-from .message_keys import chain
+from .message_keys import chain, shared_prefix
 from .token_text import contrast, hunks
 
 _LATER: Final = 8

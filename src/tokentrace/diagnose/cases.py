@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from ..conversation.messages import Messages
 from ..study.probes import SYSTEM, USER, Message
 from ..study.study import TemplateStudy
+from .finding import WordedEnum
 
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
@@ -31,17 +32,6 @@ class Request(NamedTuple):
     messages: Messages
     tools: bool = False
     prompt: bool = False
-
-
-class WordedEnum(StrEnum):
-    """An enum whose values have further attributes, named by the annotations of the class."""
-
-    def __new__(cls, value: str, *more: Any) -> Self:
-        one = str.__new__(cls, value)
-        one._value_ = value
-        for name, attribute in zip(cls.__annotations__, more, strict=False):
-            setattr(one, name, attribute)
-        return one
 
 
 class Append(WordedEnum):

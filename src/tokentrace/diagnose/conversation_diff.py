@@ -13,7 +13,7 @@ from ..conversation.forms import texts_of
 from ..conversation.messages import RESULT_ROLES, Messages
 from ..show.visible import counted
 from .finding import Cause, Finding
-from .message_keys import NOISE, Key, Message, meaning, next_key
+from .message_keys import NOISE, Key, Message, meaning, next_key, shared_prefix
 from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, tells_of_call
 
 Rules = Sequence[tuple[Any, Cause]]
@@ -85,12 +85,6 @@ def changed_tools(
 def text_of(message: Message) -> str:
     content = message.get("content")
     return str(content) if isinstance(content, Mapping) else "".join(text for _, text in texts_of(message))
-
-
-def shared_prefix(ours: Sequence[Key], theirs: Sequence[Key]) -> int:
-    """The number of messages that two conversations begin with alike."""
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(ours), len(theirs)))
 
 
 def _finding(cause: Cause, at: int, message: Message, words: str) -> Finding:

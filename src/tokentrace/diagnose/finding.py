@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Self
+from itertools import zip_longest
+from typing import Any, Final, Self
 
 _BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
 _BRANCH: Final = "the model now sees another context: begin a new branch here, or keep the history as it was"
@@ -12,21 +13,26 @@ _KEEP: Final = "keep the ids of a turn that is too long; cut samples when they a
 _REPAIR: Final = "no bridge can mend it: switch the repair off in the scaffold, or begin a new branch here"
 
 
-class Cause(StrEnum):
+class WordedEnum(StrEnum):
+    """An enum whose values have further attributes (empty by default), named by the annotations of the class."""
+
+    def __new__(cls, value: str, *more: Any) -> Self:
+        one = str.__new__(cls, value)
+        one._value_ = value
+        for name, attribute in zip_longest(cls.__annotations__, more, fillvalue=""):
+            setattr(one, name, attribute)
+        return one
+
+
+class Cause(WordedEnum):
     """Why things differ. The value is for programs, ``str()`` and `meaning` are for people."""
 
     label: str
     meaning: str
     advice: str
 
-    def __new__(cls, value: str, label: str = "", meaning: str = "", advice: str = "") -> Self:
-        cause = str.__new__(cls, value)
-        cause._value_ = value
-        cause.label, cause.meaning, cause.advice = label or value.replace("_", " "), meaning, advice
-        return cause
-
     def __str__(self) -> str:
-        return self.label
+        return self.label or self.value.replace("_", " ")
 
     # A prompt does not begin with the stream so far: what the tokens show.
     BOOLEAN_CASE = "boolean_case", "boolean or None case", "JSON on one side, Python's str() on the other.", _BRIDGE

@@ -137,6 +137,14 @@ def identical(one: Any, other: Any) -> bool:
     return one is other or _raw(one) == _raw(other)
 
 
+def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """The number of keys, or identical JSON values, that two sequences begin with."""
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left is not right and (left != right or not identical(left, right)):
+            return at
+    return min(len(one), len(other))
+
+
 # -- calls and content
 
 

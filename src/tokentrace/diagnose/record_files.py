@@ -39,7 +39,7 @@ Progress = Callable[[float, float], None]
 def read_rollouts(
     inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Callable[[str], None] = lambda _: None
 ) -> Iterator[Rollout | Unreadable]:
-    """Read all rollouts in `inputs`. `note` gets what each input is.
+    """Read all rollouts in `inputs`. `note` gets what each input is, and which files are cut off.
 
     Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``,
     a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
@@ -54,7 +54,7 @@ def read_rollouts(
             note(f"{name}: {'trajectories' if path.is_dir() else 'a trajectory'}")
         for done, file in enumerate(files, 1):
             where = f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" if path.is_dir() else name
-            yield _read_trajectory(file, where)
+            yield _read_trajectory(file, where, note)
             progress(done, len(files))
         with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
             for source in find_sources([name], Path(spool)) if not files else ():
@@ -122,7 +122,7 @@ def is_trajectory(path: Path) -> bool:
     return _starts_with(path, MAGIC)
 
 
-def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
+def _read_trajectory(path: Path, where: str, note: Callable[[str], None]) -> Rollout | Unreadable:
     """A trajectory file. One that was cut off is read as far as it goes."""
     try:
         loaded = load_trajectory(path)
@@ -131,9 +131,10 @@ def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
     trajectory = loaded.trajectory
     if not trajectory.num_branches:
         return Unreadable(where, "nothing is recorded in it")
-    note = f"{where}: {loaded.problem}" if loaded.truncated else ""
+    if loaded.truncated:
+        note(f"{where}: {loaded.problem}")
     calls = [_turn_call(trajectory, turn, where) for turn in owned_turns(trajectory)]
-    return Rollout(trajectory.name or path.stem, where, calls, note=note)
+    return Rollout(trajectory.name or path.stem, where, calls)
 
 
 def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request | None = None, cause: str = "") -> Call:
@@ -178,24 +179,20 @@ async def _listed(items: AsyncIterable[Any]) -> list[Any]:
 
 
 def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
-    trajectory = Trajectory(name=name)
+    trajectory, calls = Trajectory(name=name), []
     conversations: list[list[Any]] = []
     tools: dict[str, Any] = {}
     for record in records:
         replay_records(trajectory, record.records)
-        info = record.info
+        info, cause = record.info, record.info.get("cause")
         base = [] if info["base"] is None else conversations[info["base"]][: info["shared"]]
         conversations.append([*base, *info["messages"], info["reply"]])
         tools.setdefault(info["root"], info.get("tools"))
-    turns = {(turn.branch, turn.start): turn for turn in owned_turns(trajectory)}
-    calls = []
-    for record, messages in zip(records, conversations, strict=True):
-        info, cause = record.info, record.info.get("cause")
-        request = Request(messages[:-1], tools[info["root"]], messages[-1])
+        request = Request(conversations[-1][:-1], tools[info["root"]], info["reply"])
+        turns = {turn.start: turn for turn in trajectory.turns(info["branch"])}
         words = f"{cause['cause']}: {cause['words']}" if cause else ""
-        calls.append(_turn_call(trajectory, turns[info["branch"], info["start"]], where, request, words))
-    tokenizer = records[-1].info.get("tokenizer")
-    return Rollout(name, where, calls, tokenizer=tokenizer if isinstance(tokenizer, str) else None)
+        calls.append(_turn_call(trajectory, turns[info["start"]], where, request, words))
+    return Rollout(name, where, calls, tokenizer=records[-1].info.get("tokenizer"))
 
 
 # -- lines and rows

@@ -120,7 +120,6 @@ class Rollout:
     findings: list[Finding] = field(default_factory=list)
     derived: bool = False
     tokenizer: str | None = None
-    note: str = ""
     ordered: bool = True
 
 

@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.visible import counted
 from ..tokens.ids import common_prefix, runs
-from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.tokenizer import Ids
 from .breaks import conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
@@ -33,6 +33,7 @@ from .token_text import hunks
 
 _RECENT: Final = 3
 """Recent conversations in which the origin of a request is searched."""
+_OTHER_TOKENIZER: Final = "rollouts were recorded with another tokenizer than the one given: breaks are misread"
 _TRACE: Final = 8
 """Tokens at either end of a completion by which it is searched in a later prompt."""
 
@@ -71,7 +72,7 @@ class CheckedRollout:
 
     def __init__(self, rollout: Rollout, model: Any = None) -> None:
         self.rollout, self.model = rollout, model
-        tokenizer = model if model is None or isinstance(model, Tokenizer) else model.tokenizer
+        tokenizer = getattr(model, "tokenizer", model)
         self._size = 1 << 31 if tokenizer is None else tokenizer.vocabulary.size
         self.counts: Counter[str] = Counter(rollouts=1)
         self.steps: list[Relation] = []
@@ -334,7 +335,7 @@ def check_rollouts(
     Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
     report, differences, skipped = RolloutReport(), [np.zeros(0, np.float32)], 0
-    tokenizer = model if model is None or isinstance(model, Tokenizer) else model.tokenizer
+    tokenizer = getattr(model, "tokenizer", model)
     with contextlib.ExitStack() as stack:
         runner: Any = asyncio.Runner()
         connected: Any = None
@@ -348,10 +349,9 @@ def check_rollouts(
             if isinstance(rollout, Unreadable):
                 report.add({"unreadable": 1}, [Seen("unread", "could not be read", 0, Example(*rollout))])
                 continue
-            notes = [rollout.note] if rollout.note else []
-            if tokenizer is not None and not tokenizer.digest.startswith(rollout.tokenizer or ""):
-                notes.append("rollouts were recorded with another tokenizer than the one given: breaks are misread")
-            report.notes += [note for note in notes if note not in report.notes]
+            misread = tokenizer is not None and not tokenizer.digest.startswith(rollout.tokenizer or "")
+            if misread and _OTHER_TOKENIZER not in report.notes:
+                report.notes.append(_OTHER_TOKENIZER)
             checked = CheckedRollout(rollout, model)
             report.add(checked.counts, checked.seen)
             for tip in checked.tips if connected is not None else ():

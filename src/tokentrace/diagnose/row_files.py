@@ -1,7 +1,7 @@
 """`check_dataset`: files of rows, and the files of conversations that they were made of."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -13,15 +13,12 @@ from ..data.tables import read_metadata
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
+from .record_files import ROW_BYTES, Progress
 from .report import Report, Tallies, Tally
 from .rows import Outcome, RowChecker, origin_of
 
-_ROW_BYTES: Final = 1 << 28
-"""A longer row is bad. Ids take more room than their text."""
 _HOW: Final = "give it with --source, in Python with sources= (a .metadata file beside JSON Lines says where it is)"
 
-Progress = Callable[[int, int], None]
-"""Gets how much is done, and of how much, in the units of `Source.size`."""
 Metadata = Mapping[str, Any]
 _OwnFile = tuple[Source, Metadata]
 
@@ -210,7 +207,7 @@ def check_dataset(
         in_order = conversations.in_order() if is_whole and not conversations.notes else iter(())
         done, total = 0, sum(source.size for source in files)
         for source in files:
-            for row in read_rows(source, row_bytes=_ROW_BYTES):
+            for row in read_rows(source, row_bytes=ROW_BYTES):
                 if limit is not None and report.rows >= limit:
                     report.stopped = True
                     return report

@@ -40,6 +40,9 @@ _MOST: Final = 8
 _PROMPT: Final = len(Part)
 """The code of a generation prompt among parts."""
 _PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
+_ADDED, _PADDING = -1, -2
+_UNEXPECTED: Final = {_ADDED: ("template", "added tokens", -1), _PADDING: ("template", "padding", -1)}
+"""Role, part and message of tokens that replace no expected one."""
 _MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
 _ROW_CAUSES: Final = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
 """What causes of breaks are called in rows."""
@@ -410,39 +413,38 @@ class _Comparison:
 
     def mask_findings(self) -> list[Finding]:
         """One finding for the tokens of each role and part that have another mask."""
-        groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
-        for role, part, message, trained, at in self._wrong_mask():
-            groups.setdefault((role, part, trained), []).append((at, message))
+        mask, groups = self.row.whole_mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()
+        if mask is None:
+            return []
+        wanted, places = self._wanted_mask(mask)
+        for at in np.flatnonzero(wanted != mask).tolist():
+            role, part, message = _UNEXPECTED.get(places[at]) or self.origin(places[at])
+            groups.setdefault((role, part, not wanted[at]), []).append((at, message))
         out = []
-        for (role, part, trained), places in groups.items():
-            turns = len({message for _, message in places if message >= 0})
+        for (role, part, trained), tokens in groups.items():
+            turns = len({message for _, message in tokens if message >= 0})
             name = {"stop": "stop token", "content": "text"}.get(part, part)
             of = f" of {counted(turns, f'{role} turn')}" if turns and role != "template" else ""
-            words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(places))})"
+            words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(tokens))})"
             cause = _MASK_CAUSES[not trained]
-            out.append(Finding(cause, role, field=part, words=words, position=min(places)[0], tokens=len(places)))
+            out.append(Finding(cause, role, field=part, words=words, position=tokens[0][0], tokens=len(tokens)))
         return sorted(out, key=lambda finding: finding.position or 0)
 
-    def _wrong_mask(self) -> Iterator[tuple[str, str, int, bool, int]]:
-        """Tokens with a wrong mask: role, part, message, whether they are trained, position.
+    def _wanted_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
+        """What the row should train, and which expected token each of its tokens replaces.
 
-        Where ids differ, only a stretch counts that is trained in place of one that is not, or the
+        Where ids differ, a stretch is wrong only if it is trained in place of one that is not, or the
         other way round.
         """
-        expected, actual, start = self.sample.mask, self.row.mask, self.row.start
-        if actual is None or self.row.whole_mask is None:
-            return
+        expected, row = self.sample.mask, self.row
+        wanted, places = np.zeros(len(row.whole), np.bool_), np.full(len(row.whole), _PADDING)
         at = other = 0
-        for hunk in (*self.hunks, Hunk(len(expected), len(expected), len(actual), len(actual))):
-            size = min(hunk.start - at, hunk.other_start - other)
-            for offset in np.flatnonzero(expected[at : at + size] != actual[other : other + size]).tolist():
-                yield *self.origin(at + offset), not expected[at + offset], start + other + offset
-            theirs, ours = hunk.sides(expected, actual)
-            if len(ours) and bool(theirs.any()) != bool(ours.any()):
-                origin = self.origin(hunk.start) if len(theirs) else ("template", "added tokens", -1)
-                for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
-                    yield *origin, bool(ours.any()), start + hunk.other_start + position
+        for hunk in (*self.hunks, Hunk(len(expected), len(expected), len(row.ids), len(row.ids))):
+            same = slice(row.start + other, row.start + hunk.other_start)
+            wanted[same], places[same] = expected[at : hunk.start], np.arange(at, hunk.start)
+            new = slice(row.start + hunk.other_start, row.start + hunk.other_stop)
+            before, after = expected[hunk.start : hunk.stop], mask[new]
+            wanted[new] = after if after.any() == before.any() else before.any()
+            places[new] = hunk.start if len(before) else _ADDED
             at, other = hunk.stop, hunk.other_stop
-        for at in np.flatnonzero(self.row.whole_mask).tolist():
-            if not start <= at < self.row.stop:
-                yield "template", "padding", -1, True, at
+        return wanted, places.tolist()

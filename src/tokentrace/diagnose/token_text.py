@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.alignment import Hunk, align
-from ..show.document import Contrast, plain_track
+from ..show.document import HUES, Contrast, Track, token_columns
 from ..show.visible import visible
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -58,11 +58,14 @@ def contrast(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tupl
     sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
     same = common_prefix(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
     after = one[hunk.stop : hunk.stop + same]
-    tracks = [
-        plain_track(tokenizer, np.concatenate([lead, side, after]), max(0, start - len(lead)))
-        for side, start in zip(sides, (hunk.start, hunk.other_start), strict=True)
-    ]
-    return Contrast(tracks[0], tracks[1], [part.moved(len(lead), len(lead)) for part in align(*sides)], names)
+
+    def track(side: Ids, start: int) -> Track:
+        ids = np.concatenate([lead, side, after])
+        hues = np.full(len(ids), HUES["plain"], np.uint8)
+        return Track("", ids, hues, first=max(0, start - len(lead)), **token_columns(tokenizer, ids))
+
+    parts = [part.moved(len(lead), len(lead)) for part in align(*sides)]
+    return Contrast(track(sides[0], hunk.start), track(sides[1], hunk.other_start), parts, names)
 
 
 # -- differences

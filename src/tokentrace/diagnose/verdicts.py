@@ -8,8 +8,9 @@ from typing import Final
 
 from ..show.visible import listed
 from .appends import NO_END, AppendCell, AppendOutcome
-from .cases import Append, Style, TurnForm, WordedEnum
+from .cases import Append, Style, TurnForm
 from .facts import TemplateFacts
+from .finding import WordedEnum
 
 FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
 _TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})

@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, Final
 
 from ..study.turns import common_prefix
@@ -64,10 +64,9 @@ def changed_words(new: str, old: str) -> str:
     "'Today is Monday.' was left out"
     """
     words = [re.findall(r"\s+|\S+", text) for text in (new, old)]
-    for step in (1, -1):  # without what both begin with, then without what both end with
-        pairs = enumerate(zip(words[0][::step], words[1][::step], strict=False))
-        same = next((at for at, pair in pairs if pair[0] != pair[1]), min(map(len, words)))
-        words = [side[same:] if step > 0 else side[: len(side) - same] for side in words]
+    for _ in range(2):  # without what both begin with, then without what both end with
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False)))
+        words = [side[same:][::-1] for side in words]
     one, other = ("".join(side) for side in words)
     if one.strip() != other.strip():
         one, other = one.strip(), other.strip()

@@ -17,7 +17,8 @@ from msgspec import Meta, Struct
 from ..errors import TrajectoryError, brief
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan, as_ids
+from ..trajectory.checks import as_ids
+from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan
 from . import protocol
 from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, Ranked, best_ids, experts_of
 from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
@@ -130,7 +131,7 @@ class VersionRow(Struct):
 
     version: str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     start: int
-    end: int
+    stop: int = msgspec.field(name="end")
 
 
 def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) -> Answer:
@@ -213,11 +214,11 @@ class AnswerReader:
         request: GenerateRequest,
         capabilities: Capabilities,
         read: Callable[[Any, AnswerReader], EngineReply | None] = lambda answer, _: answer,
-        sent: bytes | None = None,
+        check_echo: bool = False,
     ) -> None:
         self._read = read
-        self.unconfirmed = sent
-        """The JSON text of the prompt, until the engine echoed it; None if that is not checked."""
+        self.check_echo = check_echo
+        """True until the engine has echoed the prompt, if that is checked."""
         self.count = 0
         self.last_id: int | None = None
         self.cached_tokens: int | None = None
@@ -267,7 +268,7 @@ class AnswerReader:
             channels[ROUTED_EXPERTS] = experts_of(reply.experts, len(self.prompt), self.count)
         versions = list[VersionSpan]()
         for row in reply.versions if self.count else ():
-            span = VersionSpan(row.version, row.start, row.end) if isinstance(row, VersionRow) else row
+            span = VersionSpan(row.version, row.start, row.stop)
             end = versions[-1].stop if versions else 0
             if span.start != end or span.stop <= end:
                 raise EngineAnswerError(f"weight_versions: {span.start} to {span.stop} does not continue at {end}")

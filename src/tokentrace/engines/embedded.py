@@ -70,7 +70,6 @@ class EmbeddedEngine(Engine):
                 max_length=self._model.longest,
                 vocab_size=self._model.vocabulary_size,
                 logprobs=LogprobKind.PROCESSED,
-                streams=True,
                 aborts=True,
                 pauses=True,
                 versions=True,

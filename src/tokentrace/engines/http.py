@@ -38,6 +38,7 @@ _QUOTED: Final = 300
 """How many characters of a server's message an error quotes."""
 _ERROR_BYTES: Final = 1 << 16
 _EVENT_BYTES: Final = 16 << 20
+_CONNECTIONS: Final = 1000
 _CONNECT_SECONDS: Final = 10.0
 _BACKOFF: Final = Backoff(0.5, 30.0)
 _LONGEST_RETRY_AFTER: Final = 120.0
@@ -60,7 +61,6 @@ class HTTPSettings:
     """The longest silence. A whole answer is silent until the last token is sampled."""
     total_timeout: float | None = 3600.0
     """For one try, from the wait for a free connection to the last byte."""
-    connections: int | None = 1000
     retries: int = 5
     longest_answer: int | None = 64 << 20
     """Bytes: about 100 per sampled token, and 7 per id of an echoed prompt."""
@@ -72,8 +72,6 @@ class HTTPSettings:
             limit(name, getattr(self, name), error=EngineError)
         limit("longest_answer", self.longest_answer, unit="bytes", error=EngineError)
         whole("retries", self.retries, least=0, most=2**31, error=EngineError)
-        if self.connections is not None:
-            whole("connections", self.connections, least=1, most=2**31, error=EngineError)
         if not isinstance(self.headers, Mapping):
             raise EngineError(f"headers must be a mapping of names to values, not {type(self.headers).__name__}")
         for name, value in self.headers.items():
@@ -155,7 +153,7 @@ class Connection:
         try:
             self._client: Final = httpx2.AsyncClient(
                 headers={**headers, "Accept-Encoding": "identity"},
-                limits=httpx2.Limits(max_connections=self.settings.connections, max_keepalive_connections=None),
+                limits=httpx2.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=None),
                 timeout=httpx2.Timeout(connect=_CONNECT_SECONDS, read=silence, write=silence, pool=None),
                 transport=transport,
                 trust_env=False,

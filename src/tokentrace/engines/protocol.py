@@ -283,7 +283,6 @@ class Capabilities:
     vocab_size: int | None = None
     logprobs: LogprobKind = LogprobKind.UNKNOWN
     """Of which distribution its logprobs are. Greedy completions have raw ones."""
-    streams: bool = False
     aborts: bool = False
     pauses: bool = False
     versions: bool = False

@@ -12,7 +12,7 @@ from typing import Any, Final
 from .errors import Backoff, EngineError, EngineUnavailable
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights
 
-_SHARED: Final = ("streams", "aborts", "pauses", "versions", "structures", "seeds", "weights")
+_SHARED: Final = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
 _COOLDOWN: Final = Backoff(5.0, 300.0)
 _REMEMBERED: Final = 100_000
 """How many sessions and groups a router remembers."""
@@ -36,7 +36,8 @@ class Circuit:
     name: str
     clock: Callable[[], float]
     running: int = 0
-    sessions: int = 0
+    started: int = 0
+    """Requests so far: they tell endpoints apart that are equally busy."""
     failed: int = 0
     """Requests that fail together count once."""
     failures: int = 0
@@ -167,10 +168,10 @@ class Router(Engine):
 
     def _least_busy(self, awake: Sequence[Circuit], group: str | None) -> Circuit:
         """Return the idlest endpoint, or that of the group while it is not too far ahead."""
-        chosen = min(awake, key=lambda one: (one.running, one.sessions))
+        chosen = min(awake, key=lambda one: (one.running, one.started))
         if group is not None:
-            current = self._groups.get(group)
-            if current in awake and current is not None and current.running < chosen.running + GROUP_LEAD:
+            current = self._groups.get(group, chosen)
+            if current in awake and current.running < chosen.running + GROUP_LEAD:
                 chosen = current
             _remember(self._groups, group, chosen)
         return chosen
@@ -190,10 +191,8 @@ class Router(Engine):
                 endpoint.open_until = 0.0
 
         if request.session is not None:
-            endpoint.sessions += 1
-            for left in (self._homes.get(request.session), _remember(self._homes, request.session, endpoint)):
-                if left is not None:
-                    left.sessions -= 1
+            _remember(self._homes, request.session, endpoint)
+        endpoint.started += 1
         endpoint.running += 1
         try:
             yield answered
@@ -209,11 +208,12 @@ class Router(Engine):
             endpoint.running -= 1
 
 
-def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) -> Circuit | None:
-    """Note the endpoint of a session or a group. Returns that of the oldest one, if it is dropped."""
+def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) -> None:
+    """Note the endpoint of a session or a group, and forget the oldest."""
     homes[name] = endpoint
     homes.move_to_end(name)
-    return homes.popitem(last=False)[1] if len(homes) > _REMEMBERED else None
+    if len(homes) > _REMEMBERED:
+        homes.popitem(last=False)
 
 
 def _agreed(engines: Sequence[Capabilities]) -> Capabilities:

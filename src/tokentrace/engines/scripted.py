@@ -76,7 +76,6 @@ class ScriptedEngine(Engine):
                 max_length=max_length,
                 vocab_size=vocab_size,
                 logprobs=LogprobKind(logprobs),
-                streams=True,
                 aborts=True,
                 pauses=True,
                 versions=version is not None,

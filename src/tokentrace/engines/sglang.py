@@ -125,7 +125,6 @@ class SGLangEngine(HTTPEngine):
                 max_length=min((length for length in lengths if length), default=None),
                 vocab_size=size,
                 logprobs=await probed_kind(engine, size, logprobs),
-                streams=True,
                 aborts=True,
                 pauses=True,
                 versions=bool(reply.versions),

@@ -25,13 +25,12 @@ from ..rendering.bridged import BridgedTokens
 from ..store.packing import pack_channels
 from ..store.store import TurnRecord
 from ..study.seams import BridgeRefusal
-from ..tokens.kinds import Kind
+from ..tokens.kinds import Kind, Kinds
 from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from . import turns
 from .adapting import readable_calls, render_readably
 from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn, SentMessages
 
@@ -94,7 +93,7 @@ class SessionRecord:
         same, earlier = 0, None
         for sent in reversed(self._latest):
             if sent.keys[0] == conversation.root and sent.matcher == self.matcher:
-                if (shared := turns.shared_prefix(originals, sent.originals)) > same:
+                if (shared := message_keys.shared_prefix(originals, sent.originals)) > same:
                     same, earlier = shared, sent
                 if same == len(sent.originals):
                     break
@@ -423,7 +422,8 @@ def _append_prompt(
     trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
 ) -> int:
     """Write the new tokens of a prompt to the branch that it extends, or to a new one. Returns the branch."""
-    count, spans, kinds = len(placed.conversation.messages), placed.spans, None
+    count, spans = len(placed.conversation.messages), placed.spans
+    kinds: Kinds | Kind = Kind.CONTEXT
     if base is not None and at_tip:
         if not placed.conversation.continued:
             new, added = placed.new_ids, max(0, count - base.depth)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ..conversation.messages import Messages
 from ..diagnose.finding import Finding
-from ..diagnose.message_keys import Key, identical
+from ..diagnose.message_keys import Key
 from ..rendering.renderer import Renderer
 from ..store.store import TurnRecord
 from ..tokens.kinds import Kind, Kinds
@@ -20,14 +20,6 @@ from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message: TypeAlias = Mapping[str, Any]
-
-
-def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many values two sequences begin with alike: the same JSON text, or JSON values of the same types."""
-    for at, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left is not right and (left != right or not identical(left, right)):
-            return at
-    return min(len(one), len(other))
 
 
 @dataclass(frozen=True, slots=True)

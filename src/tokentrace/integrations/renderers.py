@@ -1,8 +1,6 @@
 """A tokentrace renderer where the `renderers` package takes one (docs/guides/renderers.md)."""
 
-import contextlib
 import functools
-import weakref
 from collections.abc import Sized
 from typing import Any, ClassVar, Final, Literal
 
@@ -65,17 +63,6 @@ class TokentraceConfig(BaseRendererConfig):
         return {**settings, "history": history_of(self), **(self.model_extra or {})}
 
 
-_CONVERTED: Final[weakref.WeakKeyDictionary[Any, Tokenizer]] = weakref.WeakKeyDictionary()
-
-
-def converted(tokenizer: Any) -> Tokenizer:
-    """Our tokenizer for renderers' one, cached while that lives."""
-    loaded = load_tokenizer(tokenizer)
-    with contextlib.suppress(TypeError):  # a path, which cannot be referenced weakly
-        _CONVERTED[tokenizer] = loaded
-    return loaded
-
-
 def history_of(config: Any) -> str:
     """The setting `history` that `thinking_retention` means."""
     return "inference" if config.thinking_retention is None else "train"
@@ -89,7 +76,7 @@ class TokentraceRenderer:
 
     def __init__(self, tokenizer: Any, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config
-        self.renderer = self._create(converted(tokenizer))
+        self.renderer = self._create(load_tokenizer(tokenizer))
 
     def _create(self, tokenizer: Tokenizer) -> Renderer:
         return create_renderer(tokenizer, **self.config.settings())

@@ -1,7 +1,7 @@
 """torchtune: rows of ids as a dataset of its recipes."""
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SampleError
@@ -17,7 +17,8 @@ def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = Fa
     """Rows as torchtune's dataset. Raises SampleError if one is too long."""
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
-    rows = SFTDataset(source=source, message_transform=None, model_transform=_Row(longest), **load_dataset)
+    convert = functools.partial(_row, longest)
+    rows = SFTDataset(source=source, message_transform=None, model_transform=convert, **load_dataset)
     if not packed:
         return rows
     if longest is None:
@@ -25,15 +26,10 @@ def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = Fa
     return PackedDataset(rows, max_seq_len=longest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+def _row(longest: int | None, row: Mapping[str, Any], inference: bool = False) -> dict[str, Any]:
     """A row as torchtune's tokenizers give it."""
-
-    longest: int | None
-
-    def __call__(self, row: Mapping[str, Any], inference: bool = False) -> dict[str, Any]:
-        ids, labels = row["input_ids"], row["labels"]
-        if self.longest is not None and len(ids) > self.longest:
-            problem = f"a row has {len(ids):,} tokens, and max_seq_len is {self.longest:,}"
-            raise SampleError(f"{problem}: make it longer, or tokenize with --max-length")
-        return {"tokens": list(ids), "mask": [label == IGNORE for label in labels]}
+    ids, labels = row["input_ids"], row["labels"]
+    if longest is not None and len(ids) > longest:
+        problem = f"a row has {len(ids):,} tokens, and max_seq_len is {longest:,}"
+        raise SampleError(f"{problem}: make it longer, or tokenize with --max-length")
+    return {"tokens": list(ids), "mask": [label == IGNORE for label in labels]}

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ except ImportError as error:
 from ..data.conversations import plain_values, without_nulls
 from ..errors import InputError, TokentraceError, brief
 from ..rendering.renderer import Renderer
-from ..rollout import FAILED_ENDS, Agent, BaseInteraction, BaseTool, Budget, Task, load_interactions, load_tools
+from ..rollout import FAILED_ENDS, Agent, Budget, Task, load_interactions, load_tools
 from ..rollout.loading import load_object
 from ..rollout.tools import as_tools
 from ..samples.sample import Sample
@@ -76,8 +76,9 @@ class TokentraceAgentLoop(AgentLoopBase):
         self.dataset_cls = dataset_cls
         variables = plain(self.data_config.get("apply_chat_template_kwargs"))
         self.renderer = renderer_of(tokenizer, {**plain(renderer), **variables})
-        self.tools = as_tools([*(tools.tools if tools else ()), *(_tools(tools_file) if tools_file else ())])
-        self._interactions = _interactions(interaction_file) if interaction_file else None
+        from_file = _loaded(load_tools, tools_file) if tools_file else ()
+        self.tools = as_tools([*(tools.tools if tools else ()), *from_file])
+        self._interactions = _loaded(load_interactions, interaction_file) if interaction_file else None
         self._reward = reward
         self._budget = plain(budget)
         self._allow_raw = allow_raw_logprobs
@@ -192,13 +193,9 @@ def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **
 
 
 @functools.lru_cache(maxsize=16)
-def _tools(path: str) -> list[BaseTool]:
-    return load_tools(resolve_config_path(path))
-
-
-@functools.lru_cache(maxsize=16)
-def _interactions(path: str) -> Mapping[str, BaseInteraction]:
-    return load_interactions(resolve_config_path(path))
+def _loaded(load: Callable[[str], Any], path: str) -> Any:
+    """What a file of tools or simulated users defines, cached: verl makes an agent loop for every row."""
+    return load(resolve_config_path(path))
 
 
 # -- tool parsers

@@ -122,12 +122,6 @@ class PocketModel:
         angles = np.outer(np.arange(self.longest, dtype=np.float32), frequencies)[:, None, :]
         self._cos, self._sin = np.cos(angles), np.sin(angles)
 
-    @classmethod
-    def load(cls, folder: Path) -> PocketModel:
-        """The model of a folder with config.json and model.safetensors, tied embeddings."""
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return cls(config, read_safetensors(folder / "model.safetensors"))
-
     def with_weights(self, weights: Mapping[str, Floats]) -> PocketModel:
         """Return the model with new weights. Raises InputError for one that is missing, unknown or of another shape.
 
@@ -186,12 +180,9 @@ class PocketModel:
         logits: Floats = self._normed(x, self._norm) @ self._head
         return np.split(logits, ends[:-1]) if every else logits
 
-    def score(self, ids: TokenIds, cache: Cache | None = None) -> Floats:
-        """The log-probability of each id given all before it: one fewer than there are ids.
-
-        With a `cache` the ids follow what is in it, and are appended to it.
-        """
-        (logits,) = self.extend([self.new_cache(len(ids)) if cache is None else cache], [ids], every=True)
+    def score(self, ids: TokenIds) -> Floats:
+        """The log-probability of each id given all before it: one fewer than there are ids."""
+        (logits,) = self.extend([self.new_cache(len(ids))], [ids], every=True)
         return log_softmax(logits[:-1])[np.arange(len(ids) - 1), np.asarray(ids[1:], np.intp)]
 
     # -- stages
@@ -338,4 +329,6 @@ def _array(name: Any, value: Any) -> Floats:
 @functools.cache
 def load_pocket() -> PocketModel:
     """The model that ships with the package, loaded once."""
-    return PocketModel.load(Path(__file__).parent)
+    folder = Path(__file__).parent
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return PocketModel(config, read_safetensors(folder / "model.safetensors"))

@@ -22,26 +22,11 @@ from ..parsing.compiled import Compiled
 from ..parsing.marked import mark, tags
 from ..parsing.parser import read_turn
 from ..parsing.response import ParsedResponse
+from ..study import seams
 from ..study.endings import TurnEndings, find_past_close
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
-from ..study.seams import (
-    CONTEXTS,
-    INLINE,
-    BridgeRefusal,
-    Continuation,
-    EncodedTurns,
-    RefusalReason,
-    StandIn,
-    base_stand_ins,
-    check_continuation,
-    find_continuation,
-    leading_results,
-    shape,
-    shows_field,
-    shows_tools,
-    variants,
-)
+from ..study.seams import BridgeRefusal, Continuation, EncodedTurns, RefusalReason, StandIn
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
@@ -77,14 +62,14 @@ class _Request:
 
     def follow(self, context: Messages, stand_in: StandIn) -> list[Any]:
         """The new messages after a context and a stand-in."""
-        return [*context, stand_in.message(leading_results(self.new), self.names), *self.new]
+        return [*context, stand_in.message(seams.leading_results(self.new), self.names), *self.new]
 
     @property
     def visible_tools(self) -> Any:
         return self.tools if self.real_tools or not self.tools else [STAND_IN_TOOL]
 
     def check(self, continuation: Continuation) -> BridgeRefusal | None:
-        return check_continuation(continuation, len(self.names), true_context=self.true_context)
+        return seams.check_continuation(continuation, len(self.names), true_context=self.true_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +143,7 @@ class Bridger:
     ) -> Continuation | BridgeRefusal:
         """A conversation, cut after the turn of message `at`."""
         write = self.write
-        return find_continuation(
+        return seams.find_continuation(
             conversation, at + 1, lambda some, index: write(some, index, tools, prompted), self.endings
         )
 
@@ -167,7 +152,7 @@ class Bridger:
         words = self._proofs.once(
             "words", lambda: sorted(word for word in self.study.template.searched if len(word) > 1)
         )
-        results, unnamed = leading_results(new), _Request(new, tools, (shape(new, words), tools_key))
+        results, unnamed = seams.leading_results(new), _Request(new, tools, (seams.shape(new, words), tools_key))
         names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
             return replace(unnamed, names=names)
@@ -222,14 +207,14 @@ class Bridger:
         if isinstance(base, BridgeRefusal):
             return base
         context, stand_in, expected = base
-        if request.tools and not request.true_context and not shows_tools(expected.encoded.rendering, expected.cut):
+        if request.tools and not request.true_context and not expected.shows_tools:
             quicker = replace(request, real_tools=False)
             actual = self._continue(quicker, context, stand_in)
             if isinstance(actual, Continuation) and actual.tail == expected.tail:
                 request = quicker
         rewrites: dict[_Rewrite, None] = {}
-        inline = (INLINE,) if self.as_inference and not stand_in.calls else ()
-        for other in (*variants(stand_in), *inline):
+        inline = (seams.INLINE,) if self.as_inference and not stand_in.calls else ()
+        for other in (*seams.variants(stand_in), *inline):
             for around in contexts:
                 actual = self._continue(request, around, other)
                 if isinstance(actual, BridgeRefusal):
@@ -241,12 +226,10 @@ class Bridger:
                     # it moves text of the past to the new turn: to train, it stays where it is
                     rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
                 elif actual.tail != expected.tail or problem is not None:
-                    return BridgeRefusal(
-                        RefusalReason.CONTEXT_DEPENDENT,
-                        f"what the template writes after {_described(other, around)} is not what it writes after "
-                        f"{_described(stand_in, context)}: {actual.tail[:60]!r} instead of {expected.tail[:60]!r}; "
-                        "pass messages=, the conversation so far",
-                    )
+                    texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
+                    advice = "pass messages=, the conversation so far"
+                    detail = f"what follows the turn depends on what comes before: {texts}; {advice}"
+                    return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
                 elif self.as_inference and (rewrite := self._rewrite(other, request.visible_tools, actual)):
                     rewrites[rewrite] = None
         past = tuple(rewrites) if self.as_inference else ()
@@ -258,9 +241,10 @@ class Bridger:
         """The first context and stand-in that the template takes; one that shows its call, unless there was none."""
         refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
         second: tuple[Messages, StandIn, Continuation] | None = None
-        after_call = has_call is True or bool(leading_results(request.new))  # a user may speak before a result is there
+        # a user may speak before a result is there
+        after_call = has_call is True or bool(seams.leading_results(request.new))
         shows_calls = after_call and self.study.forms.calls.are_shown
-        for stand_in in base_stand_ins(after_call):
+        for stand_in in seams.base_stand_ins(after_call):
             for context in contexts:
                 result = self._continue(request, context, stand_in)
                 problem = result if isinstance(result, BridgeRefusal) else request.check(result)
@@ -282,7 +266,7 @@ class Bridger:
 
         def choose() -> tuple[tuple[Messages, frozenset[int]], ...]:
             chosen: list[tuple[Messages, frozenset[int]]] = []
-            for ways in CONTEXTS:
+            for ways in seams.CONTEXTS:
                 by_call: dict[bool, tuple[Messages, frozenset[int]]] = {}
                 for context in ways:
                     try:
@@ -290,7 +274,7 @@ class Bridger:
                     except TokentraceError:
                         continue
                     controls = frozenset(encoded.ids[encoded.control].tolist())
-                    by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), (context, controls))
+                    by_call.setdefault(seams.shows_field(encoded.rendering, ("tool_calls",)), (context, controls))
                     if True in by_call:
                         break
                 chosen += by_call.values()
@@ -321,7 +305,7 @@ class Bridger:
         begin = max((span.start for span in alone.spans if span.start <= shared), default=0)
         before, later = (frozenset(tag[0] for tag in tags(marked.scaffold(text[begin:]))) for text in (was, now))
         how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
-        return _Rewrite(before - later, stand_in.reasoning or stand_in is INLINE, how)
+        return _Rewrite(before - later, stand_in.reasoning or stand_in is seams.INLINE, how)
 
     def _find_rewrite(self, rewrites: Sequence[_Rewrite], stream: Stream) -> BridgeRefusal | None:
         """A refusal if the stream holds a turn that the template would write anew."""
@@ -454,8 +438,3 @@ class Bridger:
 def _shared_end(data: bytes, closing: bytes) -> int:
     """How many bytes of a closing the data ends with already."""
     return next((length for length in range(len(closing), 0, -1) if data.endswith(closing[:length])), 0)
-
-
-def _described(stand_in: StandIn, context: Messages) -> str:
-    what = "a call" if stand_in.calls else "an answer"
-    return f"{what}{' with reasoning' if stand_in.reasoning else ''} in a conversation of {len(context)} messages"

@@ -17,7 +17,6 @@ from .loop import Agent as Agent
 from .mcp import MCPConfig as MCPConfig
 from .mcp import mcp_tools as mcp_tools
 from .patience import EngineDown as EngineDown
-from .patience import Outage as Outage
 from .patience import Patience as Patience
 from .record import Budget as Budget
 from .record import Rollout as Rollout

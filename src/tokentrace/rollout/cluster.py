@@ -27,7 +27,7 @@ from .batch import Summary, named, run_all
 from .calling import describe_error
 from .ends import End
 from .loop import Agent, Rollout, Task
-from .patience import EngineDown, Outage, Patience
+from .patience import EngineDown, Patience
 from .record import plain_json
 from .setup import read_run
 from .store import RolloutStore, differing
@@ -55,7 +55,7 @@ async def run_rollouts_on_ray(
     done: Callable[[Rollout], None] | None = None,
     seed: int | None = None,
     patience: float | None = 600.0,
-    notice: Callable[[Outage | None], None] | None = None,
+    notice: Callable[[str | None], None] | None = None,
 ) -> Summary:
     """Run `run_rollouts` on a Ray cluster: the same rollouts, whoever runs them.
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from ..conversation.messages import Messages
 from ..engines.answers import StopFinder, check_logprobs
 from ..engines.errors import Backoff, EngineError
 from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
@@ -33,7 +32,7 @@ from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name
 from .tools import BaseTool, Toolbox, as_tools, cut_text
 
-__all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
+__all__ = ["Agent", "Budget", "End", "Reward", "Rollout", "Task"]
 
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
 """The reward of a finished rollout. A plain function runs in a thread of its own."""

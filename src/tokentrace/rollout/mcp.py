@@ -75,8 +75,7 @@ class MCPTool(BaseTool):
         super().__init__(tool_schema={"type": "function", "function": function})
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
-        if kwargs:
-            raise InputError(f"there are settings for {self.name!r}, a tool of {self._link.server}: it has none")
+        await super().create(instance_id, **kwargs)
         await self._link.acquire(instance_id)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResult:

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..engines.errors import Backoff, EngineError, EngineUnavailable
@@ -26,31 +25,17 @@ class EngineDown(EngineError):  # noqa: N818
     """The engine, or the last node of a cluster, was gone for longer than the run waits. What is finished is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """An engine that does not answer. Times are seconds."""
-
-    reason: str
-    waited: float
-    pause: float
-    remaining: float | None
-
-    def __str__(self) -> str:
-        stops = "" if self.remaining is None else f", the run stops in {self.remaining:.0f} s"
-        return f"no engine answers, and all rollouts wait: asking again in {self.pause:.0f} s{stops}; {self.reason}"
-
-
 class Patience:
     """How long a run waits for its engine: `seconds`, then `EngineDown` stops it; None is forever.
 
-    `notice` is called with an `Outage` before each pause, and with None when the engine answers again.
+    `notice` is called with a text before each pause, and with None when the engine answers again.
     """
 
     def __init__(
         self,
         seconds: float | None = 600.0,
         *,
-        notice: Callable[[Outage | None], None] | None = None,
+        notice: Callable[[str | None], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
@@ -106,7 +91,8 @@ class Patience:
                 self._gave_up = EngineDown(f"the engine did not answer for {waited:.0f} s: {error}")
                 break
             pause = pause if remaining is None else min(pause, remaining)
-            self._notice(Outage(str(error), waited, pause, remaining))
+            stops = "" if remaining is None else f", the run stops in {remaining:.0f} s"
+            self._notice(f"no engine answers, and all rollouts wait: asking again in {pause:.0f} s{stops}; {error}")
             await self._sleep(pause)
             self.waited = before + self._clock() - began
         if self._gave_up is not None:

@@ -15,8 +15,8 @@ from ..errors import InputError, TrajectoryError, brief
 from ..samples.trajectories import owned_turns
 from ..settings import as_float, choose, limit, whole
 from ..store.store import is_storable
+from ..trajectory.checks import mapping_json
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import mapping_json
 from .ends import FAILED_ENDS, End
 from .tools import BaseTool, Keep, as_tools, step_settings
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,6 @@ from ..conversation.place import is_list
 from ..errors import InputError, brief, kind_of
 from ..parsing.response import CallStatus, ParsedToolCall
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.vocabulary import Vocabulary
 from .calling import called, describe_error, noted, takes, within
 
 if TYPE_CHECKING:
@@ -66,7 +65,9 @@ class BaseTool:
         return str(function["name"])
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
-        """Begin a trajectory. `kwargs` are its task's settings for this tool."""
+        """Begin a trajectory. `kwargs` are its task's settings for this tool. Raises InputError if it takes none."""
+        if kwargs:
+            raise InputError(f"there are settings for tool {self.name!r}, which takes none")
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         """Run a call: a string, anything JSON can hold, a `ToolResult`, or a triple of text, reward and metrics."""
@@ -84,7 +85,7 @@ class BaseTool:
 
 
 class FunctionTool(BaseTool):
-    """A plain function as a tool, which runs in a thread. Its schema is read off its signature and docstring.
+    """A plain function as a tool, which runs in a thread. Its schema comes from its signature and docstring.
 
     >>> def add(a: int, b: int = 0) -> int:
     ...     '''Add two numbers.'''
@@ -98,11 +99,11 @@ class FunctionTool(BaseTool):
         super().__init__(tool_schema=function_schema(function, name))
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        return await called(self._function, **parameters)
+        return await called(self._function, **parameters, **kwargs)
 
 
 class AdoptedTool(BaseTool):
-    """An object of another library, with a schema and `execute` or `call`. A `Toolbox` calls its methods."""
+    """An object of another library, with a schema and `execute` or `call`. A `Toolbox` calls the methods it has."""
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
         self.tool = tool
@@ -117,6 +118,9 @@ class AdoptedTool(BaseTool):
         if not isinstance(schema, Mapping):
             raise InputError(f"the tool_schema of {brief(self.tool)} must be a mapping or a pydantic model")
         return dict(schema)
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return await called(self.tool.call, parameters, **kwargs)
 
 
 def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseTool]:
@@ -212,13 +216,9 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in rollout.tools}
         self._names = ", ".join(self._tools) or "none"
         settings = rollout.task.tool_settings
-        for name, values in settings.items():
+        for name in settings:
             if name not in self._tools:
                 raise InputError(f"there are settings for a tool {name!r}; there are {self._names}")
-            tool = self._tools[name]
-            plain = isinstance(tool, AdoptedTool) and not hasattr(tool.tool, "create")
-            if values and (plain or isinstance(tool, FunctionTool)):
-                raise InputError(f"there are settings for {name!r}, a plain function: only a BaseTool has settings")
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
         # what verl's tools get as agent_data: no images and no token ids
         self._data = SimpleNamespace(request_id=rollout.instance, tools_kwargs=settings, extra_fields={})
@@ -246,19 +246,16 @@ class Toolbox:
             await noted(step, self._budget.tool_timeout, f"{name}: release", self._rollout.notes)
 
     async def _step(self, tool: BaseTool, step: str, *args: Any) -> Any:
-        settings, target = self._settings[tool.name][step], tool
-        if isinstance(tool, AdoptedTool):
-            target = tool.tool
-            method = getattr(target, step, None)
-            if method is None:
-                return await called(target.call, *args) if step == "execute" else None
+        settings, method = self._settings[tool.name][step], getattr(tool, step)
+        if isinstance(tool, AdoptedTool) and hasattr(tool.tool, step):
+            method = getattr(tool.tool, step)
             if step == "execute" and takes(method, "agent_data"):
                 settings = {"agent_data": self._data, **settings}
             if step == "create" and takes(method, "create_kwargs"):  # as in verl since 0.6
                 named = {name: value for name, value in settings.items() if takes(method, name)}
                 settings = {**named, "create_kwargs": dict(settings)}
         id = self._ids.get(tool.name, self._rollout.instance)
-        return await called(getattr(target, step), id, *args, **settings)
+        return await called(method, id, *args, **settings)
 
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
         """Run the calls of a turn at once, and count them. Raises InputError for an invalid reward."""
@@ -323,7 +320,7 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     """
     text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
     keep = Keep(keep)
-    most = limit * _longest_token(tokenizer.vocabulary)
+    most = limit * int(tokenizer.vocabulary.byte_lengths.max())
     if len(text) <= 2 * most and len(tokenizer.encode_plain(text)) <= limit:
         return text
     head = limit if keep is Keep.HEAD else 0 if keep is Keep.TAIL else limit - limit // 2
@@ -331,11 +328,6 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     back = _part(text[-most:], limit - head, tokenizer, last=True) if limit - head else ""
     marker = f"[… {len(text) - len(front) - len(back):,} more characters]"
     return "\n".join(part for part in (front, marker, back) if part)
-
-
-@lru_cache(8)
-def _longest_token(vocabulary: Vocabulary) -> int:
-    return int(vocabulary.byte_lengths.max())
 
 
 def _part(text: str, count: int, tokenizer: Tokenizer, *, last: bool = False) -> str:

@@ -6,7 +6,7 @@ import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ _FINE: Final = 1 << 18
 _ANCHORS: Final = (1, 8, 32)
 """Lengths of the runs that anchor longer stretches: a run that occurs once on either side."""
 
-Item = TypeVar("Item", bound=np.generic)
+Column = npt.NDArray[Any]
 
 
 class Hunk(NamedTuple):
@@ -30,22 +30,13 @@ class Hunk(NamedTuple):
     other_start: int
     other_stop: int
 
-    def sides(self, one: npt.NDArray[Item], other: npt.NDArray[Item]) -> tuple[npt.NDArray[Item], npt.NDArray[Item]]:
-        """What each side has there: of the ids, or of anything else that has one entry per token."""
+    def sides(self, one: Column, other: Column) -> tuple[Column, Column]:
+        """What each side has there: ids, or anything else with one entry per token."""
         return one[self.start : self.stop], other[self.other_start : self.other_stop]
 
     def moved(self, by: int, other_by: int) -> Hunk:
         """The same difference in longer sequences, where so many tokens come before."""
         return Hunk(self.start + by, self.stop + by, self.other_start + other_by, self.other_stop + other_by)
-
-
-def run_hashes(ids: Ids, length: int) -> npt.NDArray[np.uint64]:
-    """A hash of every run of `length` ids. What has equal hashes is compared, so a collision costs only time."""
-    count = max(0, len(ids) - length + 1)
-    out = np.zeros(count, np.uint64)
-    for at in range(length):
-        out = out * np.uint64(0x100000001B3) + ids[at : at + count].astype(np.uint64)
-    return out
 
 
 def align(one: Ids, other: Ids) -> Iterator[Hunk]:
@@ -54,15 +45,13 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
     while todo:
         hunk = _trimmed(one, other, todo.pop())
         here, there = hunk.sides(one, other)
-        if not len(here) and not len(there):
-            continue
-        if len(here) and len(there) and len(here) * len(there) <= _FINE:
+        if len(here) * len(there) <= _FINE:
             matcher = difflib.SequenceMatcher(None, here.tolist(), there.tolist(), autojunk=False)
             for tag, *cut in matcher.get_opcodes():
                 if tag != "equal":
                     yield Hunk(*cut).moved(hunk.start, hunk.other_start)
             continue
-        anchors = _anchors(here, there) if len(here) and len(there) else []
+        anchors = _anchors(here, there)
         if not anchors:
             yield hunk
             continue
@@ -86,14 +75,19 @@ def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
         (left, at), (right, there) = _unique(one, length), _unique(other, length)
         _, first, second = np.intersect1d(left, right, assume_unique=True, return_indices=True)
         pairs = sorted(zip(at[first].tolist(), there[second].tolist(), strict=True))
-        pairs = [(a, b) for a, b in pairs if one[a] == other[b]]  # a hash says equal: look
+        pairs = [(a, b) for a, b in pairs if one[a] == other[b]]  # equal hashes may differ
         if pairs:
             return _rising(pairs)
     return []
 
 
 def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
-    values, index, counts = np.unique(run_hashes(ids, length), return_index=True, return_counts=True)
+    """Hashes of runs that occur once, and where. A collision costs only time."""
+    count = len(ids) - length + 1
+    hashes = np.zeros(count, np.uint64)
+    for at in range(length):
+        hashes = hashes * np.uint64(0x100000001B3) + ids[at : at + count].astype(np.uint64)
+    values, index, counts = np.unique(hashes, return_index=True, return_counts=True)
     return values[counts == 1], index[counts == 1]
 
 

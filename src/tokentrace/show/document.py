@@ -338,9 +338,3 @@ def token_columns(tokenizer: Tokenizer, ids: Ids) -> dict[str, Any]:
     for at in np.flatnonzero((ids < 0) | (ids >= vocabulary.size)).tolist():
         texts[at] = f"⟨no token {ids[at]}⟩"
     return {"texts": texts, "control": table[np.where(valid, ids, 0)] & valid}
-
-
-def plain_track(tokenizer: Tokenizer, ids: Ids, first: int) -> Track:
-    """Tokens without a recorded origin."""
-    hues = np.full(len(ids), HUES["plain"], np.uint8)
-    return Track("", ids, hues, first=first, **token_columns(tokenizer, ids))

@@ -34,13 +34,23 @@ _EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Page:
-    """A document as a page. Notebooks display it; `html` is the whole page."""
+    """A document as a page. Notebooks display it."""
 
     document: Document
 
     @property
     def html(self) -> str:
-        return page_html(self.document)
+        """The page as text."""
+        style, script = asset("viewer.css"), _script()
+        parts = {
+            "title": str(escape(visible(self.document.heading))),
+            "style-source": _source(style),
+            "script-source": _source(script),
+            "style": style,
+            "script": script,
+            "data": _json(self.document),
+        }
+        return re.sub(r"\{\{ ([a-z-]+) \}\}", lambda match: parts[match[1]], asset("page.html"))
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file."""
@@ -81,20 +91,6 @@ def show(value: Any, other: Any = None, *, tokenizer: Any = None, title: str = "
     9
     """
     return Page(document_of(value, other, tokenizer=tokenizer, title=title))
-
-
-def page_html(document: Document) -> str:
-    """Return the document as a complete page."""
-    style, script = asset("viewer.css"), _script()
-    parts = {
-        "title": str(escape(visible(document.heading))),
-        "style-source": _source(style),
-        "script-source": _source(script),
-        "style": style,
-        "script": script,
-        "data": _json(document),
-    }
-    return re.sub(r"\{\{ ([a-z-]+) \}\}", lambda match: parts[match[1]], asset("page.html"))
 
 
 @functools.cache

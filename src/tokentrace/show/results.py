@@ -84,11 +84,11 @@ def _document(value: Any, tokenizer: Tokenizer | None) -> Document:
     )
 
 
-def _single_track(value: Any, tokenizer: Tokenizer | None) -> Track:
+def _single_track(value: Any, tokenizer: Tokenizer | None, name: str) -> Track:
     document = _document(value, tokenizer)
     if len(document.tracks) != 1 or document.contrasts:
         raise InputError(f"{kind_of(value)} is not one row of tokens: show it on its own page, not side by side")
-    return document.tracks[0]
+    return dataclasses.replace(document.tracks[0], name=name)
 
 
 def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
@@ -97,23 +97,19 @@ def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
     for at, item in enumerate(values):
         name, value = item if isinstance(item, tuple) and len(item) == 2 else (f"row {at + 1}", item)
         try:
-            tracks.append(dataclasses.replace(_single_track(value, tokenizer), name=str(name)))
+            tracks.append(_single_track(value, tokenizer, str(name)))
         except InputError as error:
             raise InputError(str(error), field=f"[{at}]") from None
     return Document(counted(len(tracks), "row"), "tokentrace rows", tracks=tracks)
 
 
 def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document:
-    names = ("first", "second")
-    first, second = (
-        dataclasses.replace(_single_track(value, tokenizer), name=name)
-        for value, name in zip((one, other), names, strict=True)
-    )
+    first, second = _single_track(one, tokenizer, "first"), _single_track(other, tokenizer, "second")
     hunks = list(align(np.asarray(first.ids, np.int32), np.asarray(second.ids, np.int32)))
     removed = sum(hunk.stop - hunk.start for hunk in hunks)
     added = sum(hunk.other_stop - hunk.other_start for hunk in hunks)
     about = f"{counted(removed)} only in the first, {added:,} only in the second" if hunks else "the same tokens"
-    contrast = Contrast(first, second, hunks, names, "difference", about)
+    contrast = Contrast(first, second, hunks, (first.name, second.name), "difference", about)
     return Document("Two results compared", "tokentrace", contrasts=[contrast])
 
 
@@ -348,17 +344,12 @@ def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
         roles=["assistant"],
         about=counted(len(parts), "part"),
     )
-    calls: list[list[str | Cell]] = [
-        [
-            call.name or "no name",
-            call.arguments_text,
-            Cell(str(call.status), "good" if call.ok else "bad", call.problem),
-        ]
-        for call in (*value.tool_calls, *value.attempts)
-    ]
+    calls: list[list[str | Cell]] = []
+    for call in (*value.tool_calls, *value.attempts):
+        status = Cell(str(call.status), "good" if call.ok else "bad", call.problem)
+        calls.append([call.name or "no name", call.arguments_text, status])
     stop = "none" if value.stop_token is None else str(value.stop_token)
-    cut_off = value.open is not None
-    unread = value.unread
+    cut_off, unread = value.open is not None, value.unread
     return Document(
         "Parsed response",
         "tokentrace parse",

@@ -24,7 +24,6 @@ COLOURS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(("assistant", "sampled"), ("#34d399", "#12b07c")),
     "calls": ("#f472b6", "#e04c99"),
     **dict.fromkeys(("result", "context"), ("#22d3ee", "#0ba5be")),
-    "tools": ("#94a3b8", "#7688a1"),
     "variables": ("#d6a56b", "#b98848"),
     "scaffold": ("#8a8a8a", "#737373"),
     "generation": ("#c4b5fd", "#a592f5"),

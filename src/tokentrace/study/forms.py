@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..computed import computed
-from ..conversation.forms import Silence
+from ..conversation.forms import SILENT, Silence
 from ..conversation.messages import RESULT_ROLES
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
-from .probes import ANSWER, CONTINUED, INLINE_THOUGHT, RESULT, SILENT, THOUGHT, TWO_ARGUMENTS, USER, call
+from .probes import ANSWER, CONTINUED, INLINE_THOUGHT, RESULT, THOUGHT, TWO_ARGUMENTS, USER, call
 
 if TYPE_CHECKING:
     from .probes import Message, Probe

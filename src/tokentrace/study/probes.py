@@ -8,8 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..conversation.forms import Silence
-
 Message = Mapping[str, Any]
 Probe = Sequence[Message]
 
@@ -27,12 +25,6 @@ _PARAMETERS: Final = {"type": "object", "properties": {}, "required": []}
 _FUNCTION: Final = {"name": "probe", "description": "", "parameters": _PARAMETERS}
 STAND_IN_TOOL: Final = {"type": "function", "function": _FUNCTION}
 """The tool that is declared where a probe has tools."""
-
-SILENT: Final[Mapping[Silence, Message]] = {
-    Silence.EMPTY: {"content": ""},
-    Silence.NULL: {"content": None},
-    Silence.ABSENT: {},
-}
 
 
 def call(number: int = 1, arguments: Any = ONE_ARGUMENT, *, as_text: bool = False) -> dict[str, Any]:

@@ -95,6 +95,13 @@ class Continuation:
         return shows_field(self.encoded.rendering, fields, self.first_new - 1)
 
     @property
+    def shows_tools(self) -> bool:
+        """True if tool schemas are written after the turn."""
+        cut, rendering = self.cut, self.encoded.rendering
+        ends = zip(rendering.ends, rendering.origins, strict=True)
+        return any(end > cut and origin is not None and origin.source == "tools" for end, origin in ends)
+
+    @property
     def ids(self) -> Ids:
         return self.encoded.ids[self.turn.stop :]
 
@@ -275,9 +282,3 @@ def check_continuation(
             advice = "pass messages=, the conversation so far"
             return BridgeRefusal(RefusalReason.REPEATS_PAST, f"{problem}; {advice}")
     return None
-
-
-def shows_tools(rendering: Rendering, cut: int) -> bool:
-    """True if tool schemas are written after the turn."""
-    ends = zip(rendering.ends, rendering.origins, strict=True)
-    return any(end > cut and origin is not None and origin.source == "tools" for end, origin in ends)

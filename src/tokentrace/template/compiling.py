@@ -200,9 +200,6 @@ class TracingGenerator(Expressions):
         variables = [inner.symbols.ref(target.name) for target in targets]
         row = ", ".join(f"{variable}, {origin_name(variable)}" for variable in variables)
         rows = f"zip({loop.items}, {loop.origins})" if len(variables) == 1 else loop.items
-        if node.else_:
-            is_empty = self.temporary_identifier()
-            self.writeline(f"{is_empty} = True")
         self.writeline(f"for {loop.index}, ({row}) in enumerate({rows}):", node)
         self.indent()
         self._assigned = frozenset((*variables, name))
@@ -213,19 +210,8 @@ class TracingGenerator(Expressions):
         self.loops[name] = loop
         self.blockvisit(node.body, inner)
         del self.loops[name]  # another scope of this depth may have a ``loop`` of its own
-        if node.else_:
-            self.writeline(f"{is_empty} = False")  # as in Jinja, not if the body breaks off
         self.outdent()
         self.leave_frame(inner)
-        if node.else_:
-            inner = frame.inner()
-            inner.symbols.analyze_node(node, for_branch="else")
-            self.writeline(f"if {is_empty}:")
-            self.indent()
-            self.enter_frame(inner)
-            self.blockvisit(node.else_, inner)
-            self.leave_frame(inner)
-            self.outdent()
         if self._assign_stack:
             self._assign_stack[-1].difference_update(inner.symbols.stores)
 

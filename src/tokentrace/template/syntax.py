@@ -88,13 +88,14 @@ def items_of(node: nodes.Node) -> nodes.Expr | None:
 def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
     """The variables of a loop that needs no loop object; None for a loop that does.
 
-    It runs over single items, or over the keys and values of ``x.items()``, and its body asks ``loop`` for nothing but
-    counts and neighbours.
+    It runs over single items, or over the keys and values of ``x.items()``, has no ``{% else %}``, and its body asks
+    ``loop`` for nothing but counts and neighbours.
     """
     items = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
     names = [name for name in items if isinstance(name, nodes.Name)]
     is_pair = isinstance(node.target, nodes.Tuple) and len(items) == 2 and items_of(node.iter) is not None
-    if node.recursive or node.test is not None or len(names) < len(items) or (len(items) > 1 and not is_pair):
+    is_other = node.recursive or node.test is not None or node.else_
+    if is_other or len(names) < len(items) or (len(items) > 1 and not is_pair):
         return None
     if any("loop" in names_in(macro) for macro in node.find_all(nodes.Macro)):
         return None

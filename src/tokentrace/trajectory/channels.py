@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import TrajectoryError, brief
 from ..tokens.ids import runs
-from .turns import from_json
+from .checks import from_json
 
 Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 """One entry per token: an array with a row for each, or JSON values. None means no entry."""
@@ -45,7 +45,9 @@ class Packed:
             raise ValueError(str(error)) from error
         if not reader.eof or reader.unused_data:
             raise ValueError("the compressed text does not end where it should")
-        entries: list[Any] = from_json(text)
+        entries = from_json(text)
+        if not isinstance(entries, list) or len(entries) != self.count or self.shape:
+            raise ValueError("it must be a JSON array of as many entries")
         return entries
 
     def check(self, what: str) -> None:
@@ -56,9 +58,6 @@ class Packed:
             entries = self.entries()
         except (ValueError, RecursionError) as error:
             raise TrajectoryError(f"{what} does not hold {self.count} entries: {error}") from error
-        fits = isinstance(entries, np.ndarray) or (isinstance(entries, list) and not self.shape)
-        if not fits or len(entries) != self.count:
-            raise TrajectoryError(f"{what} must be a JSON array of {self.count} entries")
         if isinstance(entries, np.ndarray) and entries.dtype.kind == "f" and not np.isfinite(entries).all():
             raise TrajectoryError(f"{what} has NaN or infinity, which files of rows cannot hold: give None there")
 
@@ -70,9 +69,7 @@ def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     all else must be JSON.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
-        raise TrajectoryError(
-            f"channels must be a mapping by name, with one entry for each token, not {brief(channels)}"
-        )
+        raise TrajectoryError(f"channels must map names to one entry for each token, not {brief(channels)}")
     return {name: _pack(entries, count, f"channels[{name!r}]") for name, entries in channels.items() if count}
 
 
@@ -111,8 +108,7 @@ def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
         return None
     low, high = int(array.min()), int(array.max())
     fitting = (dtype for dtype in _INTEGERS if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
-    smallest = next(fitting, None)
-    return None if smallest is None else array.astype(smallest)
+    return next((array.astype(dtype) for dtype in fitting), None)
 
 
 def _plain(value: Any) -> Any:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError
+from ..settings import instance, whole
 from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
 from .channels import Channel, Entries
-from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write, as_count, as_ids, from_json
+from .checks import as_count, as_ids, from_json, mapping_json
+from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write
+
+_start = attrgetter("start")
 
 
 class _Stream:
@@ -51,14 +56,23 @@ class Record:
     A branch is the list of its writes. Its stream is the beginning of its parent's, then its own writes.
     """
 
-    def __init__(self, name: str, vocab_size: int | None, has_logprobs: bool, metadata_json: str) -> None:
-        self.name: Final = name
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        vocab_size: int | None = None,
+        logprobs: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        if vocab_size is not None:
+            vocab_size = whole("vocab_size", vocab_size, least=1, most=INT32_MAX, error=TrajectoryError)
         self.vocab_size: Final = vocab_size
-        self.has_logprobs: Final = has_logprobs
+        self.name: Final = instance("name", name, str, TrajectoryError)
+        self.has_logprobs: Final = instance("logprobs, whether they are recorded,", logprobs, bool, TrajectoryError)
         """Whether every sampled token has a logprob; otherwise none has."""
         self.reward: float | None = None
         """The reward of the whole rollout, None if there is none. Turns have their own."""
-        self._metadata = metadata_json
+        self._metadata = mapping_json({} if metadata is None else metadata, "metadata")
         self._writes: list[Write] = []
         self._by_branch: list[list[Write]] = []
         self._stream = _Stream()
@@ -255,10 +269,6 @@ def frozen(table: TokenTable) -> TokenTable:
     for column in table.columns().values():
         column.flags.writeable = False
     return table
-
-
-def _start(write: Write) -> int:
-    return write.start
 
 
 def _parent(writes: list[Write]) -> int:

@@ -19,19 +19,18 @@ import numpy as np
 from ..errors import TrajectoryError, brief
 from ..files import write_whole
 from .channels import Packed
+from .checks import as_ids, as_owners, from_json
 from .trajectory import Trajectory
-from .turns import Turn, Write, as_ids, as_owners, from_json
+from .turns import Turn, Write
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""
 VERSION: Final = 3
 """The version that is written and read."""
 
-_VERSION = struct.Struct("<I")
 _HEAD = struct.Struct("<QB")  # length of the payload, type
-_CRC = struct.Struct("<I")
-_FRONT: Final = _HEAD.size + _CRC.size  # the head has its own checksum: a length is either trusted or not
-_JSON_LENGTH = struct.Struct("<I")
+_U32 = struct.Struct("<I")
+_FRONT: Final = _HEAD.size + _U32.size  # the head has its own checksum: a length is either trusted or not
 _IDS, _KINDS, _LOGPROBS = np.dtype("<i4"), np.dtype("u1"), np.dtype("<f4")
 
 # -- the JSON of records
@@ -118,7 +117,7 @@ def to_bytes(trajectory: Trajectory) -> bytes:
     turns = (write for write in trajectory.writes() if isinstance(write, Turn))
     rewards = (*((turn.write, turn.reward) for turn in turns), (-1, trajectory.reward))
     records = (_record(_Reward(write, reward)) for write, reward in rewards if reward is not None)
-    preamble = (MAGIC, _VERSION.pack(VERSION), _record(header))
+    preamble = (MAGIC, _U32.pack(VERSION), _record(header))
     return b"".join((*preamble, *write_records(trajectory), *records))
 
 
@@ -147,9 +146,9 @@ def _write_record(write: Write) -> bytes:
 
 def _record(fields: _Record, *arrays: bytes) -> bytes:
     text = json.dumps(msgspec.to_builtins(fields), separators=(",", ":")).encode("ascii")
-    payload = b"".join((_JSON_LENGTH.pack(len(text)), text, *arrays))
+    payload = b"".join((_U32.pack(len(text)), text, *arrays))
     head = _HEAD.pack(len(payload), _TYPES.index(type(fields)) + 1)
-    return b"".join((head, _CRC.pack(zlib.crc32(head)), payload, _CRC.pack(zlib.crc32(payload))))
+    return b"".join((head, _U32.pack(zlib.crc32(head)), payload, _U32.pack(zlib.crc32(payload))))
 
 
 # -- reading
@@ -161,23 +160,19 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     Raises `TrajectoryError` for bytes of another kind or another version, and for a whole record that no
     trajectory could have written. Bytes that end before the header is whole give an empty trajectory.
     """
-    try:
-        view = memoryview(data).cast("B")
-    except TypeError as error:
-        raise TrajectoryError(f"a trajectory is read from bytes, not from {brief(data)}") from error
-    position = len(MAGIC) + _VERSION.size
-    if bytes(view[: len(MAGIC)]) != MAGIC[: len(view)]:
-        raise TrajectoryError(
-            f"not a trajectory: it begins with {bytes(view[: len(MAGIC)])!r}, and a trajectory with {MAGIC!r}"
-        )
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TrajectoryError(f"a trajectory is read from bytes, not from {brief(data)}")
+    view = memoryview(data).cast("B")
+    position = len(MAGIC) + _U32.size
+    magic = bytes(view[: len(MAGIC)])
+    if magic != MAGIC[: len(view)]:
+        raise TrajectoryError(f"not a trajectory: it begins with {magic!r}, and a trajectory with {MAGIC!r}")
     if len(view) < position:
         return Loaded(Trajectory(), 0, "it ends before its version")
-    version = _VERSION.unpack_from(view, len(MAGIC))[0]
+    version = _U32.unpack_from(view, len(MAGIC))[0]
     if version != VERSION:
-        raise TrajectoryError(
-            f"a trajectory of version {version}; this tokentrace reads version {VERSION}: load the file with the "
-            "tokentrace that wrote it"
-        )
+        versions = f"a trajectory of version {version}; this tokentrace reads version {VERSION}"
+        raise TrajectoryError(f"{versions}: load it with the one that wrote it")
     ends, problem = _scan(view, position)
     trajectory: Trajectory | None = None
     for number, (start, stop) in enumerate(pairwise([position, *ends])):
@@ -190,12 +185,11 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     return Loaded(trajectory, ends[-1], problem)
 
 
-def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
-    """Add records of `write_records` to a trajectory that has all those before them; returns how many there were.
+def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> None:
+    """Add records of `write_records` to a trajectory that has all those before them.
 
     Raises `TrajectoryError` for a record that is not whole or does not follow; those before it have been added then.
     """
-    before = trajectory.num_writes
     for record in records:
         view = memoryview(record)
         ends, problem = _scan(view, 0)
@@ -206,7 +200,6 @@ def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
             _read(view, trajectory)
         except TrajectoryError as error:
             raise TrajectoryError(f"record {trajectory.num_writes}: {error}") from error
-    return trajectory.num_writes - before
 
 
 def restore(data: bytes) -> Trajectory:
@@ -221,25 +214,23 @@ def _scan(view: memoryview, position: int) -> tuple[list[int], str | None]:
     """Where each whole record ends, from `position` on, and why the bytes after the last are none."""
     ends: list[int] = []
     while position < len(view):
-        remaining = len(view) - position - _FRONT - _CRC.size
-        if remaining < -_CRC.size:
-            return ends, f"it ends inside the record that begins at byte {position}"
+        payload, problem = position + _FRONT, f"it ends inside the record that begins at byte {position}"
+        if payload > len(view):
+            return ends, problem
         if not _fits(view, position, position + _HEAD.size):
-            zeros = not bytes(view[position:]).strip(b"\0")
-            problem = "has only zeros from there on" if zeros else "has a head that does not fit its checksum"
-            return ends, f"the record at byte {position} {problem}"
-        length = _HEAD.unpack_from(view, position)[0]
-        if length > remaining:
-            return ends, f"it ends inside the record that begins at byte {position}"
-        position += _FRONT + length + _CRC.size
-        if not _fits(view, position - _CRC.size - length, position - _CRC.size):
-            return ends, f"the record that ends at byte {position} does not fit its checksum"
+            return ends, f"the head of the record at byte {position} does not fit its checksum"
+        stop = payload + _HEAD.unpack_from(view, position)[0]
+        if stop + _U32.size > len(view):
+            return ends, problem
+        if not _fits(view, payload, stop):
+            return ends, f"the record at byte {position} does not fit its checksum"
+        position = stop + _U32.size
         ends.append(position)
     return ends, None
 
 
 def _fits(view: memoryview, start: int, stop: int) -> bool:
-    return bool(zlib.crc32(view[start:stop]) == _CRC.unpack_from(view, stop)[0])
+    return bool(zlib.crc32(view[start:stop]) == _U32.unpack_from(view, stop)[0])
 
 
 def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
@@ -247,13 +238,13 @@ def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
     kind = _HEAD.unpack_from(record)[1]
     if not 0 < kind <= len(_TYPES) or (_TYPES[kind - 1] is _Header) != (trajectory is None):
         raise TrajectoryError(f"a record of type {kind} cannot stand here")
-    payload = record[_FRONT : -_CRC.size]
-    size = _JSON_LENGTH.unpack_from(payload)[0] if len(payload) >= _JSON_LENGTH.size else len(payload)
-    end = _JSON_LENGTH.size + size
+    payload = record[_FRONT : -_U32.size]
+    size = _U32.unpack_from(payload)[0] if len(payload) >= _U32.size else len(payload)
+    end = _U32.size + size
     if end > len(payload):
         raise TrajectoryError("its JSON is longer than the record")
     try:
-        fields = msgspec.convert(from_json(bytes(payload[_JSON_LENGTH.size : end])), _TYPES[kind - 1])
+        fields = msgspec.convert(from_json(bytes(payload[_U32.size : end])), _TYPES[kind - 1])
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise TrajectoryError(f"its JSON is not valid: {error}") from error
     arrays = payload[end:]

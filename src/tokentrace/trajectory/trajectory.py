@@ -5,46 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import ExtensionError, TrajectoryError, brief
-from ..settings import as_float, choose, is_number
+from ..settings import as_float, choose, instance, is_number
 from ..showing import ShowsItself
-from ..tokens.ids import INT32_MAX, common_prefix
+from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable
 from ..tokens.tokenizer import Ids
 from .channels import pack_channels
+from .checks import as_count, as_ids, as_kinds, as_logprobs, as_owners, as_versions, mapping_json
 from .record import Record, cut, frozen
-from .turns import (
-    LATER_KINDS,
-    PROMPT_KINDS,
-    Context,
-    IdsLike,
-    KindsLike,
-    LogprobKind,
-    LogprobsLike,
-    Owners,
-    SpansLike,
-    Turn,
-    VersionLike,
-    Write,
-    as_count,
-    as_ids,
-    as_kinds,
-    as_logprobs,
-    as_owners,
-    as_versions,
-    mapping_json,
-)
+from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
 
 if TYPE_CHECKING:
     from ..rendering.bridged import BridgedTokens
-
-_UNFINISHED: Final = frozenset({"abort", "length"})
-"""Finish reasons after which a completion may continue the same message."""
 
 
 class Trajectory(ShowsItself, Record):
@@ -68,39 +46,20 @@ class Trajectory(ShowsItself, Record):
     [False, False, False, True, True, False, False]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str = "",
-        vocab_size: int | None = None,
-        logprobs: bool = True,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        if not isinstance(name, str):
-            raise TrajectoryError(f"name must be a str, not {brief(name)}")
-        if not isinstance(logprobs, bool):
-            raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {brief(logprobs)}")
-        if vocab_size is not None and as_count(vocab_size, "vocab_size") == 0:
-            raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
-        metadata_json = mapping_json({} if metadata is None else metadata, "metadata")
-        super().__init__(name, None if vocab_size is None else int(vocab_size), logprobs, metadata_json)
-
     def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
         from .storage import restore, to_bytes
 
         return restore, (to_bytes(self),)
 
     def begin(
-        self, prompt_ids: IdsLike, *, kinds: KindsLike | None = None, messages: int = 0, message_spans: SpansLike = ()
+        self, prompt_ids: IdsLike, *, kinds: KindsLike = Kind.PROMPT, messages: int = 0, message_spans: SpansLike = ()
     ) -> None:
         """Record the first prompt, which holds `messages` messages."""
         if self._writes:
-            raise TrajectoryError(
-                "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
-            )
+            raise TrajectoryError("the trajectory has begun: use extend_to(), or branch() for a rewritten history")
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         owners = as_owners(message_spans, len(ids), as_count(messages, "messages"))
-        self.record_context(0, 0, ids, Kind.PROMPT if kinds is None else kinds, owners, messages, parent=-1)
+        self.record_context(0, 0, ids, kinds, owners, messages, parent=-1)
 
     def append_context(
         self,
@@ -128,10 +87,7 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"append_bridge takes BridgedTokens, not {brief(bridge)}; was the bridge refused?")
         length, end = bridge.stream_length, stream[len(stream) - len(bridge.completion) :]
         if length != len(stream) or not np.array_equal(end, bridge.completion):
-            raise TrajectoryError(
-                f"the bridge was made for another stream, of {length} ids, and this one has {len(stream)}: make the "
-                "bridge from the ids that are recorded"
-            )
+            raise TrajectoryError(f"the bridge of {length} ids is for another stream: make it from the recorded ids")
         new, spans = bridge.new, bridge.new.message_spans()
         self.append_context(new.ids, new.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
 
@@ -164,13 +120,10 @@ class Trajectory(ShowsItself, Record):
         new_ids = as_ids(ids, "ids", self.vocab_size)
         if not isinstance(finish_reason, str) or not finish_reason:
             raise TrajectoryError(f"finish_reason must say why the engine stopped, not {brief(finish_reason)}")
-        if not isinstance(continues, bool):
-            raise TrajectoryError(f"continues must be True or False, not {brief(continues)}")
+        instance("continues", continues, bool, TrajectoryError)
         if not continues and isinstance(last, Turn):
-            raise TrajectoryError(
-                f"branch {index} ends with a completion: append what the engine was given after it, or say "
-                "continues=True where it continues an unfinished message"
-            )
+            advice = "append what the engine received after it, or say continues=True for an unfinished message"
+            raise TrajectoryError(f"branch {index} ends with a completion: {advice}")
         message = self._continued(index) if continues else last.messages
         values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
         kind = choose(LogprobKind, "logprobs_kind", logprobs_kind, TrajectoryError)
@@ -180,7 +133,7 @@ class Trajectory(ShowsItself, Record):
             write=self.num_writes,
             branch=index,
             start=last.stop,
-            stop=_end(last.stop, new_ids),
+            stop=as_count(last.stop + len(new_ids), "the length of the stream"),
             message=message,
             finish_reason=finish_reason,
             versions=as_versions(version, len(new_ids)),
@@ -198,7 +151,7 @@ class Trajectory(ShowsItself, Record):
     def extend_to(
         self,
         prompt_ids: IdsLike,
-        kinds: KindsLike | None = None,
+        kinds: KindsLike = Kind.CONTEXT,
         *,
         message_spans: SpansLike = (),
         messages: int | None = None,
@@ -224,8 +177,7 @@ class Trajectory(ShowsItself, Record):
         total = last.messages if messages is None else as_count(messages, "messages")
         owners = as_owners(message_spans, len(ids), total)
         if len(ids) > shared:
-            codes = Kind.CONTEXT if kinds is None else kinds
-            self.record_context(index, shared, ids, codes, owners, total, skip=shared)
+            self.record_context(index, shared, ids, kinds, owners, total, skip=shared)
         elif total != last.messages:
             raise TrajectoryError(f"messages is {total}, and the prompt of {last.messages} messages has no new token")
         return len(ids) - shared
@@ -234,7 +186,7 @@ class Trajectory(ShowsItself, Record):
         self,
         prompt_ids: IdsLike,
         *,
-        kinds: KindsLike | None = None,
+        kinds: KindsLike = Kind.CONTEXT,
         message_spans: SpansLike = (),
         messages: int | None = None,
         cause: str = "",
@@ -250,14 +202,12 @@ class Trajectory(ShowsItself, Record):
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         source, shared, extends = self.shared_prefix(ids)
         if extends >= 0:
-            raise TrajectoryError(
-                f"the prompt begins with all {shared} ids of branch {extends}, so no history was rewritten: record it "
-                f"with extend_to(prompt_ids, branch={extends})"
-            )
+            advice = f"record it with extend_to(prompt_ids, branch={extends})"
+            raise TrajectoryError(f"the prompt begins with all {shared} ids of branch {extends}: {advice}")
         total = self._messages_at(source, shared) if messages is None else as_count(messages, "messages")
         owners = as_owners(message_spans, len(ids), total)
-        codes, parent = Kind.CONTEXT if kinds is None else kinds, self._owner(source, shared)
-        self.record_context(self.num_branches, shared, ids, codes, owners, total, parent, cause, skip=shared)
+        parent = self._owner(source, shared)
+        self.record_context(self.num_branches, shared, ids, kinds, owners, total, parent, cause, skip=shared)
         return self.current
 
     def record_context(
@@ -266,7 +216,7 @@ class Trajectory(ShowsItself, Record):
         start: int,
         prompt: Ids,
         kinds: KindsLike,
-        owners: Owners,
+        owners: Ids,
         messages: int,
         parent: int | None = None,
         cause: str = "",
@@ -288,18 +238,15 @@ class Trajectory(ShowsItself, Record):
                 f"branch {branch} cannot open at {start} of branch {parent} with {len(ids)} ids: the next branch is "
                 f"{count}, its parent owns the token before it and goes on, and a prompt needs at least one id"
             )
-        if not isinstance(cause, str):
-            raise TrajectoryError(f"cause must be a str, not {brief(cause)}")
+        instance("cause", cause, str, TrajectoryError)
         before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
         if as_count(messages, "messages") < before:
             what = "the shared prefix" if opening else f"branch {branch}"
-            raise TrajectoryError(
-                f"messages is {messages}, but {what} holds {before}: say how many the whole prompt holds"
-            )
-        allowed = PROMPT_KINDS if opening else LATER_KINDS
-        codes = as_kinds(kinds, len(prompt), allowed=allowed, skip=skip)[skip:]
+            raise TrajectoryError(f"messages is {messages}, but {what} holds {before}: count the whole prompt's")
+        codes = as_kinds(kinds, len(prompt), opening=opening, skip=skip)[skip:]
         tokens = frozen(TokenTable.of(ids.copy(), codes.copy(), owners[skip:]))
-        self._add(Context(branch, start, _end(start, ids), before, messages, tokens, parent, cause))
+        stop = as_count(start + len(ids), "the length of the stream")
+        self._add(Context(branch, start, stop, before, messages, tokens, parent, cause))
 
     def check_follows(self, branch: int, start: int) -> None:
         """Raise `TrajectoryError` if a branch does not end at `start`."""
@@ -314,15 +261,11 @@ class Trajectory(ShowsItself, Record):
         """The message that a completion with `continues` continues."""
         writes = self._by_branch[index]
         turn = next((write for write in reversed(writes) if isinstance(write, Turn)), None)
-        if turn is None:
-            raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
-        if turn.finish_reason not in _UNFINISHED and len(turn):
-            raise TrajectoryError(
-                f'the turn before finished with "{turn.finish_reason}": a message continues only after "abort" or '
-                '"length"'
-            )
-        if turn.messages != writes[-1].messages:
-            raise TrajectoryError("new messages came after the turn before: leave continues out")
+        if turn is None or turn.messages != writes[-1].messages:
+            raise TrajectoryError("there is no turn to continue, or new messages came after it: leave continues out")
+        if turn.finish_reason not in ("abort", "length") and len(turn):
+            problem = f"the turn before finished with {turn.finish_reason!r}"
+            raise TrajectoryError(f"{problem}: a message continues only after 'abort' or 'length'")
         return turn.message
 
     def _add(self, write: Write) -> None:
@@ -340,16 +283,9 @@ class Trajectory(ShowsItself, Record):
         if turn is None:
             self.reward = value
             return
-        if not isinstance(turn, Turn):
-            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {brief(turn)}")
-        recorded = self._writes[turn.write] if 0 <= turn.write < self.num_writes else None
+        known = isinstance(turn, Turn) and 0 <= turn.write < self.num_writes
+        recorded = self._writes[turn.write] if known else None
         if not isinstance(recorded, Turn) or turn != cut(recorded, turn.stop):
-            raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
+            raise TrajectoryError(f"only a turn of this trajectory has a reward, not {brief(turn)}")
         writes = self._by_branch[recorded.branch]
         writes[writes.index(recorded)] = self._writes[turn.write] = replace(recorded, reward=value)
-
-
-def _end(start: int, ids: Ids) -> int:
-    if start + len(ids) > INT32_MAX:
-        raise TrajectoryError(f"a stream holds at most 2**31 - 1 ids, and this one would have {start + len(ids)}")
-    return start + len(ids)

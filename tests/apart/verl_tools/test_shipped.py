@@ -8,10 +8,7 @@ release whose package has the classes.
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import ray
 import yaml
 
 from tests.apart.shared import RENDERER, calculator, call, scripted
+from tests.servers import json_server
 from tokentrace import trajectory_samples
 from tokentrace.demo.questions import pick_questions
 from tokentrace.engines import EmbeddedEngine
@@ -136,43 +134,6 @@ def test_several_of_verls_interactions_are_chosen_by_the_row(tmp_path: Path) -> 
     assert "interaction_kwargs.name is gsm8k or weather" in str(led_by(ground_truth="42").notes)
 
 
-class Retrieval(BaseHTTPRequestHandler):
-    """The retrieval server of Search-R1, as far as verl's tool asks it."""
-
-    asked: list[dict[str, Any]]
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        found = [
-            [{"document": {"contents": f"{query}\nAll about {query}."}, "score": 1.0}] * min(body["topk"], 1)
-            for query in body["queries"]
-        ]
-        raw = json.dumps({"result": found}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def retrieval() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    asked: list[dict[str, Any]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Retrieval,), {"asked": asked}))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/retrieve", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture
 def cluster() -> Iterator[None]:
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", _node_ip_address="127.0.0.1")
@@ -188,8 +149,16 @@ def test_the_search_tool_searches_in_a_rollout() -> None:
     given = yaml.safe_load((SHIPPED / "search_tool_config.yaml").read_text(encoding="utf-8"))
     assert search.tool_schema == given["tools"][0]["tool_schema"], "what the file says, with what verl's class drops"
     turns = [call("search", query_list=["Ada Lovelace", "Alan Turing"]), "She was first."]
-    with retrieval() as (url, asked):
-        search.tool.retrieval_service_url = url  # the file has a fixed port
+    asked: list[dict[str, Any]] = []
+
+    def retrieve(_: str, body: Any) -> tuple[int, Any]:
+        """As the retrieval server of Search-R1, as far as verl's tool asks it."""
+        asked.append(body)
+        found = [{"document": {"contents": f"{query}\nAll about {query}."}, "score": 1.0} for query in body["queries"]]
+        return 200, {"result": [[one] for one in found]}
+
+    with json_server(retrieve) as url:
+        search.tool.retrieval_service_url = f"{url}/retrieve"  # the file has a fixed port
         engine = scripted(*turns)
         agent = Agent(engine, RENDERER, tools=[search], budget=Budget(tool_timeout=300))
         rollout = asyncio.run(agent.run(Task([{"role": "user", "content": "Who was first?"}], name="one")))

@@ -5,15 +5,13 @@ have sampled, and what lies between two of them becomes the new messages of a br
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tests.conversations import Conversation, Message
-from tests.support import SPECIAL, templates_of_trl, tokenizer_json_for
-from tokentrace import BridgedTokens, BridgeRefusal, RenderedTokens, Renderer, TokentraceError, create_renderer
-from tokentrace.tokens import Kind, Tokenizer
+from tokentrace import BridgedTokens, BridgeRefusal, RenderedTokens, Renderer, TokentraceError
+from tokentrace.tokens import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +125,3 @@ def check_credit(made: Cut, bridged: BridgedTokens) -> None:
     }
     credited = set(bridged.messages[bridged.kinds == Kind.CONTEXT].tolist())
     assert {index for index in shown if index >= 0} <= credited
-
-
-# -- templates that come without a vocabulary
-
-
-@lru_cache(maxsize=4)
-def trl_renderer(name: str) -> Renderer:
-    source = templates_of_trl()[name]
-    tokenizer = Tokenizer(tokenizer_json_for(source), name=name, variables=SPECIAL, fast=False)
-    return create_renderer(tokenizer, "default", chat_template=source)

@@ -33,10 +33,9 @@ from tests.rendering.bridge.rollouts import (
     cut,
     cuts,
     rendered,
-    trl_renderer,
     turn_ends,
 )
-from tests.support import FULL, make_renderer, rotating, some, templates_of_trl, variable_choices
+from tests.support import FULL, make_renderer, rotating, some, templates_of_trl, trl_renderer, variable_choices
 from tokentrace import BridgeRefusal, Renderer, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.rendering import RefusalReason

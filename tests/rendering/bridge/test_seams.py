@@ -11,10 +11,10 @@ import pytest
 
 from tests.conversations import SIMPLE, assistant, call, result, tool, user
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut
-from tests.support import SPECIAL, load_family, make_renderer, tokenizer_json_for
-from tokentrace import BridgedTokens, BridgeRefusal, create_renderer
+from tests.support import load_family, make_renderer, over_bytes
+from tokentrace import BridgedTokens, BridgeRefusal
 from tokentrace.rendering import RefusalReason
-from tokentrace.tokens import Kind, Tokenizer
+from tokentrace.tokens import Kind
 
 HELLO = user("Hello")
 BYE = user("Bye")
@@ -342,8 +342,8 @@ CONTROL_AFTER = "\n<|user|>Bye.\n<|end|>\n<|assistant|>"
 def test_a_turn_is_closed_once_with_what_the_template_writes_at_its_end(
     template: str, completion: str, added: str
 ) -> None:
-    tokenizer = Tokenizer(tokenizer_json_for(template + "<|user|><|assistant|>"), variables=SPECIAL, fast=False)
-    renderer = create_renderer(tokenizer, "default", chat_template=template)
+    renderer = over_bytes(template, controls="<|user|><|assistant|>")
+    tokenizer = renderer.tokenizer
     prompt = renderer.render_ids([user("Hello.")], add_generation_prompt=True)
     bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
     assert bridged is not None
@@ -364,9 +364,7 @@ HANDED_OVER = (
 
 @pytest.mark.parametrize("reply", [assistant("Hi."), assistant("", call("look", {}))])
 def test_a_user_may_speak_before_a_call_is_answered(reply: Any) -> None:
-    names = "<|user|><|assistant|><|end|><call></call><result>"
-    tokenizer = Tokenizer(tokenizer_json_for(names), variables=SPECIAL, fast=False)
-    renderer = create_renderer(tokenizer, "default", chat_template=HANDED_OVER)
+    renderer = over_bytes(HANDED_OVER, controls="<|user|><|assistant|>")
     where = cut(renderer, [user("Hello."), reply, user("Stop.")], 1, 3, SIMPLE)
     assert where is not None
     assert where.bridge(renderer) == where.full.token_ids

@@ -1,0 +1,157 @@
+"""Checks of everything that enters a trajectory.
+
+A check returns exactly the values it was passed, in the dtypes that a trajectory stores, or raises `TrajectoryError`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..conversation.values import no_constant
+from ..errors import TrajectoryError, brief
+from ..settings import items, whole
+from ..tokens.ids import INT32_MAX, check_ids, check_integers
+from ..tokens.kinds import Kind, Kinds
+from ..tokens.tokenizer import Ids
+from .turns import POSITIVE_NOISE, IdsLike, KindsLike, Logprobs, LogprobsLike, SpansLike, VersionLike, VersionSpan
+
+_REASONS: Final[dict[int, str]] = {
+    Kind.SAMPLED: "SAMPLED: only append_completion records tokens that an engine returned",
+    Kind.PROMPT: "PROMPT, which is for begin() and branch(); use CONTEXT, SCAFFOLD or SYNTHETIC",
+}
+
+_ASK: Final = "ask the engine for logprobs, or make the trajectory with logprobs=False"
+
+
+def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
+    return check_ids(value, what, vocab_size=vocab_size, error=TrajectoryError)
+
+
+def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> Kinds:
+    """One kind per token as uint8; a single kind applies to all.
+
+    None but the first `skip` may be SAMPLED; PROMPT only if they open a branch.
+    """
+    is_single = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
+    if not is_single and len(codes) != length:
+        raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
+    fine = (codes >= 0) & (codes < len(Kind)) & (codes != Kind.SAMPLED) & (opening | (codes != Kind.PROMPT))
+    if not is_single:
+        fine[:skip] = (codes[:skip] >= 0) & (codes[:skip] < len(Kind))
+    if not fine.all():
+        at = int(fine.argmin())
+        problem = _REASONS.get(int(codes[at]), f"{codes[at]}, which is not a Kind")
+        raise TrajectoryError(f"kinds[{at}] is {problem}")
+    return np.full(length, codes[0], np.uint8) if is_single else codes.astype(np.uint8, copy=False)
+
+
+def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> Logprobs | None:
+    """One logprob per sampled token as float32, exact for float32 input; None in a trajectory that records none."""
+    if not recorded and value is not None:
+        raise TrajectoryError("the trajectory was made with logprobs=False: give None, or make it with logprobs")
+    if not recorded:
+        return None
+    if value is None:
+        raise TrajectoryError(f"{length} sampled ids without logprobs: {_ASK}")
+    numbers = _numbers(value)
+    if len(numbers) != length:
+        counts = f"{length} sampled ids but {len(numbers)} logprobs"
+        raise TrajectoryError(f"{counts}: every sampled token needs its own; nothing was recorded")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        logprobs = numbers.astype(np.float32)
+    fine = np.isfinite(logprobs) & (logprobs <= np.float32(POSITIVE_NOISE))
+    if not fine.all():
+        at = int(fine.argmin())
+        raise TrajectoryError(f"logprobs[{at}] is {numbers[at]}: a logprob is finite and at most 0")
+    return logprobs
+
+
+def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "fiu":
+        return value
+    if not isinstance(value, list | tuple):
+        raise TrajectoryError(f"logprobs must be a list or one row of floats, not {brief(value)}")
+    for kind in set(map(type, value)):
+        if not issubclass(kind, float | int | np.floating | np.integer) or issubclass(kind, bool):
+            at = next(at for at, entry in enumerate(value) if type(entry) is kind)
+            advice = "a missing logprob cannot be recorded; " if kind is type(None) else ""
+            raise TrajectoryError(f"logprobs[{at}] is {brief(value[at])}, not a number: {advice}{_ASK}")
+    try:
+        return np.array(value, np.float64)
+    except OverflowError as error:
+        raise TrajectoryError("logprobs must be finite and at most 0; one is an integer beyond floats") from error
+
+
+def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
+    """Spans that cover a completion of `length` tokens; none if the version is unknown."""
+    if value is None:
+        return ()
+    spans: list[VersionSpan] = []
+    rows = value if isinstance(value, list | tuple) else [(value, 0, length)]
+    for what, (version, *place) in _rows(rows, "version", "(version, start, stop)"):
+        start, stop = (as_count(at, what) for at in place)
+        is_integer = isinstance(version, int | np.integer) and not isinstance(version, bool)
+        if not isinstance(version, str) and not (is_integer and -(2**63) <= int(version) < 2**63):
+            raise TrajectoryError(f"a version is a str or an int of 64 bits, or spans of them, not {brief(version)}")
+        spans.append(VersionSpan(version if isinstance(version, str) else int(version), start, stop))
+    starts, ends = [span.start for span in spans], [0, *(span.stop for span in spans)]
+    if starts != ends[:-1] or ends[-1] != length or (len(spans) > 1 and len({*ends}) < len(ends)):
+        raise TrajectoryError(f"version: spans must cover the {length} sampled tokens in order, and none is empty")
+    return tuple(spans)
+
+
+def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, first: int = 0) -> Ids:
+    """The message of each of `length` tokens, -1 for none, from rows ``(start, stop, message)``.
+
+    The rows come in order, do not overlap, are not empty, and name messages below `messages`. Their positions count
+    from `start`; `first` is added to their messages.
+    """
+    owners = np.full(length, -1, np.int32)
+    reached = start
+    rows = spans.tolist() if isinstance(spans, np.ndarray) else spans
+    for what, row in _rows(rows, "message_spans", "(start, stop, message)"):
+        begin, end, message = (as_count(entry, what) for entry in row)
+        if not reached <= begin < end <= start + length:
+            law = f"spans come in order, do not overlap, are not empty, and lie in {start}..{start + length}"
+            raise TrajectoryError(f"{what} is {begin}..{end}: {law}")
+        if message >= messages:
+            raise TrajectoryError(f"{what} names message {message} of {messages}: say how many with messages=")
+        owners[begin - start : end - start] = first + message
+        reached = end
+    return owners
+
+
+def _rows(value: Any, name: str, shape: str) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Rows of three values, each with its name."""
+    for number, row in enumerate(items(f"{name}, rows of {shape},", value, TrajectoryError)):
+        if not isinstance(row, list | tuple) or len(row) != 3:
+            raise TrajectoryError(f"{name}[{number}] must be {shape}, not {brief(row)}")
+        yield f"{name}[{number}]", row
+
+
+def as_count(value: Any, what: str) -> int:
+    """An integer from 0 to ``2**31 - 1``."""
+    return whole(what, value, least=0, most=INT32_MAX, error=TrajectoryError)
+
+
+def mapping_json(value: Mapping[str, Any], what: str) -> str:
+    """A mapping as JSON text that reads back as an equal value; raises `TrajectoryError` if JSON would change it."""
+    if not isinstance(value, Mapping):
+        raise TrajectoryError(f"{what} must be a mapping, not {type(value).__name__}")
+    try:
+        text = json.dumps(dict(value), allow_nan=False, separators=(",", ":"))
+        same = bool(from_json(text) == dict(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TrajectoryError(f"{what} cannot be stored as JSON: {error}") from error
+    if not same:
+        raise TrajectoryError(f"{what} does not survive JSON: use lists for tuples, and strings as keys")
+    return text
+
+
+def from_json(text: str | bytes) -> Any:
+    """Parse strict JSON: no NaN, no Infinity. Raises ValueError or RecursionError."""
+    return json.loads(text, parse_constant=no_constant)
