@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from tests.pages import assert_only_its_own_code_runs, columns, read_page
 from tests.show.results import first_turn, trajectory
-from tokentrace import save_trajectory, trajectory_samples
+from tokentrace import trajectory_samples
 from tokentrace.cli import main
 from tokentrace.data.tables import write_samples
 from tokentrace.pocket import POCKET
@@ -27,7 +27,7 @@ def page(path: Path) -> dict[str, Any]:
 
 
 def test_a_trajectory_is_viewed_with_its_tree(tmp_path: Path) -> None:
-    save_trajectory(trajectory(), tmp_path / "one.tt")
+    trajectory().save(tmp_path / "one.tt")
     done = run("view", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
     document = page(tmp_path / "page.html")
@@ -100,6 +100,6 @@ def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": prompt, "messages": messages}) + "\n")
     assert run("check", tmp_path / "rows.jsonl", "-t", POCKET, "--html", tmp_path / "check.html").exit_code == 1
     assert page(tmp_path / "check.html")["contrasts"]
-    save_trajectory(trajectory(), tmp_path / "one.tt")
+    trajectory().save(tmp_path / "one.tt")
     assert run("check", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 1
     assert len(page(tmp_path / "inspect.html")["contrasts"]) == 1

@@ -277,7 +277,8 @@ def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadab
         try:
             parts += read_line(_complete_prompt(line, streams) if captured else line, where)
         except MALFORMED as error:
-            yield Unreadable(where, str(error))
+            reason = str(error) if isinstance(error, InputError) else f"has a field of another shape ({error})"
+            yield Unreadable(where, reason)
     if len(parts) > 1 and line_key(lines[0][0]) is not None:
         whole = replace(parts[0], ordered=False)
         for part in parts[1:]:

@@ -140,6 +140,7 @@ class Report(ShowsItself):
     def _table(self, name: str) -> Table:
         """A row for each tally. Leaves out columns of zeros, and places where each is in another unit."""
         ranked = self.ranked(name)
+        total = self.total + (self.counts["unreadable"] if name == "unread" else 0)
         columns = {what: [getattr(one, what) for _, one in ranked] for what in ("places", "units", "tokens")}
         if columns["places"] == columns["units"]:
             del columns["places"]
@@ -148,7 +149,7 @@ class Report(ShowsItself):
         for at, (key, tally) in enumerate(ranked):
             text = " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
             numbers = [f"{values[at]:,}" for values in columns.values()]
-            share = f"{100 * tally.units / max(1, self.total):.1f} %"
+            share = f"{100 * tally.units / max(1, total):.1f} %"
             rows.append([Cell(text, small=key.advice if isinstance(key, Cause) else ""), *numbers, share])
         heads = [f"{self.unit}s" if what == "units" else what for what in columns]
         return Table(self.tables[name], ["", *heads, "of all"], rows)

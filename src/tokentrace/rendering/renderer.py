@@ -282,6 +282,11 @@ class Renderer:
 
     # -- parsing
 
+    def decode(self, token_ids: Any) -> str:
+        """The text of token ids, for people to read: never encode it again."""
+        size = self.tokenizer.vocabulary.size
+        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
+
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:

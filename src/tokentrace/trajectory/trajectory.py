@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -45,6 +46,12 @@ class Trajectory(ShowsItself, Record):
     >>> trajectory.loss_mask().tolist()
     [False, False, False, True, True, False, False]
     """
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole trajectory to a file, or nothing. `load_trajectory` reads it."""
+        from .storage import save_trajectory
+
+        save_trajectory(self, path)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
         from .storage import restore, to_bytes
