@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests import conversations
 from tests.assets import family_dir
-from tests.conversations import ALL, ASK, CONVERSATIONS, HI, PARIS, RAINY, ROME, SIMPLE, SUNNY, SYS, Conversation
+from tests.conversations import ALL, ASK, CONVERSATIONS, HI, PARIS, SIMPLE, SYS, Conversation
 from tests.support import examples
 from tokentrace.errors import TemplateError
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32, TASKS
@@ -145,38 +145,18 @@ def turn_text(rendering: Rendering, index: int) -> str:
 
 SEARCH = tool("search", "Find “pages”.", {"q": {"type": "string"}, "n": {"type": "integer"}}, ["q"])
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
-OUT_OF_ORDER = [
-    ASK,
-    assistant("", PARIS, ROME, call("now", {}, "call00003"), reasoning="All three."),
-    result("noon", "call00003"), RAINY, user("While you wait."), SUNNY,
-]  # fmt: skip
 
 OWN: dict[str, Conversation] = {
     "system_response_format": Conversation([SYS | {"response_format": SCHEMA}, HI], SIMPLE),
-    "system_own_tools": Conversation([SYS | {"tools": [SEARCH]}, HI]),
-    "system_own_tools_and_tools": Conversation([SYS | {"tools": [SEARCH]}, HI], SIMPLE),
-    "second_system_own_tools": Conversation([SYS, system("Also:") | {"tools": [SEARCH]}, HI], SIMPLE),
     "system_without_content": Conversation([{"role": "system"}, HI], SIMPLE),
     "system_none": Conversation([system(None), HI]),
     "user_none": Conversation([user(None)]),
     "user_without_content": Conversation([{"role": "user"}]),
     "user_empty_parts": Conversation([user(text("", ""))]),
     "result_none": Conversation([ASK, assistant("", PARIS), result(None)], SIMPLE),
-    "developer_last": Conversation([developer("Find it.")]),
-    "developer_own_tools": Conversation([developer("Find it.") | {"tools": [SEARCH]}]),
     "developer_everything": Conversation(
         [SYS, developer("Find it.") | {"tools": [SEARCH], "response_format": SCHEMA}], SIMPLE
     ),
-    "developer_empty": Conversation([developer("")]),
-    "developer_in_history": Conversation(
-        [developer("Find."), assistant("Found.", reasoning="Hm."), user("More"), assistant("", PARIS), SUNNY]
-    ),
-    "developer_after_user": Conversation([HI, developer("Be brief."), assistant("Hm.", reasoning="Think.")]),
-    "results_out_of_order": Conversation(OUT_OF_ORDER, ALL),
-    "results_out_of_order_no_tools": Conversation(OUT_OF_ORDER),
-    "results_missing": Conversation([ASK, assistant("", PARIS, ROME), SUNNY], SIMPLE),
-    "results_too_many": Conversation([ASK, assistant("", PARIS), SUNNY, RAINY], SIMPLE),
-    "results_after_user": Conversation([ASK, assistant("", PARIS), user("Wait."), SUNNY], SIMPLE),
     "result_with_parts": Conversation(
         [ASK, assistant("", PARIS), result([*text("sunny"), {"type": "image_url"}, *text("warm")])], SIMPLE
     ),
@@ -184,31 +164,11 @@ OWN: dict[str, Conversation] = {
     "arguments_empty_text": Conversation([ASK, assistant("", call("now", ""))], ALL),
     "arguments_json_list": Conversation([ASK, assistant("", call("add", "[1]"))], SIMPLE),
     "arguments_json_null": Conversation([ASK, assistant("", call("add", "null"))], SIMPLE),
-    "arguments_dsml": Conversation([ASK, assistant("", call("add", {"a": "</｜DSML｜parameter>"}))], SIMPLE),
-    "reasoning_before_calls": Conversation(
-        [ASK, assistant("Wait.", PARIS, reasoning="A"), SUNNY, assistant("So.", reasoning="B"), user("Ok?")]
-    ),
-    "answer_without_reasoning": Conversation([HI, assistant("Hello.")]),
-    "answer_left_open": Conversation([HI, assistant("Hel", reasoning="Hm.") | {"wo_eos": True}]),
-    "reminder_first": Conversation([SYS, reminder("Monday, 東京"), HI]),
-    "reminder_after_user": Conversation([HI, reminder("Monday"), assistant("Hello.", reasoning="Hm.")]),
-    "reminder_last": Conversation([HI, reminder("Monday")]),
     "reminder_none": Conversation([reminder(None), HI]),  # type: ignore[arg-type]
-    "users_and_task": Conversation([user("a"), user("b") | {"task": "query"}, user("c")]),
-    "task_then_user": Conversation([user("a") | {"task": "query"}, user("b")]),
-    "task_then_result": Conversation([ASK, assistant("", PARIS), user("a") | {"task": "query"}, SUNNY], SIMPLE),
-    "task_of_assistant": Conversation([HI, assistant("Hello.", reasoning="Hm.") | {"task": "title"}]),
-    "task_none": Conversation([HI | {"task": None}]),
     "task_unknown": Conversation([HI | {"task": "sing"}]),
     "task_unknown_unused": Conversation([HI | {"task": "sing"}, user("b")]),
-    **{f"task_{task}": Conversation([HI | {"task": task}]) for task in TASKS},
-    **{
-        f"task_{task}_answered": Conversation(
-            [HI | {"task": task}, assistant("yes", reasoning="Hm."), user("And?")], tools
-        )
-        for task, tools in (("action", None), ("domain", None), ("query", SIMPLE))
-    },
 }
+"""What the random conversations below do not have."""
 MATRIX = CONVERSATIONS | OWN
 
 MODES = itertools.product(("chat", "thinking"), (True, False))
@@ -316,14 +276,14 @@ def dialogues(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
             messages.append(assistant(draw(contents), reasoning=draw(st.none() | contents)))
         else:
             messages.append(roles[kind](draw(contents)))
-    if draw(st.integers(0, 3)) == 0:
+    if draw(st.booleans()):
         messages = [message | draw(extra_keys) for message in messages]
     return messages
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(900), deadline=None)
 def test_any_conversation_is_written_as_the_reference_does(family: str, data: st.DataObject) -> None:
     messages = data.draw(dialogues(family))
     if family == "deepseek-v3.2" and messages[0]["role"] == "tool":

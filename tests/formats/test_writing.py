@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
-from tests.conversations import assistant, call, tool, user
+from tests.conversations import assistant, call, user
 from tests.formats.small import made_up_renderer, small_renderer
+from tests.parsing.test_streaming import TOOLS
 from tests.support import CONTROL
 from tokentrace import InputError, Renderer, TokentraceError
 from tokentrace.formats.dialects import DIALECTS, Dialect, dialect_of
@@ -136,22 +137,11 @@ PLAIN: Final = (
     "{% for m in messages %}<|start|>{{ m.role }}{{ '' if m.role == 'assistant' else '<|message|>' }}{{ m.content }}"
     "<|eot|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-PARAMETERS: Final = {
-    "place": {"type": "string"},
-    "note": {"type": "string"},
-    "days": {"type": "integer"},
-    "exact": {"type": "boolean"},
-    "where_to": {
-        "type": "object",
-        "properties": {"lat": {"type": "number"}, "tags": {"type": "array", "items": {"type": "string"}}},
-    },
-}
-TOOLS: Final = [tool("look_up", "Looks up.", PARAMETERS, []), tool("stop", "Stops.", PARAMETERS, [])]
 TYPED: Final = st.fixed_dictionaries(
     {},
     optional={
         "place": TEXTS, "note": WORDS, "days": st.integers(), "exact": st.booleans(),
-        "where_to": st.fixed_dictionaries({"lat": st.integers(), "tags": st.lists(WORDS, min_size=1, max_size=2)}),
+        "where": st.fixed_dictionaries({"lat": st.integers(), "tags": st.lists(WORDS, min_size=1, max_size=2)}),
     },
 )  # fmt: skip
 
@@ -167,8 +157,9 @@ def reading(dialect: Dialect) -> Renderer:
     return made_up_renderer(PLAIN, "<|start|>", "<|message|>", "<|eot|>", *controls, tool_parser=dialect)
 
 
-def read_back(dialect: Dialect, calls: list[Given], content: str) -> None:
+def read_back(dialect: Dialect, arguments: list[Mapping[str, Any]], content: str) -> None:
     made = reading(dialect)
+    calls = [{"name": "look_up", "arguments": one, "id": f"functions.look_up:{at}"} for at, one in enumerate(arguments)]
     ids = made.tokenizer.encode(dialect.format(calls, content=content)).tolist()
     stop = [] if dialect.channels is not None else made.tokenizer.encode("<|eot|>").tolist()
     response = made.parse_response([*ids, *stop], tools=TOOLS)
@@ -186,11 +177,8 @@ def test_what_a_dialect_writes_is_read_back(name: str) -> None:
     @SETTINGS
     @given(st.data())
     def law(data: st.DataObject) -> None:
-        calls = []
-        for at in range(data.draw(st.integers(1, 1 if dialect.channels else 3))):
-            named = data.draw(st.sampled_from(["look_up", "stop"]))
-            calls.append({"name": named, "arguments": data.draw(TYPED), "id": f"functions.{named}:{at}"})
-        read_back(dialect, calls, data.draw(st.sampled_from(["", "" if bare else "I look."])))
+        arguments = data.draw(st.lists(TYPED, min_size=1, max_size=1 if dialect.channels else 3))
+        read_back(dialect, arguments, data.draw(st.sampled_from(["", "" if bare else "I look."])))
 
     law()
 
@@ -219,13 +207,9 @@ OWN: Final = {
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_grammar_of_one_s_own_writes_is_read_back(name: str) -> None:
     @SETTINGS
-    @given(TYPED, TYPED)
-    def law(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-        calls = [
-            {"name": "look_up", "arguments": first, "id": "call00001"},
-            {"name": "stop", "arguments": second, "id": "call00002"},
-        ]
-        read_back(Dialect("mine", OWN[name]), calls, "I look.")
+    @given(st.lists(TYPED, min_size=1, max_size=3))
+    def law(arguments: list[Mapping[str, Any]]) -> None:
+        read_back(Dialect("mine", OWN[name]), arguments, "I look.")
 
     law()
 

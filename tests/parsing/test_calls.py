@@ -148,19 +148,16 @@ def test_without_tools_every_name_may_be_one(way: Way) -> None:
 
 @blocks
 def test_several_calls_are_all_found(way: Way) -> None:
+    """Also inside one pair of delimiters, where a call has others inside of these."""
     texts = [way.call("write", {"path": "a"}), way.call("look", {"place": "b"})]
-    response = way.parse(way.form.calls(*texts, texts[0]))
-    assert [(call.status, call.name) for call in response.tool_calls] == [(OK, "write"), (OK, "look"), (OK, "write")]
-    assert response.content == ""
-
-
-@families(["qwen3", "qwen3-coder", "nemotron-3-nano"])
-def test_two_calls_inside_one_pair_of_delimiters_are_both_found(way: Way) -> None:
-    texts = [way.call("write", {"path": "a"}), way.call("look", {"place": "b"})]
-    inner = [text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") for text in texts]
-    response = way.parse("<tool_call>\n", "\n".join(inner), "\n</tool_call>")
-    calls = [(call.status, call.name, call.arguments) for call in response.tool_calls]
-    assert calls == [(OK, "write", {"path": "a"}), (OK, "look", {"place": "b"})]
+    turns = [way.form.calls(*texts)]
+    if way.form.begin.startswith("<tool_call>\n"):
+        turns.append("\n".join(texts).replace("\n</tool_call>\n<tool_call>", ""))
+    for turn in turns:
+        response = way.parse(turn)
+        calls = [(call.status, call.name, call.arguments) for call in response.tool_calls]
+        assert calls == [(OK, "write", {"path": "a"}), (OK, "look", {"place": "b"})]
+        assert response.content == ""
 
 
 @blocks
@@ -227,21 +224,17 @@ def unclosed_value(way: Way) -> str:
 
 @tagged
 def test_a_value_that_is_not_closed_is_kept_and_what_follows_is_found(way: Way) -> None:
+    """The call after it, and the argument after it, unless that may be an element inside the value."""
     broken, later = way.form.call("write", unclosed_value(way)), way.call("look", {"place": "b"})
     first, second = way.parse(way.form.calls(broken, later)).tool_calls
-    assert first.status is UNCLOSED
-    assert first.raw_arguments["code"].strip() == "x = 1"
-    assert "x = 1" in first.raw
+    assert (first.status, first.raw_arguments["code"].strip(), "x = 1" in first.raw) == (UNCLOSED, "x = 1", True)
     assert (second.status, second.arguments) == (OK, {"place": "b"})
-
-
-@families([name for name in TAGGED if name != "minimax-m3"])
-def test_a_value_that_is_not_closed_ends_where_another_argument_opens(way: Way) -> None:
-    arguments = [f"{unclosed_value(way)}\n", way.form.argument("path", "a.py")]
-    call = way.read(way.form.calls(way.form.call("write", *arguments)))
-    assert (call.status, call.name) == (UNCLOSED, "write")
-    assert call.arguments is not None
-    assert {key: value.strip() for key, value in call.arguments.items()} == {"code": "x = 1", "path": "a.py"}
+    if way.family != "minimax-m3":
+        arguments = [f"{unclosed_value(way)}\n", way.form.argument("path", "a.py")]
+        call = way.read(way.form.calls(way.form.call("write", *arguments)))
+        assert (call.status, call.name) == (UNCLOSED, "write")
+        values = {key: value.strip() for key, value in (call.arguments or {}).items()}
+        assert values == {"code": "x = 1", "path": "a.py"}
 
 
 @blocks

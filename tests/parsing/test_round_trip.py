@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests import support
 from tests.conversations import assistant, call, tool
+from tests.parsing.test_streaming import messages
 from tests.study.cases import as_text
 from tests.support import examples
 from tokentrace import Renderer, TokentraceError
@@ -24,37 +25,8 @@ make_renderer = functools.partial(support.make_renderer, messages="as_given")
 USER = {"role": "user", "content": "question"}
 Message = dict[str, Any]
 
-_PIECES = [
-    "hello", "x = 1", "    return 1\n", "\n", "\n\n", " ", "\t", '"quoted"', "it's", "\\n", "é", "ü", "你好", "🎉",
-    "👩‍👩‍👧",
-    "<b>", "</b>", "<parameter=x>", "</parameter>", "<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[",
-    "null", "True", "42", "-1.5e3", "&amp;", "|", "<|im_end|>", "</arg_value>", "</invoke>", "```json\n",
-    "<function=f>",
-    '{"name": "f", "arguments": {}}', "assistant", "\r\n", "\u200b", "\u00a0"
-]  # fmt: skip
-text = st.lists(st.sampled_from(_PIECES) | st.text(max_size=8), max_size=6).map("".join)
-scalar = (
-    text | st.integers(-(10**9), 10**9) | st.booleans() | st.none() | st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
-)
-value = st.recursive(
-    scalar, lambda some: st.lists(some, max_size=3) | st.dictionaries(text, some, max_size=3), max_leaves=6
-)
-names = st.sampled_from(["path", "content", "count", "flags", "where"])
-arguments = st.dictionaries(names, value, max_size=4)
-
 _TYPES = {str: "string", int: "integer", bool: "boolean", float: "number", dict: "object", list: "array"}
 _TYPES[type(None)] = "null"
-
-
-@st.composite
-def assistants(draw: st.DrawFn) -> Message:
-    message: Message = {"role": "assistant", "content": draw(text)}
-    if draw(st.booleans()):
-        message["reasoning_content"] = draw(text)
-    calls = draw(st.lists(arguments, max_size=3))
-    if calls:
-        message["tool_calls"] = [call(f"tool_{at}", some, f"functions.tool_{at}:{at}") for at, some in enumerate(calls)]
-    return message
 
 
 def schemas(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -98,10 +70,10 @@ def reported(entry: Unreadable) -> tuple[str, str]:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(message=assistants(), with_tools=st.booleans())
-def test_what_is_rendered_is_read_back(any_family: str, message: Message, with_tools: bool) -> None:
+@given(data=st.data(), with_tools=st.booleans())
+def test_what_is_rendered_is_read_back(any_family: str, data: st.DataObject, with_tools: bool) -> None:
     renderer = make_renderer(any_family, trusted=())
-    message = normalised(message, renderer)
+    message = normalised(data.draw(messages(any_family)), renderer)
     tools = schemas(message) if with_tools else None
     trip = round_trip(renderer, message, tools)
     if trip is None:

@@ -170,22 +170,16 @@ def test_tools_of_every_shape_declare_the_same(tool: Any) -> None:
     assert values == [("3", True), (3, True)]
 
 
-def test_of_undeclared_parameters_and_unknown_tools_nothing_is_said() -> None:
-    tools = Tools([{"name": "weather", "parameters": PARAMETERS}])
-    for name, key in (("weather", "zip"), ("whether", "city"), (None, "city")):
-        assert tools.parameter(name, key) is None
-    assert tools.declared("whether") == tools.declared(None) == frozenset()
-    for nothing in (None, [], ()):
-        tools = Tools(nothing)
-        assert (tools.declared_any, tools.knows("any")) == (False, True)
-        assert (tools.parameter("any", "a"), tools.declared("any")) == (None, frozenset())
+ROWS: list[Any] = [5, None, {}, {"name": 5}, {"function": 5}, {"function": {}}, {"name": "f", "parameters": 5}]
 
 
-def test_what_is_no_tool_is_left_out() -> None:
-    rows: list[Any] = [5, None, {}, {"name": 5}, {"function": 5}, {"function": {}}, {"name": "f", "parameters": 5}]
+@pytest.mark.parametrize("rows", [None, [], (), ROWS, [{"name": "f", "parameters": PARAMETERS}]])
+def test_of_undeclared_parameters_and_unknown_tools_nothing_is_said(rows: Any) -> None:
     tools = Tools(rows)
-    assert (tools.declared_any, tools.knows("f"), tools.knows("5")) == (True, True, False)
-    assert tools.declared("f") == frozenset()
+    assert (tools.declared_any, tools.knows("f"), tools.knows("g")) == (bool(rows), True, not rows)
+    assert [tools.parameter(name, key) for name, key in (("f", "zip"), ("g", "city"), (None, "city"))] == [None] * 3
+    assert tools.declared("g") == tools.declared(None) == frozenset()
+    assert tools.declared("f") == (set() if rows is ROWS or not rows else {"city", "days"})
 
 
 # -- laws

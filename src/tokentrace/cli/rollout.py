@@ -89,8 +89,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
             raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
-        if not job.quiet:
-            _announce(run, store, before["unfinished_before"])
+        if not job.quiet and (store.finished or store.unfinished):
+            under_way = f", {len(store.unfinished):,} were under way and are run again" if store.unfinished else ""
+            note(f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
         try:
             cluster = None
             if job.ray is not None:
@@ -166,12 +167,6 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
         problem, metrics["rows"] = str(error), None
     write_whole(run.output / METRICS, (json.dumps(metrics, indent=2) + "\n").encode(), private=True)
     return problem
-
-
-def _announce(run: Run, store: RolloutStore, unfinished: int) -> None:
-    if store.finished or unfinished:
-        under_way = f", {unfinished:,} were under way and are run again" if unfinished else ""
-        note(f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
 
 
 class _Display(ProgressBars):

@@ -133,7 +133,7 @@ class ParsedResponse(ShowsItself):
     @property
     def calls(self) -> list[ParsedToolCall]:
         """The calls that can be run."""
-        return [call for call in self.tool_calls if call.status is CallStatus.OK]
+        return [call for call in self.tool_calls if call.ok]
 
     @property
     def finish_reason(self) -> str:

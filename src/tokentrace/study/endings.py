@@ -151,9 +151,10 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
 def control_tokens(study: TemplateStudy) -> ControlTokens:
     """The control tokens that the template writes in probe conversations."""
     roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][:64]  # maybe other roles
+    role_turns = [(probes.USER, {"role": role, "content": "words"}, probes.USER) for role in roles]
     tokens = ControlTokens(set(), set(), set())
     for tools, prompt in itertools.product((False, True), (False, True)):
-        for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS, *map(probes.role_turn, roles)):
+        for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS, *role_turns):
             rendering = study.readable(probe, tools, prompt)
             spans = rendering.spans() if rendering is not None else ()
             for message, turn in itertools.groupby(spans, key=lambda span: span[1]):

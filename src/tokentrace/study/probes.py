@@ -21,11 +21,9 @@ INLINE_THOUGHT: Final = {"role": "assistant", "content": "<think>\nthought\n</th
 ONE_ARGUMENT: Final = {"key": "value"}
 TWO_ARGUMENTS: Final = {"key": "value", "more": "other"}
 
-_NO_PARAMETERS: Final = {"type": "object", "properties": {}, "required": []}
-STAND_IN_TOOL: Final = {
-    "type": "function",
-    "function": {"name": "probe", "description": "", "parameters": _NO_PARAMETERS},
-}
+_PARAMETERS: Final = {"type": "object", "properties": {}, "required": []}
+_FUNCTION: Final = {"name": "probe", "description": "", "parameters": _PARAMETERS}
+STAND_IN_TOOL: Final = {"type": "function", "function": _FUNCTION}
 """The tool that is declared where a probe has tools."""
 
 
@@ -97,8 +95,3 @@ OTHER_TURNS: Final[tuple[Probe, ...]] = (
     ),
 )
 """Conversations with more, to see what is outside of an assistant's turn."""
-
-
-def role_turn(role: str) -> Probe:
-    """A message of any role between two of a user."""
-    return USER, {"role": role, "content": "words"}, USER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,6 @@ from ..computed import computed
 from ..conversation.messages import Messages
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
-from .memory import Memory
 from .probes import CONTINUED, USER
 from .turns import GenerationPrompt, Render, TurnSpan, cut_points, matched_prefix, prompt_after
 
@@ -26,7 +26,8 @@ class GenerationPrompts:
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
-        self._ends = Memory()
+        self._end_in = functools.lru_cache(1024)(functools.partial(_prompt_end, study.tokenizer))
+        """Cached, because turns begin alike."""
 
     def before(self, turns: Sequence[TurnSpan], messages: Messages, render: Render) -> list[GenerationPrompt | None]:
         """The generation prompt of each turn; None if the template refuses one there."""
@@ -86,12 +87,9 @@ class GenerationPrompts:
             length = max((other for other in lengths if other and scaffold[:other].strip()), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
 
-    def _end_in(self, scaffold: str, tail: str) -> int | None:
-        """Cached, because turns begin alike."""
-        return self._ends.once((scaffold, tail), lambda: _prompt_end(scaffold, tail, self._study.tokenizer))
 
-
-def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
+def _prompt_end(tokenizer: Tokenizer, scaffold: str, tail: str) -> int | None:
+    """Where a prompt, or the longest beginning of it, ends in the scaffold of a turn."""
     cuts = cut_points(tail, tokenizer)
     head = tail[: cuts[0]]
     best, end, at = 0, 0, 0
