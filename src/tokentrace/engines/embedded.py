@@ -138,14 +138,15 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"the weights of {version!r} cannot be used: {error}") from error
         if (weights.vocabulary_size, weights.longest) != (now.vocabulary_size, now.longest):
             raise EngineError(f"the weights of {version!r} cannot be used: they are of another model")
-        self._model, self.version = weights, version
         await self.reset_prefix_cache()
+        self._model, self.version = weights, version
 
     async def set_version(self, version: str | int) -> None:
         self.version = protocol.checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
         """Give all requests new caches: a step under way still writes to the old ones."""
+        self._current_worker()  # not that of another event loop
         self._sessions.clear()
         for sequence in self._active:
             sequence.cache, sequence.cached = self._model.new_cache(), 0
