@@ -11,7 +11,6 @@ synthetic.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -381,9 +380,8 @@ class Bridger:
         completion = stream.completion
         whole = self._marked(continuation.encoded.rendering.text[continuation.span.body_end : continuation.cut])
         past_close = self._marked(find_past_close(self.study))
-        shared = zip(reversed(whole), reversed(past_close), strict=False)
-        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
-        closing = whole[len(whole) - count :]
+        starts = (at for at in range(len(whole) + 1) if _begins(whole, at) and past_close.endswith(whole[at:]))
+        closing = whole[next(starts) :]
         ended = self._is_stop(last)
         data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)
         ends_with_control_token = whole[-5:-4] == b"\xff"  # as `Marked` spells one
@@ -436,5 +434,11 @@ class Bridger:
 
 
 def _shared_end(data: bytes, closing: bytes) -> int:
-    """How many bytes of a closing the data ends with already."""
-    return next((length for length in range(len(closing), 0, -1) if data.endswith(closing[:length])), 0)
+    """How many bytes of a closing the data ends with already, in whole characters."""
+    lengths = (length for length in range(len(closing), 0, -1) if _begins(closing, length))
+    return next((length for length in lengths if data.endswith(closing[:length])), 0)
+
+
+def _begins(marked: bytes, at: int) -> bool:
+    """True if a character or a control token begins at this byte, or nothing is left."""
+    return at == len(marked) or marked[at] & 0xC0 != 0x80

@@ -11,7 +11,7 @@ from tests.conversations import assistant, call, tool, user
 from tests.formats.small import small_renderer
 from tests.parsing.test_injection import SEPARATORS
 from tests.parsing.test_streaming import pieces
-from tests.support import examples
+from tests.support import examples, over_bytes
 from tokentrace import BridgedTokens, Renderer, TokentraceError
 from tokentrace.parsing.response import Finish, PartKind
 from tokentrace.tokens import Kind
@@ -99,3 +99,22 @@ def test_reasoning_is_closed_however_far_back_it_began(prefilled: str, sampled: 
     assert isinstance(bridged, BridgedTokens)
     close = renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC])
     assert close == "\n</think>\n\n<|im_end|>"
+
+
+WIDE = (
+    "{% for m in messages %}＜{{ m.role }}｜{{ m.content }}｜終｜{% endfor %}"
+    "{% if add_generation_prompt %}＜assistant｜{% endif %}"
+)
+
+
+def test_a_delimiter_of_wide_characters_is_closed_between_them() -> None:
+    """The tokenizer is one of bytes, so that the turn is also cut within characters."""
+    renderer = over_bytes(WIDE)
+    prompt = renderer.render_ids([ASK], add_generation_prompt=True)
+    turn = [*"Yes｜終｜".encode()]
+    for stop in range(len(turn) + 1):
+        bridged = renderer.bridge(prompt, turn[:stop], [BYE])
+        assert isinstance(bridged, BridgedTokens)
+        text = renderer.tokenizer.decode(bridged.new_ids.tolist())
+        assert "｜終｜＜user｜Bye.｜終｜＜assistant｜".endswith(text), (stop, text)
+        assert len(text) >= len("＜user｜Bye.｜終｜＜assistant｜") + len("｜終｜") * (stop <= 3)
