@@ -228,7 +228,7 @@ def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monk
         rows = [row for one in groups[step] for row in one.samples]
         assert [sample.group_id for sample in trained] == [step] * 4
         for number, (sample, row) in enumerate(zip(trained, rows, strict=True)):
-            np.testing.assert_array_equal(sample.ids, row.ids)
+            np.testing.assert_array_equal(sample.input_ids, row.ids)
             np.testing.assert_array_equal(sample.completion_mask, row.mask)
             terms = (batch["segment_id"][0] == number) & (batch["token_index"][0] >= 0)
             places = batch["token_index"][0][terms]

@@ -28,6 +28,7 @@ from tokentrace import (
     build_supervised_samples,
     compare_histories,
 )
+from tokentrace.diagnose.histories import View
 from tokentrace.samples import HistoryWarning, TurnStartWarning
 from tokentrace.samples.supervised import SampleBuilder
 
@@ -204,11 +205,13 @@ def own_differences(renderer: Renderer, conversation: Conversation) -> dict[int,
             continue
         found = step.compare("production", "training")
         out[step.message] = [("missing", "")] if found is None else []
-        for difference in found or ():
-            sides = (difference.left, difference.right)
-            if any(message == step.message for side in sides for message, _, _ in side.parts):
+        views = [step.views[view].rows for view in (View.PRODUCTION, View.TRAINING)] if found else []
+        for hunk in found or ():
+            sides = hunk.sides(*views)
+            if any(step.message in side["messages"] for side in sides):
                 # of GLM's turns, the head of the next one is part only where there is a next one
-                shown = tuple(re.sub(r"<\|(user|observation)\|>$", "", side.text) for side in sides)
+                texts = (renderer.tokenizer.decode(side["ids"].tolist()) for side in sides)
+                shown = tuple(re.sub(r"<\|(user|observation)\|>$", "", text) for text in texts)
                 if shown[0] != shown[1]:
                     out[step.message].append(shown)  # type: ignore[arg-type]
     return out

@@ -55,9 +55,12 @@ def shape_of(messages: Any) -> Shape:
     thinks = openai = False
     for row in rows:
         role, content = row.get("role"), row.get("content")
+        role = role if isinstance(role, str) else ""
         openai |= is_list(row.get("tool_calls")) or role in ("tool", "function", "developer")
         for block in content if is_list(content) else ():  # type: ignore[union-attr]
             kind = block.get("type") if isinstance(block, Mapping) else None
+            if not isinstance(kind, str):
+                continue
             if kind in _TOOL_BLOCKS:
                 return Shape.ANTHROPIC
             thinks |= role == "assistant" and kind in _THINKING_BLOCKS and not is_list(block.get("thinking"))
