@@ -255,12 +255,14 @@ def test_what_a_server_would_clip_or_crash_on_is_not_sent(dialect: Dialect) -> N
 # -- the prompt
 
 
-def test_the_prompt_that_was_read_is_compared() -> None:
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_the_prompt_that_was_read_is_compared_however_it_is_written(separators: tuple[str, str]) -> None:
     recorded = recording("vllm_generate_top")
     prompt, sampling, _ = asked(recorded)
 
     def answered(ids: Any) -> Completion:
-        engine, _ = VLLM.engine(recorded["response"] | {"prompt_token_ids": ids}, check_echo=True)
+        answer = json.dumps({**recorded["response"], "prompt_token_ids": ids}, separators=separators)
+        engine, _ = VLLM.engine(Reply([answer.encode()]), check_echo=True)
         return asyncio.run(engine.generate(prompt, sampling))
 
     assert answered(prompt).ids.tolist() == [518, 654]

@@ -74,7 +74,8 @@ class HTTPEngine(Engine):
         prompt = msgspec.json.encode(np.asarray(request.prompt_ids).tolist())
         fields = json.dumps(self._fields(request) | more, separators=(",", ":")).encode("utf-8")
         body = b'{"%s":%s,%s' % (self.prompt_field.encode("ascii"), prompt, fields[1:])
-        return body, lambda: AnswerReader(request, self.capabilities, self._read, self.check_echo)
+        sent = prompt if self.check_echo else None
+        return body, lambda: AnswerReader(request, self.capabilities, self._read, sent)
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         body, new_reader = self._send(checked_request(request, self.capabilities), {})

@@ -214,11 +214,11 @@ class AnswerReader:
         request: GenerateRequest,
         capabilities: Capabilities,
         read: Callable[[Any, AnswerReader], EngineReply | None] = lambda answer, _: answer,
-        check_echo: bool = False,
+        sent: bytes | None = None,
     ) -> None:
         self._read = read
-        self.check_echo = check_echo
-        """True until the engine has echoed the prompt, if that is checked."""
+        self.unconfirmed = sent
+        """The JSON text of the prompt, until the engine echoed it; None if that is not checked."""
         self.count = 0
         self.last_id: int | None = None
         self.cached_tokens: int | None = None

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind
 from .adapter import HTTPEngine, Models, connecting, probed_kind, sampling_fields
-from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, same_ids, scored_ids
+from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, decode, same_ids, scored_ids
 from .channels import npy_experts
 from .errors import EngineAnswerError, EngineError, EngineRefusal
 from .http import Connection, HTTPSettings
@@ -65,7 +65,7 @@ class _Choice(Struct):
     stop_reason: int | str | None = None
     weight_versions: list[VersionRow] | None = None
     routed_experts: str | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: Raw = Raw(b"null")
     prompt_logprobs: list[dict[str, _Scored] | None] | None = None
 
 
@@ -81,7 +81,7 @@ class _Usage(Struct):
 class _Answer(Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: Raw = Raw(b"null")
 
 
 class VLLMEngine(HTTPEngine):
@@ -231,9 +231,9 @@ class VLLMEngine(HTTPEngine):
         if not answer.choices:
             return None
         choice, native = answer.choices[0], self.path == GENERATE
-        if reader.check_echo:
-            _check_echo((answer if native else choice).prompt_token_ids, reader.prompt)
-            reader.check_echo = False
+        if reader.unconfirmed is not None:
+            _check_echo(bytes((answer if native else choice).prompt_token_ids), reader)
+            reader.unconfirmed = None
         ids, logprobs, where = choice.token_ids, choice.logprobs or _Logprobs(), "logprobs.content"
         if native:
             tokens = logprobs.content or []
@@ -257,14 +257,17 @@ class VLLMEngine(HTTPEngine):
         )
 
 
-def _check_echo(echo: list[int] | None, prompt: Ids) -> None:
-    """Raise EngineAnswerError unless the engine has echoed the prompt."""
-    if echo is None:
+def _check_echo(echo: bytes, reader: AnswerReader) -> None:
+    """Compare an echoed prompt as text, and as ids only if the texts differ. Raises EngineAnswerError."""
+    if echo == reader.unconfirmed:
+        return
+    if echo == b"null":
         raise EngineAnswerError("vLLM did not echo the prompt (prompt_token_ids)")
-    at = common_prefix(np.array(echo, np.int32), prompt)
-    if not at == len(echo) == len(prompt):
+    ids, prompt = np.array(decode(echo, list[TokenId]), np.int32), reader.prompt
+    at = common_prefix(ids, prompt)
+    if not at == len(ids) == len(prompt):
         raise EngineAnswerError(
-            f"the engine read another prompt than was sent: {len(echo)} ids of {len(prompt)}, different from {at} on"
+            f"the engine read another prompt than was sent: {len(ids)} ids of {len(prompt)}, different from {at} on"
         )
 
 
