@@ -188,6 +188,6 @@ def run(families: Sequence[str], rounds: int, counts: Sequence[int], progress: P
         ratios = [times(row.spent["TRL"].median / row.spent["tokentrace"].median) for row in firsts]
         short = (
             f"- **A training row** of {' / '.join(f'{row.tokens:,}' for row in firsts)} tokens ({firsts[0].family}): "
-            f"{' / '.join(ratios)} as fast as TRL's tokenization, whose encoder cannot be exchanged."
+            f"{' / '.join(ratios)} as fast as TRL's tokenization, whose encoder cannot be swapped."
         )
     return [Block("rows", "\n\n".join([said, table(heads, cells, left=2), where(load)])), Block("rows-short", short)]

@@ -56,7 +56,7 @@ def render(*, conversation: str, form: str | None, output: Path | None, open_: b
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
     if chosen["as_json"] and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} exclude each other")
+        raise click.UsageError(f"--json and --format {form} are mutually exclusive")
     form = "json" if chosen["as_json"] else form or ("html" if open_ else "text")
     if open_ and form != "html":
         raise click.UsageError("--open needs --format html")

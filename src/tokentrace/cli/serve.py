@@ -79,7 +79,7 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, qui
         from ..gateway.admission import Limits
         from ..gateway.serving import ServeSettings
     except ImportError as error:
-        raise InputError(f'the gateway needs more: pip install "tokentrace[gateway]" ({error})') from None
+        raise InputError(f'the gateway needs extra packages: pip install "tokentrace[gateway]" ({error})') from None
     from .inputs import make_renderer
 
     if engine == "embedded" and options["tokenizer"] not in (None, "pocket"):

@@ -97,7 +97,7 @@ def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str
     if prompt is not None and completion is not None:
         return prompt, completion
     expected = f"{', '.join(MESSAGES)}, or prompt and {' or '.join(COMPLETIONS)}"
-    raise InputError(f"the row has no conversation but {_names(row)}; expected: {expected}")
+    raise InputError(f"the row has no conversation, only {_names(row)}; expected: {expected}")
 
 
 def _value(row: Mapping[str, Any], name: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:

@@ -47,7 +47,7 @@ class Cause(WordedEnum):
         "unknown",
         "",
         "Nothing shows why",
-        "compare the two requests; with their messages (before=, after=) more can be told",
+        "compare the two requests; with the messages of both, more can be told",
     )
 
     # What an agent did to the conversation.

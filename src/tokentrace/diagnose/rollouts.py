@@ -292,7 +292,7 @@ class RolloutReport(Report):
         if self.problems():
             return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
         if self.compared:
-            return "good", f"every prompt extends its stream, in {rollouts} of {counted(self.calls, 'call')}"
+            return "good", f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}"
         return tone, (
             f"no prompt was compared with another: each of {rollouts} has one call; calls on lines of their own "
             "belong together by rollout_id (or session_id, trajectory_id, …)"
@@ -314,7 +314,7 @@ class RolloutReport(Report):
                 yield f"{cause}: {unknown if counts['unproven'] and not tally.places else f'{tally.tokens:,}'}"
         if self.scores is not None:
             figures = ", ".join(f"{name} {value:,.5g}" for name, value in self.scores.items())
-            yield f"logprobs, engine less record: {figures}"
+            yield f"logprobs, engine minus recorded: {figures}"
 
 
 def check_rollouts(

@@ -32,8 +32,8 @@ class Use(WordedEnum):
     messages: bool
     flaws: frozenset[str]
 
-    SFT_ONE_ROW = "sft-one-row", "SFT, one row a conversation", _BOTH, False, True, FLAWS
-    SFT_PER_TURN = "sft-per-turn", "SFT, one row a turn", (Append.USER, *TOOL_APPENDS), False, True, _TURN_FLAWS
+    SFT_ONE_ROW = "sft-one-row", "SFT, one row per conversation", _BOTH, False, True, FLAWS
+    SFT_PER_TURN = "sft-per-turn", "SFT, one row per turn", (Append.USER, *TOOL_APPENDS), False, True, _TURN_FLAWS
     RL_APPEND_ONLY = "rl-append-only", "RL, tools only", TOOL_APPENDS, True, False, FLAWS
     RL_USER_TURNS = "rl-user-turns", "RL, with user turns", _BOTH, True, False, FLAWS
     PRODUCTION_PARITY = "production-parity", "Production parity", _BOTH, True, True, FLAWS

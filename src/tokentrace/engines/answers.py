@@ -39,7 +39,7 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
         ids = as_ids(request.prompt_ids, "prompt_ids", capabilities.vocab_size)
         as_ids(sampling.stop_token_ids, "stop_token_ids", capabilities.vocab_size)
     except TrajectoryError as error:
-        raise EngineRefusal(f"not sent: {error}") from error
+        raise EngineRefusal(str(error)) from error
     problem = ""
     if not len(ids):
         problem = "the prompt is empty"
@@ -58,7 +58,7 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
     elif missing := [name for name in sampling.optional if name not in capabilities.sampling]:
         problem = f"{engine} has no {missing[0]}"
     if problem:
-        raise EngineRefusal(f"not sent: {problem}")
+        raise EngineRefusal(problem)
     return replace(request, prompt_ids=ids)
 
 
@@ -76,7 +76,7 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
     what = "raw" if kind is LogprobKind.RAW else "of unknown kind"
     how = " and ".join(f"{name} {value:g}" for name, value in changes.items())
     raise LogprobKindError(
-        f"not sent: the logprobs of {capabilities.engine} are {what}; at {how} they are not those of the distribution "
+        f"the logprobs of {capabilities.engine} are {what}; at {how} they are not those of the distribution "
         "that is sampled from. Start the server with processed logprobs (vLLM: --logprobs-mode processed_logprobs), "
         "connect with logprobs= if you know that they are, sample at temperature 1 without penalties, or record them "
         "as they are with SamplingParams(allow_raw_logprobs=True)"

@@ -73,7 +73,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """A past that the template would write anew: turns that have these tags, with reasoning or without."""
+    """A past that the template would rewrite: turns that have these tags, with reasoning or without."""
 
     tags: frozenset[bytes]
     reasoning: bool | None
@@ -238,7 +238,7 @@ class Bridger:
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
         """The first context and stand-in that the template takes; one that shows its call, unless there was none."""
-        refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
+        refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here")
         second: tuple[Messages, StandIn, Continuation] | None = None
         # a user may speak before a result is there
         after_call = has_call is True or bool(seams.leading_results(request.new))
@@ -281,7 +281,7 @@ class Bridger:
 
         return self._proofs.once(("contexts", has_tools), choose)
 
-    # -- a past that production would write anew
+    # -- a past that production would rewrite
 
     def _rewrite(self, stand_in: StandIn, tools: Any, after: Continuation) -> _Rewrite | None:
         """What the new messages change about the turn before them."""
@@ -307,7 +307,7 @@ class Bridger:
         return _Rewrite(before - later, stand_in.reasoning or stand_in is seams.INLINE, how)
 
     def _find_rewrite(self, rewrites: Sequence[_Rewrite], stream: Stream) -> BridgeRefusal | None:
-        """A refusal if the stream holds a turn that the template would write anew."""
+        """A refusal if the stream holds a turn that the template would rewrite."""
         if not rewrites:
             return None
         compiled = self.compiled()

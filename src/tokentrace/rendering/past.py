@@ -33,7 +33,7 @@ class Past(StrEnum):
     TEMPLATE = "template"
     """As the template writes them. A bridge keeps the stream as it is."""
     INFERENCE = "inference"
-    """As the template writes them. There is no bridge where production would write the past anew."""
+    """As the template writes them. There is no bridge where production would rewrite the past."""
     TOOL_CALLS = "tool_calls"
     """With the reasoning of turns after the last user message."""
     PRESERVE = "preserve"
@@ -402,8 +402,8 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
         part = {**content[-1], "text": content[-1]["text"] + _TAG}
         return [*messages[:at], {**last, "content": [*content[:-1], part]}]
     else:
-        problem = "content, if only an empty one"
-    raise InputError(f"continue_final_message goes on with {problem}", message=at, field=field)
+        problem = "content; an empty string will do"
+    raise InputError(f"continue_final_message needs {problem}", message=at, field=field)
 
 
 def left_open(rendering: Rendering, message: int) -> Rendering:

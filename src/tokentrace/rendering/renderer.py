@@ -100,7 +100,7 @@ class Renderer:
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
         if prompt and continued:
-            raise InputError("continue_final_message and add_generation_prompt exclude each other; choose one")
+            raise InputError("continue_final_message and add_generation_prompt are mutually exclusive; choose one")
         return self._render(messages, tools, prompt, continued)
 
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:

@@ -35,7 +35,7 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     for name in names:
         if name not in allowed:
             listed = ", ".join(sorted(usual))
-            raise RendererError(f"trusted names {brief(name)}, which is no role and no source of text: {listed}")
+            raise RendererError(f"trusted names {brief(name)}, which is neither a role nor a source of text: {listed}")
     return frozenset(names)
 
 

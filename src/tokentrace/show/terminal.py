@@ -54,7 +54,7 @@ def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
     """Return any result for a colour terminal: tokens coloured by origin, sampled ones bold and underlined."""
     document = document_of(value)
     parts = list(_report(document))
-    for track in () if document.contrasts else document.tracks:  # contrasts are printed as differences
+    for track in _printed(document):
         parts += [*([Text()] if parts else []), *_track_head(document, track), _track_rows(track, limit)]
         if len(track.ids) > limit:
             parts.append(Text(f"… {len(track.ids) - limit:,} more tokens", "yellow"))
@@ -70,9 +70,13 @@ def plain_view(value: Any, *, limit: int = LIMIT) -> str:
         segments = [segment for part in report for segment in console.render(part) if not segment.control]
         text = "".join(segment.text for segment in segments).removesuffix("\n")
         parts.append("\n".join(line.rstrip() for line in text.split("\n")))
-    tracks = () if document.contrasts else document.tracks
-    parts += ["\n".join(_plain_track(document, track, limit)) for track in tracks]
+    parts += ["\n".join(_plain_track(document, track, limit)) for track in _printed(document)]
     return "\n\n".join(parts)
+
+
+def _printed(document: Document) -> Sequence[Track]:
+    """The tracks to print. A report prints its summary and differences; its page has the tokens."""
+    return () if document.summary or document.contrasts else document.tracks
 
 
 def flat(text: str) -> str:

@@ -49,7 +49,7 @@ class RefusalReason(StrEnum):
     TRUNCATED = "truncated"
     """The completion was cut off, and the policy is to refuse."""
     REWRITES_PAST = "rewrites_past"
-    """The shipped template would write the past anew (history ``inference``)."""
+    """The shipped template would rewrite the past (``past="inference"``)."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -123,7 +123,7 @@ def find_continuation(
         raise error.renumbered(first_new) from None
     spans = [span for span in turns if span.message == at and span.start < span.end]
     if not spans:
-        return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn stands")
+        return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn is")
     turn = turn_end(encoded, spans[0], endings)
     if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != spans[0].end:
         problem = "no token ends where the assistant's turn ends: it runs into the next one"

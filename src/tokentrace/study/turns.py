@@ -71,7 +71,7 @@ def find_turns(
         last = rendered_after(messages[: index + 1], render)
         end = len(last.text) if last is not None and rendering.text.startswith(last.text) else -1
         if start is None or end < start:
-            problem = "the template does not say where its turn stands, and it cannot be proven"
+            problem = "the template does not say where its turn is, and it cannot be proven"
             notes.append(f"message {index}: {problem}; nothing of it counts as sampled")
             continue
         ends = zip(rendering.ends, rendering.origins, strict=True)

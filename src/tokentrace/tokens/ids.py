@@ -28,10 +28,15 @@ def check_ids(
     return ids.astype(np.int32, copy=False)
 
 
+def _kind(value: Any) -> str:
+    """The type of a value that is not ids, and where it has some."""
+    return f"{type(value).__name__}{'; pass its .ids' if hasattr(value, 'ids') else ''}"
+
+
 def check_last(ids: Any, name: str, count: int) -> Ids:
     """The last ids of many, checked and as int32. Ignores all others: check them when they are read."""
     if type(ids) is not np.ndarray and not isinstance(ids, (np.ndarray, Sequence)):
-        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
+        raise InputError(f"must be a list of token ids, not {_kind(ids)}", field=name)
     first = max(len(ids) - count, 0)
     return check_ids(ids[first:], name, first=first)
 
@@ -42,7 +47,7 @@ def check_integers(
     """A sequence of integers as an array; arrays stay as they are. Errors count entries from `first`."""
     if not isinstance(value, (list, tuple, np.ndarray)):
         if isinstance(value, (str, bytes)) or not (isinstance(value, Sequence) or hasattr(value, "__array__")):
-            raise _error(error, name, f"must be a list of token ids or an array, not {type(value).__name__}")
+            raise _error(error, name, f"must be a list of token ids or an array, not {_kind(value)}")
         value = np.asarray(value) if hasattr(value, "__array__") else list(value)
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):

@@ -1,4 +1,4 @@
-"""TokenTable: one entry per token in every column, for rendered, bridged, recorded and sampled tokens."""
+"""TokenTable: one entry per token in every column, for bridged, recorded and sampled tokens."""
 
 from __future__ import annotations
 
