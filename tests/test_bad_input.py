@@ -14,7 +14,7 @@ import pytest
 from tests.oracle import Refusal, hf_jinja
 from tests.support import byte_tokenizer_json, make_renderer
 from tokentrace import InputError, TemplateError, create_renderer
-from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
+from tokentrace.errors import RendererError, TokenizerError
 from tokentrace.tokens import Tokenizer
 
 TEMPLATE = """\
@@ -137,9 +137,11 @@ def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
         "{{ m.role }}{% endfor %}"
     )
     renderer = create_renderer(TOKENIZER, "default", chat_template=source, lost="ignore")
-    assert renderer.render([{"role": "critic", "content": "x"}]).text == "critic"
-    with pytest.raises(InputError, match="not a known role"):
-        renderer.render([{"role": "</think>", "content": "x"}])
+    for role in ("critic", "tool_response", "x-1", "a.b"):
+        assert renderer.render([{"role": role, "content": "x"}]).text == role
+    for role in ("</think>", "<|im_end|>", "a b", "x\n"):
+        with pytest.raises(InputError, match="not a known role"):
+            renderer.render([{"role": role, "content": "x"}])
 
 
 # -- deep, circular, large
@@ -307,16 +309,3 @@ def test_who_is_trusted_is_a_set_of_roles(trusted: Any) -> None:
 def test_templates_that_are_none(template: Any) -> None:
     with pytest.raises((RendererError, TemplateError, TokenizerError)):
         create_renderer(TOKENIZER, "default", chat_template=template)
-
-
-def test_templates_that_refuse_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokentrace.template.budget.MAX_STEPS", 200_000)  # the loop would take 10,000,000,000
-    refuse = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
-    with pytest.raises(TemplateError, match=r"^message 1: .*no tools"):
-        create_renderer(TOKENIZER, "default", chat_template=refuse).render([USER, {"role": "tool", "content": "x"}])
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(TemplateLimitError, match="steps"):
-        create_renderer(TOKENIZER, "default", chat_template=endless).render([USER])
-    gigabytes = "{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}"
-    with pytest.raises(TemplateLimitError, match="more"):
-        create_renderer(TOKENIZER, "default", chat_template=gigabytes).render([USER])
