@@ -131,15 +131,14 @@ def test_tools_that_are_none(tools: Any, field: str, said: str) -> None:
 
 
 def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
-    """A template compares things with ``</think>`` and with roles of its own; only the latter are roles."""
-    source = (
-        "{% for m in messages %}{% if '</think>' in m.content or m.role == 'critic' %}{% endif %}"
-        "{{ m.role }}{% endfor %}"
-    )
+    """A template may compare things with any text; only what could be the name of a role is one."""
+    names, hostile = ["critic", "tool_response", "x-1", "a.b"], ["</think>", "<|im_end|>", "a b", "x\n"]
+    known = " or ".join(f"m.role == {role!r}" for role in names + hostile)
+    source = "{% for m in messages %}{% if " + known + " %}{% endif %}{{ m.role }}{% endfor %}"
     renderer = create_renderer(TOKENIZER, "default", chat_template=source, lost="ignore")
-    for role in ("critic", "tool_response", "x-1", "a.b"):
+    for role in names:
         assert renderer.render([{"role": role, "content": "x"}]).text == role
-    for role in ("</think>", "<|im_end|>", "a b", "x\n"):
+    for role in hostile:
         with pytest.raises(InputError, match="not a known role"):
             renderer.render([{"role": role, "content": "x"}])
 
