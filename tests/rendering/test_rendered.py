@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import over_bytes
 from tokentrace import RenderedTokens, create_renderer
+from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleBuilder
 
@@ -78,6 +79,23 @@ def test_selections(rendered: RenderedTokens) -> None:
     assert not (rendered.select(role="tool") & rendered.mask).any()
     assert rendered.select(sampled=True).tolist() == rendered.sampled
     assert rendered.decode(rendered.select(field="thinking")) == "Add."  # reasoning, by whatever name it came
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ({"role": 5}, "there is no role 5; there are assistant"),
+        ({"field": "contents"}, "there is no field"),
+        ({"field": ["content"]}, "there is no field"),
+        ({"message": 5}, "there are 5, from 0 to 4"),
+        ({"message": -2}, "there are 5"),
+        ({"message": True}, "whole number"),
+        ({"message": "0"}, "whole number"),
+    ],
+)
+def test_a_selection_of_what_cannot_be_is_refused(rendered: RenderedTokens, selection: Any, said: str) -> None:
+    with pytest.raises(RendererError, match=said):
+        rendered.select(**selection)
 
 
 def test_the_generation_prompt_is_found_where_the_last_message_stands_outside_every_turn() -> None:

@@ -8,23 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conversations import ALL, ASK, HI, PARIS, SIMPLE, SUNNY, assistant, result, system, user
+from tests.conversations import ALL, ASK, HI, PARIS, SIMPLE, SUNNY, assistant, system, user
+from tests.formats.small import made_up_renderer
 from tests.rendering.bridge.rollouts import cut
-from tests.support import byte_tokenizer_json, make_renderer
+from tests.support import make_renderer
 from tokentrace import BridgedTokens, BridgeRefusal, InputError, Renderer, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.rendering import RefusalReason
-from tokentrace.tokens import Tokenizer
 
 BYE = user("Bye")
 ANSWERED = [HI, assistant("I am Ada.")]
 THOUGHT = [HI, assistant("I am Ada.", reasoning="They ask.")]
 CALLED = [ASK, assistant("", PARIS, reasoning="Look.")]
-
-
-def made_up(template: str, *controls: str, **settings: Any) -> Renderer:
-    tokenizer = Tokenizer(byte_tokenizer_json(controls), name="made-up", fast=False)
-    return create_renderer(tokenizer, "default", chat_template=template, **settings)
 
 
 def reason(outcome: Any) -> RefusalReason | None:
@@ -65,14 +60,6 @@ def test_a_message_that_the_template_would_move_is_refused() -> None:
     refused = renderer.bridge(prompt.ids, [], [BYE, system("Be brief.")])
     assert reason(refused) is RefusalReason.MOVED
     assert "new message 1" in str(refused)
-
-
-def test_messages_that_the_template_refuses_are_refused() -> None:
-    renderer = make_renderer("gemma-3")
-    prompt = renderer.render([HI], add_generation_prompt=True)
-    for new in ([assistant("Again."), BYE], [result("sunny")], [BYE, BYE]):
-        assert reason(renderer.bridge(prompt.ids, [], new)) is RefusalReason.TEMPLATE_REFUSED
-    assert reason(renderer.bridge(prompt.ids, [], [BYE])) is None
 
 
 PRODUCTION = {
@@ -126,7 +113,7 @@ ROUNDS = (
 
 
 def test_a_template_that_counts_is_bridged_only_with_the_conversation_before() -> None:
-    renderer = made_up(ROUNDS, "<m>", "</m>")
+    renderer = made_up_renderer(ROUNDS, "<m>", "</m>")
     for said in (ANSWERED, [*ANSWERED, BYE, assistant("Bye!")], [system("x"), *ANSWERED]):
         made = cut(renderer, [*said, BYE], len(said) - 1, len(said) + 1, None)
         assert made is not None
@@ -140,27 +127,24 @@ def test_a_template_that_counts_is_bridged_only_with_the_conversation_before() -
 # -- what is no input
 
 
-BAD_MESSAGES: list[tuple[Any, int | None, str | None]] = [
-    ("Bye", None, None),
-    ([BYE, "Bye"], 1, None),
-    ([BYE, {"content": "x"}], 1, "role"),
-    ([{"role": "wizard", "content": "x"}], 0, "role"),
-    ([BYE, {"role": "user", "content": 7}], 1, "content"),
-    ([{"role": "user", "content": "\ud800"}], 0, "content"),
-]
-
-
-@pytest.mark.parametrize(("new", "message", "field"), BAD_MESSAGES)
+@pytest.mark.parametrize(
+    ("new", "message", "field"),
+    [
+        ("Bye", None, None),
+        ([BYE, "Bye"], 1, None),
+        ([BYE, {"content": "x"}], 1, "role"),
+        ([{"role": "wizard", "content": "x"}], 0, "role"),
+        ([BYE, {"role": "user", "content": 7}], 1, "content"),
+        ([{"role": "user", "content": "\ud800"}], 0, "content"),
+    ],
+)
 def test_bad_messages_are_named_by_index_and_field(
     pocket: Renderer, new: Any, message: int | None, field: str | None
 ) -> None:
     prompt = pocket.render([HI], add_generation_prompt=True)
     with pytest.raises(InputError) as caught:
         pocket.bridge_to_next_turn(prompt.ids, [], new)
-    assert caught.value.message == message
-    if field is not None:
-        assert caught.value.field is not None
-        assert caught.value.field.split(".")[0] == field
+    assert (caught.value.message, caught.value.field) == (message, field)
 
 
 @pytest.mark.parametrize("bad", [[-1], [1.5], ["a"], "abc", [[1, 2]], [2**31], [2**70], 7, None, [None], [1, "2"]])
