@@ -76,14 +76,13 @@ class Chromium:
         return answer["result"]
 
     @contextlib.contextmanager
-    def page(self, *, width: int = 1280, height: int = 800, dark: bool = False, mobile: bool = False) -> Iterator[Page]:
+    def page(self, *, width: int = 1280, height: int = 800, mobile: bool = False) -> Iterator[Page]:
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.send(f"{domain}.enable")
         page.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-        theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        page.send("Emulation.setEmulatedMedia", features=theme)
+        page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
         page.seen = len(self.events)
         try:
             yield page
@@ -129,9 +128,8 @@ class Page:
     def text(self) -> str:
         return str(self.evaluate("document.body.innerText"))
 
-    def shot(self, path: Path, **clip: float) -> None:
-        area = {"clip": {"scale": 1, **clip}} if clip else {}
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png", **area)["data"]))
+    def shot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 
     def problems(self) -> list[str]:
         """What went wrong in the page: exceptions, errors on the console, violations of its policy."""

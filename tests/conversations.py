@@ -363,12 +363,5 @@ AGENTIC = {
     ),
 }
 
-CONVERSATIONS: dict[str, Conversation] = {
-    **PLAIN,
-    **CONTENTS,
-    **REASONING,
-    **ARGUMENTS,
-    **CALLS,
-    **AGENTIC,
-}
+CONVERSATIONS: dict[str, Conversation] = PLAIN | CONTENTS | REASONING | ARGUMENTS | CALLS | AGENTIC
 """The matrix, by name."""

@@ -41,14 +41,6 @@ def children_of(pid: int) -> Iterator[tuple[int, str]]:
                 yield one, Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
 
 
-def none_left(folder: str) -> bool:
-    """Whether all of a Ray is gone; its workers take a moment to notice that it is."""
-    deadline = time.monotonic() + 60
-    while processes_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not processes_of(folder)
-
-
 @contextlib.contextmanager
 def local_ray() -> Iterator[Any]:
     """A Ray inside the block; its workers can import the tests."""
@@ -71,7 +63,9 @@ def local_ray() -> Iterator[Any]:
         assert processes_of(folder)
         yield ray
         ray.shutdown()
-    left = [] if none_left(folder) else processes_of(folder)
+    deadline = time.monotonic() + 60  # its workers take a moment to notice that it is gone
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
     assert not left
     assert not [name for _, name in children_of(os.getpid()) if "raylet" in name or "gcs_server" in name]

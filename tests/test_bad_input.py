@@ -14,7 +14,7 @@ import pytest
 from tests.oracle import Refusal, hf_jinja
 from tests.support import byte_tokenizer_json, make_renderer
 from tokentrace import InputError, TemplateError, create_renderer
-from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
+from tokentrace.errors import RendererError, TokenizerError
 from tokentrace.tokens import Tokenizer
 
 TEMPLATE = """\
@@ -131,15 +131,16 @@ def test_tools_that_are_none(tools: Any, field: str, said: str) -> None:
 
 
 def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
-    """A template compares things with ``</think>`` and with roles of its own; only the latter are roles."""
-    source = (
-        "{% for m in messages %}{% if '</think>' in m.content or m.role == 'critic' %}{% endif %}"
-        "{{ m.role }}{% endfor %}"
-    )
+    """A template may compare things with any text; only what could be the name of a role is one."""
+    names, hostile = ["critic", "tool_response", "x-1", "a.b"], ["</think>", "<|im_end|>", "a b", "x\n"]
+    known = " or ".join(f"m.role == {role!r}" for role in names + hostile)
+    source = "{% for m in messages %}{% if " + known + " %}{% endif %}{{ m.role }}{% endfor %}"
     renderer = create_renderer(TOKENIZER, "default", chat_template=source, lost="ignore")
-    assert renderer.render([{"role": "critic", "content": "x"}]).text == "critic"
-    with pytest.raises(InputError, match="not a known role"):
-        renderer.render([{"role": "</think>", "content": "x"}])
+    for role in names:
+        assert renderer.render([{"role": role, "content": "x"}]).text == role
+    for role in hostile:
+        with pytest.raises(InputError, match="not a known role"):
+            renderer.render([{"role": role, "content": "x"}])
 
 
 # -- deep, circular, large
@@ -307,16 +308,3 @@ def test_who_is_trusted_is_a_set_of_roles(trusted: Any) -> None:
 def test_templates_that_are_none(template: Any) -> None:
     with pytest.raises((RendererError, TemplateError, TokenizerError)):
         create_renderer(TOKENIZER, "default", chat_template=template)
-
-
-def test_templates_that_refuse_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokentrace.template.budget.MAX_STEPS", 200_000)  # the loop would take 10,000,000,000
-    refuse = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
-    with pytest.raises(TemplateError, match=r"^message 1: .*no tools"):
-        create_renderer(TOKENIZER, "default", chat_template=refuse).render([USER, {"role": "tool", "content": "x"}])
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(TemplateLimitError, match="steps"):
-        create_renderer(TOKENIZER, "default", chat_template=endless).render([USER])
-    gigabytes = "{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}"
-    with pytest.raises(TemplateLimitError, match="more"):
-        create_renderer(TOKENIZER, "default", chat_template=gigabytes).render([USER])

@@ -34,18 +34,12 @@ NOT_RUN = {
 """How many blocks of a page are marked as not run; each mark has its reason."""
 
 
-PLAIN = [name for name in NAMES if name not in AGENTS + QWEN3 and has_code(ROOT / name)]
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_page_runs(name: str, tmp_path: Path) -> None:
-    run_page(ROOT / name, tmp_path)
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_page_of_agents_runs(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    need(pytestconfig, "current")
-    run_page(ROOT / name, tmp_path, pythons={"agents": environment("current")})
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in QWEN3 and has_code(ROOT / name)])
+def test_page_runs(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if name in AGENTS:
+        need(pytestconfig, "current")
+    pythons = {"agents": environment("current")} if name in AGENTS else {}
+    run_page(ROOT / name, tmp_path, pythons=pythons)
 
 
 @pytest.mark.parametrize("name", QWEN3)

@@ -101,13 +101,15 @@ def loaded_by(statement: str, python: str = sys.executable) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize(
-    "statement", ["import tokentrace", "import tokentrace.cli", "from tokentrace import create_renderer"]
-)
+HELP = "from tokentrace.cli import main; main(['-h'], standalone_mode=False)"
+
+
+@pytest.mark.parametrize("statement", ["import tokentrace", HELP, "from tokentrace import create_renderer"])
 def test_importing_is_light(statement: str) -> None:
     modules = loaded_by(statement)
     assert not {name.partition(".")[0] for name in modules} & HEAVY
     assert not {"tokenizers", "fastokens"} & {name.partition(".")[0] for name in modules}, "loaded where they are used"
+    assert not {"rich", "tokentrace.show", "tokentrace.cli.render"} & modules
     own = loaded_by("import numpy, jinja2.sandbox, jinja2.ext, click, rich.console, rich.text, rich.table")
     extra = {name for name in modules - own if not name.startswith("tokentrace")}
     assert len(extra) < 200, sorted(extra)

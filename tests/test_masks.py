@@ -1,7 +1,6 @@
 """The loss mask: a token is sampled iff it lies after its turn's generation prompt, up to its stop token."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,16 +46,6 @@ EXCEPTIONS: dict[str, set[str]] = {
 """How the tags of a training template differ from what is sampled. Templates not named here agree everywhere."""
 
 TRAINING = sorted(name.removesuffix("_training") for name in templates_of_trl() if name.endswith("_training"))
-
-
-@cache
-def trl_pair(name: str) -> tuple[Any, Renderer]:
-    """A made-up tokenizer for a template and its training twin, as the oracle has it, and a renderer with both."""
-    templates = templates_of_trl()
-    renderer = over_bytes(
-        templates[name], controls=templates[f"{name}_training"], control_tokens="hf_compat", messages="as_given"
-    )
-    return tokenizers.Tokenizer.from_str(tokenizer_json_for(templates[name], templates[f"{name}_training"])), renderer
 
 
 def tagged(tokenizer: Any, source: str, conversation: Conversation) -> tuple[str, list[bool]] | None:
@@ -110,8 +99,9 @@ def prompt_of(renderer: Renderer, conversation: Conversation, message: int) -> s
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_sampled_is_what_training_templates_tag(name: str) -> None:
-    tokenizer, renderer = trl_pair(name)
-    source = templates_of_trl()[f"{name}_training"]
+    plain, source = (templates_of_trl()[one] for one in (name, f"{name}_training"))
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json_for(plain, source))
+    renderer = over_bytes(plain, controls=source, control_tokens="hf_compat", messages="as_given")
     found: dict[str, str] = {}
     compared = sampled = 0
     for key, conversation in rotating(CONVERSATIONS.items(), name, 3):

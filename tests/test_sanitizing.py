@@ -46,12 +46,9 @@ def count_ends(tokenizer: Any, template: str, messages: list[dict[str, Any]], **
     return int(ids.count(tokenizer.convert_tokens_to_ids(END)))
 
 
-def test_sanitizing_is_off_by_default_and_keeps_whole_tokens_as_text(tokenizer: Any) -> None:
+def test_sanitizing_is_off_by_default_keeps_whole_tokens_as_text_and_is_refused_with_a_mask(tokenizer: Any) -> None:
     assert count_ends(tokenizer, *WHOLE) == 1
     assert count_ends(tokenizer, *WHOLE, sanitize_control_tokens=True) == 0
-
-
-def test_sanitizing_is_refused_with_a_mask(tokenizer: Any) -> None:
     template, messages = WHOLE
     options = {"chat_template": template, "return_dict": True, "return_assistant_tokens_mask": True}
     with pytest.raises(ValueError, match="not compatible"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.data.generate import write_conversations
+from tests.data.generate import write_conversations, write_lines
 from tests.diagnose.planted import SHAPES, clean, rollouts
 from tokentrace import Trajectory, create_renderer, save_trajectory
 from tokentrace.cli import main
@@ -32,11 +32,6 @@ def run(*args: Any, **env: str) -> Result:
     return CliRunner().invoke(main, ["check", *(str(arg) for arg in args)], env=env or None)
 
 
-def lines(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def tokenize(source: Path, output: Path, *more: Any) -> None:
     given = ["tokenize", source, "-o", output, "-t", POCKET, "-q", *more]
     assert CliRunner().invoke(main, [str(one) for one in given]).exit_code == 0
@@ -44,7 +39,7 @@ def tokenize(source: Path, output: Path, *more: Any) -> None:
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    return lines(tmp_path / "good.jsonl", ROW, ROW)
+    return write_lines(tmp_path / "good.jsonl", [ROW, ROW])
 
 
 def test_rows_that_are_all_the_same_are_0(good: Path) -> None:
@@ -58,7 +53,7 @@ def test_rows_that_are_all_the_same_are_0(good: Path) -> None:
 def test_rows_that_differ_are_1_and_shown_with_place_and_tokens(tmp_path: Path) -> None:
     doubled = {**ROW, "input_ids": [SAMPLE.token_ids[0], *SAMPLE.token_ids], "loss_mask": [0, *SAMPLE.loss_mask]}
     untrained = {**ROW, "loss_mask": [*SAMPLE.loss_mask[:-1], 0]}
-    poor = lines(tmp_path / "poor.jsonl", ROW, doubled, untrained, {"text": "no ids"})
+    poor = write_lines(tmp_path / "poor.jsonl", [ROW, doubled, untrained, {"text": "no ids"}])
     result = run(poor, "-t", POCKET)
     assert result.exit_code == 1
     assert result.stdout.startswith("✗ 3 of 4 rows are not what the template gives\n")
@@ -120,7 +115,7 @@ def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
 
 def test_rows_of_another_template_are_noted_and_refused_where_no_tokenizer_is_named(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    chats, out = lines(tmp_path / "chats.jsonl", {"messages": MESSAGES}), tmp_path / "rows.parquet"
+    chats, out = write_lines(tmp_path / "chats.jsonl", [{"messages": MESSAGES}]), tmp_path / "rows.parquet"
     template, words = tmp_path / "other.jinja", "rows.parquet was made with another template"
     template.write_text((POCKET / "chat_template.jinja").read_text() + "{#- another -#}")
     tokenize(chats, out, "--chat-template", template)
@@ -131,7 +126,7 @@ def test_rows_of_another_template_are_noted_and_refused_where_no_tokenizer_is_na
 
 
 def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Path) -> None:
-    path = lines(tmp_path / "bare.jsonl", {"input_ids": SAMPLE.token_ids, "loss_mask": SAMPLE.loss_mask})
+    path = write_lines(tmp_path / "bare.jsonl", [{"input_ids": SAMPLE.token_ids, "loss_mask": SAMPLE.loss_mask}])
     result = run(path, "-t", POCKET)
     assert result.exit_code == 1
     assert result.stdout.startswith("• 1 of 1 rows have no conversation to compare them with\n")
@@ -151,7 +146,7 @@ def test_options_reach_the_check(tmp_path: Path) -> None:
     labels = np.where(sample.mask, sample.ids, -100).tolist()
     pad = renderer.tokenizer.token_id("<|turn|>")
     row = {"talk": MESSAGES, "x": [pad, pad, *sample.token_ids], "y": [-100, -100, *labels]}
-    path = lines(tmp_path / "rows.jsonl", row, {"x": 1})
+    path = write_lines(tmp_path / "rows.jsonl", [row, {"x": 1}])
     given: list[Any] = [path, "-t", POCKET, "--renderer", "default", "--chat-template", template, "--kwargs", "mark=!"]
     given += ["--ids-column", "x", "--mask-column", "y", "--messages-column", "talk", "--limit", 1]
     given += ["--roles", "assistant,user", "--parts", "content", "--pad-token", "<|turn|>"]
@@ -166,7 +161,7 @@ def test_errors_are_2(good: Path, tmp_path: Path) -> None:
     assert run(absent, "-t", POCKET).stderr.startswith("error: there is no file or folder")
     for wrong in ((), (absent,), (good, "--parts", "colour"), (good, "--pad-token", "no"), (good, "--source", absent)):
         assert run(*wrong, "-t", POCKET).exit_code == 2
-    result = run(lines(tmp_path / "empty.jsonl"), "-t", POCKET)
+    result = run(write_lines(tmp_path / "empty.jsonl", []), "-t", POCKET)
     assert (result.exit_code, "there are no rows" in result.stdout) == (1, True)
 
 
@@ -174,9 +169,7 @@ def test_errors_are_2(good: Path, tmp_path: Path) -> None:
 
 
 def dump(folder: Path, told: Any, shape: str = "calls lines") -> Path:
-    file = folder / "dump.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in SHAPES[shape](told, False)), encoding="utf-8")
-    return file
+    return write_lines(folder / "dump.jsonl", SHAPES[shape](told, False))
 
 
 def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> None:
@@ -213,8 +206,8 @@ def test_the_exit_code_is_for_ci(tmp_path: Path) -> None:
 def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
     """The pocket model is the default where its vocabulary has the ids."""
     assert "using the embedded pocket model" in run(dump(tmp_path, rollouts("pocket"))).stderr
-    file = lines(tmp_path / "large.jsonl", {"rollout_id": "a", "prompt_ids": [1, 151_645], "completion_ids": [2]})
-    result = run(file)
+    large = {"rollout_id": "a", "prompt_ids": [1, 151_645], "completion_ids": [2]}
+    result = run(write_lines(tmp_path / "large.jsonl", [large]))
     assert "without --tokenizer, breaks are counted and not explained" in result.stderr
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.gateway.recorded import Recording, user
+from tests.conversations import user
+from tests.gateway.recorded import Recording
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.data.tables import read_metadata, read_samples

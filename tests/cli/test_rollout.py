@@ -179,14 +179,6 @@ def test_without_pyarrow_all_but_the_rows_is_kept(config: Path, tmp_path: Path, 
     assert len(list(read_samples(out / "rows.parquet"))) == 6
 
 
-def test_errors_are_one_line_with_the_place(config: Path, tmp_path: Path) -> None:
-    config.write_text(RUN + "concurency: 3\n", encoding="utf-8")
-    result = run(config, "-o", tmp_path / "out")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {config}, line 8: concurency: there is no such setting")
-    assert run(tmp_path / "none.yaml").exit_code == 2
-
-
 # -- a server, and data of one's own
 
 RENDERER = create_renderer(POCKET)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.data.generate import conversations
+from tests.data.generate import conversations, write_conversations, write_lines
 from tests.pages import read_page
 from tokentrace import build_supervised_sample, create_renderer
 from tokentrace.cli import main
@@ -20,9 +20,7 @@ GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "c
 
 @pytest.fixture
 def chats(tmp_path: Path) -> Path:
-    path = tmp_path / "chats.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in conversations(12, seed=1)), encoding="utf-8")
-    return path
+    return write_conversations(tmp_path / "chats.jsonl", 12, seed=1)
 
 
 def invoke(*arguments: Any, **options: Any) -> Result:
@@ -62,17 +60,6 @@ def test_rows_are_replaced_only_if_asked_for_and_never_by_none(chats: Path, tmp_
     assert [path.name for path in tmp_path.glob("none*")] == ["none-rows.bad.jsonl"]
     assert invoke(chats, "-o", output, "--overwrite", "--turns", "last").exit_code == 0
     assert output.read_bytes() != before
-
-
-def test_bad_rows_are_beside_it_and_in_the_exit_code(chats: Path, tmp_path: Path) -> None:
-    with chats.open("a") as file:
-        file.write('{"messages": []}\nnonsense\n')
-    done = invoke(chats, "-o", tmp_path / "rows.parquet")
-    assert done.exit_code == 1
-    assert "2 rows gave no sample (1 InputError, 1 unreadable)" in done.stdout
-    rows = [json.loads(line) for line in (tmp_path / "rows.bad.jsonl").read_text().splitlines()]
-    assert [(row["line"], row["kind"]) for row in rows] == [(13, "InputError"), (14, "unreadable")]
-    assert pq.read_metadata(tmp_path / "rows.parquet").num_rows == 12
 
 
 def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
@@ -133,14 +120,17 @@ def test_an_interrupted_run_says_that_nothing_was_written(
     assert "nothing was written" in done.stderr
 
 
-def test_the_most_frequent_reasons_are_told_with_a_place_each(tmp_path: Path) -> None:
+def test_bad_rows_are_beside_it_and_their_most_frequent_reasons_are_told_with_a_place_each(tmp_path: Path) -> None:
     alien = [{"messages": [{"role": f"alien{at}", "content": "x"}]} for at in range(3)]
-    others = [{"messages": []}, {"messages": []}, {"no": 1}, {"messages": [{"role": "user"}]}, {"messages": "x"}, "x"]
-    text = "".join(json.dumps(row) + "\n" for row in [*others, *alien, GOOD])
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text(text, encoding="utf-8")
+    others = [{"messages": []}, {"messages": []}, {"no": 1}, {"messages": [{"role": "user"}]}, {"messages": "x"}, "no"]
+    chats = write_lines(tmp_path / "chats.jsonl", [*others, *alien, GOOD])
     result = invoke(chats, "-o", tmp_path / "rows.jsonl")
     assert result.exit_code == 1
+    assert len(list(read_samples(tmp_path / "rows.jsonl"))) == 1
+    assert "9 rows gave no sample (8 InputError, 1 unreadable)" in result.stdout
+    rows = [json.loads(line) for line in (tmp_path / "rows.bad.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in rows] == [*range(1, 10)]
+    assert [row["line"] for row in rows if row["kind"] == "unreadable"] == [6]
     reasons = [line for line in result.stdout.splitlines() if " × " in line]
     assert len(reasons) == 5
     assert reasons[0].startswith("    3 × message 0, role: 'alien0' is not a known role")

@@ -2,12 +2,13 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.data.generate import write_lines
 from tests.diagnose.planted import SHAPES, Told, clean, rollouts
 from tests.diagnose.two_requests import renderer_of
 from tokentrace.diagnose.finding import Cause
@@ -20,13 +21,11 @@ from tokentrace.show.terminal import plain_view
 Line = dict[str, Any]
 
 
-def dump(folder: Path, lines: list[Line] | str) -> str:
-    text = lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "dump.jsonl").write_text(text, encoding="utf-8")
-    return str(folder / "dump.jsonl")
+def dump(folder: Path, lines: Iterable[Line | str]) -> str:
+    return str(write_lines(folder / "dump.jsonl", lines))
 
 
-def report_of(folder: Path, lines: list[Line] | str, model: Any = None) -> RolloutReport:
+def report_of(folder: Path, lines: Iterable[Line | str], model: Any = None) -> RolloutReport:
     return check_rollouts([dump(folder, lines)], model)
 
 
@@ -229,7 +228,7 @@ def test_what_no_engine_sampled_is_not_known_by_a_mask_alone(tmp_path: Path) -> 
 
 
 UNREADABLE = {
-    "not JSON": ("calls lines", lambda some: json.dumps(some[0]) + '\n{"prompt_ids": [1,\n', "line 2: not valid JSON"),
+    "not JSON": ("calls lines", lambda some: [some[0], '{"prompt_ids": [1,'], "line 2: not valid JSON"),
     "a text": ("calls lines", change("1.prompt_ids", lambda _: "1 2 3"), "line 2: prompt_ids: must be a list of token"),
     "a float": ("calls lines", change("1.completion_ids", first(1.5)), "line 2: completion_ids: entry 0 is 1.5"),
     "missing": ("trl rollout", change("0.turns.1", lambda one: {"prompt_ids": one["prompt_ids"]}),
@@ -239,7 +238,7 @@ UNREADABLE = {
     "huge": ("calls lines", change("1.temperature", lambda _: 10**400), "too large"),
     "lists": ("rows lines", change("0.logprobs", lambda _: [[0]]), "logprobs: must be one list of numbers"),
     "kinds": ("rows lines", change("0.kinds", lambda _: "abcd"), "kinds: must be a list"),
-    "lost delta": ("nemo-gym captured", lambda lines: "".join(json.dumps(one) + "\n" for one in lines[1:]),
+    "lost delta": ("nemo-gym captured", lambda lines: lines[1:],
                    "parent_call_id: call 'clean-1' is stored as what it adds to call 'clean-0', which is not there"),
 }  # fmt: skip
 
@@ -248,8 +247,7 @@ UNREADABLE = {
 def test_unreadable_lines_are_listed_with_line_and_field(tmp_path: Path, name: str) -> None:
     shape, edit, words = UNREADABLE[name]
     lines = lines_of(shape)
-    text = edit(lines)  # type: ignore[operator]
-    report = report_of(tmp_path, text if isinstance(text, str) else lines)
+    report = report_of(tmp_path, edit(lines) or lines)  # type: ignore[operator]
     assert report.counts["unreadable"] == (3 if name == "lost delta" else 1)
     assert words in unread(report)[0]
 
@@ -266,7 +264,7 @@ def test_files_that_hold_no_rollouts_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"line 1: this is an object with .*, which has no known shape"):
             report_of(tmp_path, lines)
     with pytest.raises(InputError, match="holds no rows"):
-        report_of(tmp_path, "")
+        report_of(tmp_path, [])
     with pytest.raises(InputError, match=r"dmp.jsonl"):
         check_rollouts([str(tmp_path / "dmp.jsonl")])
     (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00\n1\n")
@@ -274,7 +272,7 @@ def test_files_that_hold_no_rollouts_are_refused(tmp_path: Path) -> None:
         check_rollouts([str(tmp_path / "model.bin")])
 
 
-JUNK = [None, True, -1, 2**40, 1.5, "x", [], {}, [[]], [None], ["a"], {"a": 1}, [{}], [{"role": 1}], float("nan")]
+JUNK = [None, True, -1, 2**40, 1.5, '"x"', [], {}, [[]], [None], ["a"], {"a": 1}, [{}], [{"role": 1}], float("nan")]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -2,26 +2,19 @@
 
 import json
 import re
-from functools import cache
 
 import pytest
 
 from tests.diagnose.brute import source_of
 from tests.support import over_bytes
-from tokentrace import Renderer
 from tokentrace.diagnose.grammar import describe_grammar, grammar_document
 from tokentrace.formats.dialects import DIALECTS
 from tokentrace.show.terminal import plain_view
 
 
-@cache
-def renderer_of(family: str) -> Renderer:
-    return over_bytes(source_of(family))
-
-
 @pytest.mark.parametrize("family", ["qwen3-coder", "glm-4.5", "deepseek-v3", "gpt-oss", "minimax-m3"])
 def test_json_has_the_grammar_its_stops_and_delimiters(family: str) -> None:
-    renderer = renderer_of(family)
+    renderer = over_bytes(source_of(family))
     data = json.loads(json.dumps(describe_grammar(renderer)))
     assert data["grammar"]["prompt"] == renderer.grammar().prompt
     assert data["stop_tokens"] == [renderer.tokenizer.decode([index]) for index in data["stop_token_ids"]] != []
@@ -44,7 +37,7 @@ def test_json_has_the_grammar_its_stops_and_delimiters(family: str) -> None:
     ],
 )
 def test_the_turn_is_printed_part_by_part(family: str, lines: list[str]) -> None:
-    words = " ".join(plain_view(grammar_document(renderer_of(family))).split())
+    words = " ".join(plain_view(grammar_document(over_bytes(source_of(family)))).split())
     printed = re.sub(r" \d+", "", words)
     assert [line for line in lines if line not in printed] == [], printed
 

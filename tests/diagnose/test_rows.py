@@ -24,7 +24,7 @@ from tests.conversations import (
     system,
     user,
 )
-from tests.data.generate import conversations, write_conversations
+from tests.data.generate import conversations, write_conversations, write_lines
 from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
 from tests.support import PYTHON_FORMATS, examples, load_family, per_family, templates_of_trl
 from tokentrace import InputError
@@ -387,11 +387,6 @@ def test_trained_padding_and_added_tokens_are_mask_differences() -> None:
 # -- datasets
 
 
-def write_lines(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def units(tallies: Any) -> dict[Any, int]:
     return {key: tally.units for key, tally in tallies.items()}
 
@@ -400,7 +395,7 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     untrained = MASK.copy()
     untrained[np.flatnonzero(MASK)[-1]] = False
     same, doubled, stop = row_of(IDS, MASK), row_of([IDS[0], *IDS], [0, *MASK]), row_of(IDS, untrained)
-    path = write_lines(tmp_path / "rows.jsonl", [*[same] * 8, *[doubled] * 7, *[stop] * 2, {"a": 1}])
+    path = str(write_lines(tmp_path / "rows.jsonl", [*[same] * 8, *[doubled] * 7, *[stop] * 2, {"a": 1}]))
     progress: list[tuple[int, int]] = []
     report = check_dataset([path], make_settings(), progress=lambda done, total: progress.append((done, total)))
     assert units(report.outcomes) == {Outcome.SAME: 8, Outcome.IDS: 7, Outcome.MASK: 2, Outcome.BAD: 1}
@@ -436,14 +431,14 @@ def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> 
     chats = list(conversations(600, seed=3, most=4))
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    source, twin = (write_lines(tmp_path / name / "chats.jsonl", chats) for name in ("a", "b"))
+    source, twin = (str(write_lines(tmp_path / name / "chats.jsonl", chats)) for name in ("a", "b"))
     rows = []
     for at in (599, 0, 300, 1, 598):
         sample = sample_of(chats[at])
         rows.append(row_of(sample.ids, sample.mask, {}, source="elsewhere/chats.jsonl", row=at + 1, sample=0))
     rows.append(row_of(IDS, MASK, {}, source="chats.jsonl", row=601, sample=0))
     rows.append(row_of(IDS, MASK, {}, source="others.jsonl", row=1, sample=0))
-    path = write_lines(tmp_path / "rows.jsonl", rows)
+    path = str(write_lines(tmp_path / "rows.jsonl", rows))
     report = check_dataset([path], make_settings(), sources=[source])
     assert units(report.outcomes) == {Outcome.SAME: 5, Outcome.UNCHECKED: 2}
     both = check_dataset([path], make_settings(), sources=[source, twin])
@@ -464,7 +459,7 @@ TALKS = [
 
 
 def report_of(folder: Path, rows: list[Any], family: str) -> CheckReport:
-    return check_dataset([write_lines(folder / "rows.jsonl", rows)], make_settings(family))
+    return check_dataset([str(write_lines(folder / "rows.jsonl", rows))], make_settings(family))
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -124,28 +123,12 @@ class Fake:
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[bytes], Awaitable[list[bytes]]]) -> AsyncIterator[str]:
-    """A server on a socket of this machine. `answer` gets a request's bytes and returns what to write, raw."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: *(\d+)", head.lower() + b"content-length: 0")
-            assert length
-            for piece in await answer(head + await reader.readexactly(int(length[1]))):
-                writer.write(piece)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
+async def serving(
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """A server on a socket of this machine."""
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await server.wait_closed()
 
 
 def http_head(*lines: str, status: str = "200 OK") -> bytes:

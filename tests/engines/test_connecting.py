@@ -1,6 +1,7 @@
 """Connecting: what a server can do, of which distribution its logprobs are, and which server it is."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -102,15 +103,18 @@ def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, nativ
 async def on_a_socket(fake: Fake) -> AsyncIterator[str]:
     """A fake server's answers, over HTTP."""
 
-    async def answer(request: bytes) -> list[bytes]:
-        head, _, body = request.partition(b"\r\n\r\n")
-        method, path, _ = head.decode().split(" ", 2)
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, path, rest = head.split(" ", 2)
+        length = re.search(r"content-length: *(\d+)", rest.lower())
+        body = await reader.readexactly(int(length[1])) if length else b""
         response = await fake(httpx2.Request(method, f"http://engine{path}", content=body))
         data = await response.aread()
-        length = f"content-length: {len(data)}"
-        return [http_head(length, "connection: close", status=f"{response.status_code} X"), data]
+        writer.write(http_head(f"content-length: {len(data)}", "connection: close", status=f"{response.status_code} X"))
+        writer.write(data)
+        writer.close()
 
-    async with serving(answer) as url:
+    async with serving(handle) as url:
         yield url
 
 

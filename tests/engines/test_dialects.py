@@ -162,10 +162,6 @@ def meta(**changes: Any) -> Any:
     return answer
 
 
-def aborted(status: int) -> Any:
-    return meta(finish_reason={"type": "abort", "status_code": status, "message": "bad"})
-
-
 def completion(**changes: Any) -> Any:
     return recording("llamacpp_completion_eos")["response"] | changes
 
@@ -232,8 +228,9 @@ def test_an_answer_that_is_no_completion_is_an_error(dialect: Dialect, name: str
 
 @pytest.mark.parametrize(("status", "error"), [(400, EngineRefusal), (503, EngineUnavailable)])
 def test_a_request_that_the_scheduler_dropped_is_refused_or_may_be_sent_again(status: int, error: Any) -> None:
+    dropped = meta(finish_reason={"type": "abort", "status_code": status, "message": "bad"})
     with pytest.raises(error):
-        generate(SGLANG, "sglang_generate", aborted(status))
+        generate(SGLANG, "sglang_generate", dropped)
 
 
 # -- requests that are not sent

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.dialects import LLAMACPP, SGLANG, VLLM, VLLM_COMPLETIONS, Dialect, asked
-from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording
+from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording, serving
 from tests.loop import in_loop
 from tokentrace.engines import http
 from tokentrace.engines.errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
@@ -159,18 +159,15 @@ def test_a_refusal_is_not_sent_again(ask: Any, status: int) -> None:
 
 
 @pytest.mark.parametrize("ask", [generate, stream])
-def test_an_engine_that_is_silent_is_unavailable_at_once(ask: Any) -> None:
-    fake = Fake().on(GENERATE, httpx2.ReadTimeout("silent"))
+@pytest.mark.parametrize(
+    ("silence", "limits"),
+    [(httpx2.ReadTimeout("silent"), {}), (lambda body: asyncio.Event().wait(), {"total_timeout": 0.01})],
+    ids=["a read", "a try"],
+)
+def test_an_engine_that_is_silent_is_unavailable_at_once(ask: Any, silence: Any, limits: Any) -> None:
+    fake = Fake().on(GENERATE, silence)
     with pytest.raises(EngineUnavailable):
-        ask(fake.connection())
-    assert (len(fake.requests), fake.slept) == (1, [])
-
-
-@pytest.mark.parametrize("ask", [generate, stream])
-def test_the_total_time_of_a_try_is_bounded(ask: Any) -> None:
-    fake = Fake().on(GENERATE, lambda body: asyncio.Event().wait())
-    with pytest.raises(EngineUnavailable):
-        ask(fake.connection(total_timeout=0.01))
+        ask(fake.connection(**limits))
     assert (len(fake.requests), fake.slept) == (1, [])
 
 
@@ -191,14 +188,12 @@ async def test_closing_a_stream_closes_the_connection() -> None:
         gone.set()
         writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    engine = SGLangEngine(Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), TINY)
-    async with aclosing(engine.stream(STREAM["request"]["json"]["input_ids"], SamplingParams(3))) as deltas:
-        assert (await anext(deltas)).ids.tolist() == [131]
-    await asyncio.wait_for(gone.wait(), 60)
-    await engine.close()
-    server.close()
-    await server.wait_closed()
+    async with serving(handle) as url:
+        engine = SGLangEngine(Connection(url), TINY)
+        async with aclosing(engine.stream(STREAM["request"]["json"]["input_ids"], SamplingParams(3))) as deltas:
+            assert (await anext(deltas)).ids.tolist() == [131]
+        await asyncio.wait_for(gone.wait(), 60)
+        await engine.close()
 
 
 # -- addresses, the extra, events

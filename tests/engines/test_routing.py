@@ -43,25 +43,17 @@ async def test_a_session_stays_where_it_began() -> None:
 
 @in_loop
 async def test_new_requests_go_where_the_fewest_run() -> None:
-    gates = [asyncio.Event() for _ in range(3)]
-
-    def slow(at: int) -> Any:
-        async def wait(count: int) -> None:
-            await gates[at].wait()
-
-        return wait
-
-    engines = [FaultyEngine(lambda p, s, at=at: [at] * 4, latency=slow(at)) for at in range(3)]
+    gates = [Gate() for _ in range(3)]
+    engines = [FaultyEngine(lambda p, s, at=at: [at] * 4, latency=gate) for at, gate in enumerate(gates)]
     router = Router(engines)
     tasks = [asyncio.create_task(ask(router)) for _ in range(6)]
     await asyncio.sleep(0)
     assert [len(engine.requests) for engine in engines] == [2, 2, 2]
-    gates[1].set()
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await gates[1].open()
     await asyncio.gather(tasks[1], tasks[4])
     assert await ask(router) == 1
     for gate in gates:
-        gate.set()
+        await gate.open()
     assert sorted(await asyncio.gather(*tasks)) == [0, 0, 1, 1, 2, 2]
 
 
@@ -171,19 +163,17 @@ def test_engines_whose_rows_could_not_be_told_apart_are_refused() -> None:
     assert Router([engine(max_length=100), engine()]).capabilities.max_length == 100
 
 
-def test_a_group_stays_together_until_its_endpoint_is_far_ahead() -> None:
-    async def run() -> list[int]:
-        gates = [Gate(), Gate()]
-        engines = [FaultyEngine(lambda prompt, sampling: [1], latency=gate) for gate in gates]
-        router = Router(engines)
-        calls = [asyncio.create_task(router.generate([1, 2], SAMPLING, group="g")) for _ in range(GROUP_LEAD + 4)]
-        await gates[1].waiting(1)
-        for gate in gates:
-            await gate.open()
-        await asyncio.gather(*calls)
-        return [len(engine.requests) for engine in engines]
-
-    first, second = asyncio.run(run())
+@in_loop
+async def test_a_group_stays_together_until_its_endpoint_is_far_ahead() -> None:
+    gates = [Gate(), Gate()]
+    engines = [FaultyEngine(lambda prompt, sampling: [1], latency=gate) for gate in gates]
+    router = Router(engines)
+    calls = [asyncio.create_task(router.generate([1, 2], SAMPLING, group="g")) for _ in range(GROUP_LEAD + 4)]
+    await gates[1].waiting(1)
+    for gate in gates:
+        await gate.open()
+    await asyncio.gather(*calls)
+    first, second = (len(engine.requests) for engine in engines)
     assert first >= GROUP_LEAD
     assert second <= 4
 

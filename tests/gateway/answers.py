@@ -1,6 +1,6 @@
 """Completions on their way to a client, made of real tokens, whole and in pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,20 +126,15 @@ def head_of(made: Renderer, request: Request | None = None, *, n: int = 1, **opt
 def streamed(dialect: type[Dialect], head: Head, choices: Sequence[Sampled]) -> list[dict[str, Any]]:
     encoder = dialect(head)
     events = list(encoder.open())
-    for at, changes, delta in _in_turn(choices):
-        events += encoder.feed(at, changes, delta)
+    for step in range(max(len(choice.pieces) for choice in choices)):
+        for at, choice in enumerate(choices):
+            if step < len(choice.pieces):
+                events += encoder.feed(at, *choice.pieces[step])
     return events + encoder.close([choice.reply for choice in choices])
 
 
 def as_sse(dialect: type[Dialect], events: Sequence[dict[str, Any]]) -> str:
     return (b"".join(map(encode_sse, events)) + dialect.end).decode()
-
-
-def _in_turn(choices: Sequence[Sampled]) -> Iterator[tuple[int, list[ItemChange], Delta | None]]:
-    for step in range(max(len(choice.pieces) for choice in choices)):
-        for at, choice in enumerate(choices):
-            if step < len(choice.pieces):
-                yield at, *choice.pieces[step]
 
 
 HARMONY_CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place":"Zürich"}<|call|>'

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from tests.browser import chromium
-from tests.gateway.recorded import user
+from tests.conversations import user
 from tests.gateway.server import gateway_server
 from tests.gateway.story import Script, hostile, interesting, says, talk
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.conversations import user
 from tests.support import make_renderer
 from tokentrace import Renderer, trajectory_samples
 from tokentrace.diagnose.message_keys import root_key
@@ -32,10 +33,6 @@ def tool(name: str, *arguments: str) -> Message:
 
 
 TOOLS = [tool("get_weather", "city", "day"), tool("read_file", "path")]
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def say(content: str, reasoning: str = "") -> Message:

@@ -37,12 +37,11 @@ class Served:
     app: App
     loop: asyncio.AbstractEventLoop
     prompts: list[list[int]] = field(default_factory=list)
-    headers: dict[str, str] = field(default_factory=dict)
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         """Status and body, as JSON where it is JSON."""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {**self.headers, **(headers or {})}, method=method)
+        request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
         if data is not None:
             request.add_header("content-type", "application/json")
         try:
@@ -74,8 +73,7 @@ class Served:
         return state
 
     def rows(self, session: str) -> list[dict[str, Any]]:
-        request = urllib.request.Request(f"{self.url}/sessions/{session}/rows", headers=self.headers)
-        with urllib.request.urlopen(request) as answer:
+        with urllib.request.urlopen(f"{self.url}/sessions/{session}/rows") as answer:
             return [json.loads(line) for line in answer.read().splitlines()]
 
     def record(self, session: str) -> Any:

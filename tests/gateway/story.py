@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from tests.gateway.recorded import user
+from tests.conversations import system, user
 from tests.gateway.server import TOOLS, Served
 from tokentrace import create_renderer
 from tokentrace.engines import Engine, EngineReply, ScriptedEngine
@@ -56,10 +56,6 @@ def talk(served: Served, script: Script, session: str, messages: list[Message], 
         assert status == 200, answer
         messages = [*messages, answer["choices"][0]["message"]]
     return messages
-
-
-def system(text: str) -> Message:
-    return {"role": "system", "content": text}
 
 
 def interesting(served: Served, script: Script, session: str = "interesting") -> None:

@@ -46,13 +46,8 @@ def counting(prompt: Any, sampling: SamplingParams) -> list[int]:
     return answer_ids(f"That is {int(np.asarray(prompt, np.int64) @ np.arange(1, len(prompt) + 1)) % 1_000_003}.")
 
 
-@cache
-def _stop() -> int:
-    return pocket().get_stop_token_ids()[0]
-
-
 def answer_ids(text: str) -> list[int]:
-    return [*ids_of(pocket(), (text,)), _stop()]
+    return [*ids_of(pocket(), (text,)), *pocket().get_stop_token_ids()[:1]]
 
 
 @dataclass
@@ -65,7 +60,6 @@ class Agent:
     stream: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
-    started: set[str] = field(default_factory=set)
     max_tokens: int = 12
     previous: bool = False
     """Whether the conversation is left to the gateway (`previous_response_id`)."""
@@ -104,8 +98,7 @@ class Agent:
             connection.close()
 
     def _whole(self, answer: dict[str, Any]) -> Heard:
-        self.started.add(id := _bare(answer["id"]))
-        usage = answer["usage"]
+        id, usage = _bare(answer["id"]), answer["usage"]
         if self.dialect == "chat":
             return Heard(id, answer["choices"][0]["message"]["content"] or "", usage["completion_tokens"])
         items = answer["content"] if self.dialect == "messages" else answer["output"]
@@ -136,7 +129,6 @@ class Agent:
                     id = _bare(event["response"]["id"])
                 case "response.completed" | "response.incomplete":
                     return self._whole(event["response"])
-            self.started.add(id)
         raise Unfinished(id)
 
 

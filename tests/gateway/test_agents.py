@@ -9,6 +9,7 @@ Claude Code names its session itself, and a proxy that leads nowhere stands befo
 
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -194,17 +195,6 @@ SITTINGS = [
 ]
 
 
-class Everywhere(dict[str, Story]):
-    """The same story for every session: Claude Code makes up its name."""
-
-    def __init__(self, story: Story) -> None:
-        super().__init__()
-        self._story = story
-
-    def __missing__(self, session: str) -> Story:
-        return self._story
-
-
 @contextmanager
 def dead_end() -> Iterator[tuple[str, list[str]]]:
     """A proxy that answers nobody, and what it was asked for."""
@@ -253,7 +243,7 @@ def test_claude_code(
     request: pytest.FixtureRequest, tmp_path: Path, family: str, story: Story, sittings: Any, causes: Any, branches: Any
 ) -> None:
     need(request.config, "claude")
-    stage = stage_of(family, Everywhere(story))
+    stage = stage_of(family, defaultdict(lambda: story))  # Claude Code makes up the name of its session
     with dead_end() as (proxy, asked), gateway_server(lambda: StoryEngine(stage), stage.renderer) as served:
         proxies = {"HTTPS_PROXY": proxy, "HTTP_PROXY": proxy, "NO_PROXY": "127.0.0.1"}
         run = {"url": served.url, "dialect": "messages", "stream": True} | ({"sittings": sittings} if sittings else {})

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from tests.gateway.talking import Agent, Refused, Unfinished, every_kind
+from tests.store.support import opened
 from tests.support import FULL
 from tests.trajectory.model import check_trajectory
-from tokentrace.store.store import TurnRecord, open_store
+from tokentrace.store.store import TurnRecord
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 
@@ -78,8 +79,7 @@ Recorded = tuple[dict[str, list[TurnRecord]], dict[str, Trajectory], dict[str, l
 
 async def read(place: str) -> Recorded:
     """What is in the store: all turns, each of them whole, their tokens, and the requests that gave none."""
-    store = open_store(place)
-    try:
+    async with opened(place) as store:
         turns, tokens, incomplete = {}, {}, {}
         for session in SESSIONS:
             turns[session] = [turn async for turn in store.turns(session)]
@@ -96,8 +96,6 @@ async def read(place: str) -> Recorded:
                 assert info is not None
                 assert (info.turns, info.records) == (len(turns[session]), trajectory.num_writes)
         return turns, tokens, incomplete
-    finally:
-        await store.close()
 
 
 def stream_of(trajectory: Trajectory, turn: TurnRecord) -> list[int]:

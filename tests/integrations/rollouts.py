@@ -5,7 +5,7 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,17 +42,22 @@ def make_agent(
     return Agent(engine, RENDERER, tools=[calculator], sampling=sampling or SamplingParams(64, seed=3), **options)
 
 
-def pocket_rollout(**options: Any) -> Rollout:
-    """A rollout of pocket with a call and its result."""
+def with_engine(work: Callable[[Engine], Awaitable[Any]]) -> Any:
+    """What a coroutine makes of the embedded engine."""
 
-    async def run() -> Rollout:
+    async def run() -> Any:
         engine = EmbeddedEngine(seed=3)
         try:
-            return await make_agent(engine, **options).run(Task(QUESTION, name="sum"))
+            return await work(engine)
         finally:
             await engine.close()
 
-    rollout = asyncio.run(run())
+    return asyncio.run(run())
+
+
+def pocket_rollout(**options: Any) -> Rollout:
+    """A rollout of pocket with a call and its result."""
+    rollout: Rollout = with_engine(lambda engine: make_agent(engine, **options).run(Task(QUESTION, name="sum")))
     assert rollout.tool_calls, "a rollout with a tool's result between two completions"
     return rollout
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integrations.rollouts import QUESTION, check_rows, pocket_rollout, random_tree, recipe
-from tokentrace import EmbeddedEngine, InputError, Task
+from tests.integrations.rollouts import QUESTION, check_rows, pocket_rollout, random_tree, recipe, with_engine
+from tokentrace import InputError, Task
 from tokentrace.engines import EngineAnswerError, EngineRefusal, LogprobKindError, SamplingParams
 from tokentrace.engines.answers import checked_request
 from tokentrace.engines.protocol import Capabilities, Completion, Engine, GenerateRequest
@@ -219,23 +219,14 @@ def test_skyrl_gets_branches_as_steps(seed: int) -> None:
 
 def test_skyrl_runs_an_agent_for_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Rollout] = []
-
     names = recipe("my_skyrl.py", monkeypatch, kept=kept)
-
-    async def run() -> Any:
-        engine = EmbeddedEngine(seed=3)
-        sampling = {"min_tokens": 1, "max_tokens": 64, "temperature": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1}
-        batch = {
-            "prompts": [QUESTION, QUESTION],
-            "sampling_params": {**sampling, "seed": 3},
-            "trajectory_ids": ["a", "b"],
-        }
-        try:
-            return await names["AgentGenerator"](engine).generate(batch)
-        finally:
-            await engine.close()
-
-    made = asyncio.run(run())
+    sampling = {"min_tokens": 1, "max_tokens": 64, "temperature": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1}
+    batch = {
+        "prompts": [QUESTION, QUESTION],
+        "sampling_params": {**sampling, "seed": 3},
+        "trajectory_ids": ["a", "b"],
+    }
+    made = with_engine(lambda engine: names["AgentGenerator"](engine).generate(batch))
     assert set(made) == set(SHAPES["skyrl"]["GeneratorOutput"])
     kept.sort(key=lambda rollout: rollout.task.name)  # numbered in the order of the prompts
     for row, expected in zip(skyrl_rows(made), kept, strict=True):
@@ -284,15 +275,11 @@ def execute(openrlhf: pytest.MonkeyPatch, *, lost: int = 0, logprobs: int | None
         temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, min_tokens=1, seed=3, logprobs=logprobs, stop=None
     )
 
-    async def run() -> Any:
-        engine = EmbeddedEngine(seed=3)
+    def work(engine: Engine) -> Any:
         vllm = TrainersVLLM(engine, lost)
-        try:
-            return await names["AgentExecutor"]().execute(QUESTION[0]["content"], "395", params, 2048, None, vllm)
-        finally:
-            await engine.close()
+        return names["AgentExecutor"]().execute(QUESTION[0]["content"], "395", params, 2048, None, vllm)
 
-    return asyncio.run(run())
+    return with_engine(work)
 
 
 def test_openrlhf_gets_the_sequence_and_the_ranges_with_loss(openrlhf: Any) -> None:

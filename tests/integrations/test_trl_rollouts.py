@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import socket
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -181,12 +180,8 @@ def test_weights_are_sent_once_a_step_and_by_one_process() -> None:
 
 
 def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None:
-    """The engine refuses: nothing was sampled, and nothing is raised."""
-
-    def script(*_: Any) -> list[int]:
-        raise AssertionError("not asked")
-
-    engine = ScriptedEngine(script)
+    """Its prompt cannot be rendered: nothing was sampled, and nothing is raised."""
+    engine = ScriptedEngine(lambda *_: pytest.fail("not asked"))
     agent = Agent(engine, create_renderer(POCKET), sampling=SamplingParams(8), reward=lambda rollout: 1.0)
     function = RolloutFunction(agent, weights_to=None, loop=loop)
     with pytest.warns(UserWarning, match="nothing was sampled"):
@@ -281,35 +276,22 @@ def test_rows_of_a_session_are_what_trl_is_given() -> None:
         assert rollout_reward(**rows) == [0.25, 0.25]
 
 
-def test_a_history_that_was_rewritten_gives_several_rows() -> None:
+def test_a_history_that_was_rewritten_gives_several_rows_and_an_agent_that_raises_none() -> None:
     with gateway_server() as served:
         agent = GatewayAgent(served.url, forget)
-        finished = asyncio.run(agent.run(Task(PROMPT, name="one")))
-        assert len(finished.samples) == 2
-        assert finished.reward is None
+        rewritten = asyncio.run(agent.run(Task(PROMPT, name="one")))
         function = RolloutFunction(agent, weights_to=None)
         with pytest.raises(SampleError, match="has 2 rows"):
             function([PROMPT], trainer())
         function.close()
-
-
-def test_an_agent_that_raises_has_failed() -> None:
-    with gateway_server() as served:
-        finished = asyncio.run(GatewayAgent(served.url, fail).run(Task(PROMPT, name="one")))
-    assert finished.samples == []
-    assert (finished.reward, finished.metrics["end"]) == (None, "failed")
-    assert finished.notes == ["RuntimeError: the agent broke"]
-
-
-def nobody() -> str:
-    """An address at which nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+        failed = asyncio.run(GatewayAgent(served.url, fail).run(Task(PROMPT, name="two")))
+    assert (len(rewritten.samples), rewritten.reward) == (2, None)
+    assert (failed.samples, failed.reward, failed.metrics["end"]) == ([], None, "failed")
+    assert failed.notes == ["RuntimeError: the agent broke"]
 
 
 def test_a_gateway_that_cannot_be_reached_or_refuses_ends_the_rollout_alone() -> None:
-    finished = asyncio.run(GatewayAgent(nobody(), ask_twice).run(Task(PROMPT)))
+    finished = asyncio.run(GatewayAgent("http://127.0.0.1:9", ask_twice).run(Task(PROMPT)))
     assert (finished.metrics["end"], finished.samples, finished.reward) == ("engine", [], None)
     assert "the gateway cannot be reached" in finished.notes[0]
     with gateway_server() as served:

@@ -1,13 +1,12 @@
 """What the tests of TRL share: pocket as a trainer's model and as an engine, and hooks that read what the loss gets."""
 
 import functools
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from tests.integrations.rollouts import calculator
 from tests.lazy import lazy
 from tokentrace import Agent, Budget, EmbeddedEngine, create_renderer
-from tokentrace.demo.calculator import calculate
 from tokentrace.pocket import POCKET
 
 torch, trl, datasets = lazy("torch"), lazy("trl"), lazy("datasets")
@@ -26,19 +25,11 @@ QUIET = {
 }
 
 
-def calculator(expression: str) -> Fraction:
-    """Evaluate an arithmetic expression."""
-    return calculate(expression)
-
-
 def pocket_agent(engine: EmbeddedEngine, **settings: Any) -> Agent:
     """An agent with a calculator; the fewer tokens, the better."""
-    defaults = {"tools": [calculator], "budget": Budget(turns=3, turn_tokens=64), "reward": shortness}
+    defaults: dict[str, Any] = {"tools": [calculator], "budget": Budget(turns=3, turn_tokens=64)}
+    defaults["reward"] = lambda rollout: -rollout.trajectory.num_sampled / 100
     return Agent(engine, create_renderer(POCKET), **{**defaults, **settings})
-
-
-def shortness(rollout: Any) -> float:
-    return -rollout.trajectory.num_sampled / 100
 
 
 @functools.cache

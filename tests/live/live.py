@@ -6,12 +6,12 @@ A process of its own: it ends when the test's process does, however that ends, a
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,6 @@ SLOTS = 4
 CONTEXT = 1536
 """Tokens of one slot: what `connect` must find out."""
 START_SECONDS = 60
-WHEELS = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64"), ("win32", "AMD64")}
-"""Systems for which the index has a wheel of xllamacpp."""
-
-
-def no_wheel() -> str | None:
-    """Why there is no llama.cpp here; None where there has to be one."""
-    system = (sys.platform, platform.machine())
-    return None if system in WHEELS else f"xllamacpp has no wheel for {' '.join(system)}"
 
 
 @contextmanager
@@ -95,6 +87,15 @@ class Recorder(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+@cache
+def prompts(seed: int = 1) -> list[list[int]]:
+    """The first prompts of eight of pocket's questions."""
+    return [
+        RENDERER.render(question.prompt, tools=question.tools, add_generation_prompt=True).ids.tolist()
+        for question in pick_questions(8, seed)
+    ]
 
 
 def expected_logprobs(prompt: Sequence[int], ids: Any, sampling: SamplingParams) -> list[float]:

@@ -6,6 +6,8 @@ float32, in which the many small probabilities get lost. The bounds here leave r
 """
 
 import importlib.util
+import platform
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +17,9 @@ import numpy as np
 import pytest
 
 from tests.engines.test_embedded import RENDERER
-from tests.live.live import CONTEXT, ROOT, Recorder, check_rollouts, expected_logprobs, llama_server, no_wheel, roll_out
+from tests.live.live import CONTEXT, ROOT, Recorder, check_rollouts, expected_logprobs, llama_server, prompts, roll_out
 from tests.loop import in_loop
 from tests.support import rotating
-from tokentrace.demo.questions import pick_questions, question_task
 from tokentrace.engines.errors import EngineAnswerError
 from tokentrace.engines.http import Connection
 from tokentrace.engines.llamacpp import LlamaCppEngine
@@ -34,8 +35,11 @@ RAW_GAP = 1e-3
 TIE = 1e-3
 """Logits that are nearer to each other than this may be ordered either way."""
 
-if reason := no_wheel():
-    pytest.skip(reason, allow_module_level=True)
+WHEELS = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64"), ("win32", "AMD64")}
+"""Systems for which the index has a wheel of xllamacpp."""
+
+if (sys.platform, platform.machine()) not in WHEELS:
+    pytest.skip(f"xllamacpp has no wheel for {platform.platform()}", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +69,6 @@ async def connected(server: str, recorder: Recorder | None = None) -> AsyncItera
         await engine.close()
 
 
-def first_prompts(count: int) -> list[Any]:
-    tasks = [question_task(question) for question in pick_questions(count)]
-    schemas = [[tool.tool_schema for tool in task.tools or ()] for task in tasks]
-    return [
-        RENDERER.render(task.messages, tools=tools, add_generation_prompt=True).ids
-        for task, tools in zip(tasks, schemas, strict=True)
-    ]
-
-
 # -- what it can do
 
 
@@ -90,7 +85,7 @@ async def test_connect_finds_out_what_it_can_do(server: str, model_file: Path) -
 @in_loop
 async def test_greedy_ids_are_those_of_the_numpy_model(server: str) -> None:
     async with connected(server) as engine:
-        for prompt in first_prompts(6):
+        for prompt in prompts(0)[:6]:
             ids = (await engine.generate(prompt, SamplingParams(80, temperature=0, stop_token_ids=(END,)))).ids
             row = np.concatenate((prompt, ids))
             logits = MODEL.extend([MODEL.new_cache()], [row], every=True)[0][len(prompt) - 1 : -1]
@@ -125,7 +120,7 @@ async def test_the_engine_saw_the_rows_that_are_trained(server: str, temperature
 )
 @in_loop
 async def test_logprobs_are_of_the_distribution_sampled_from(server: str, settings: dict[str, Any]) -> None:
-    prompt = first_prompts(3)[2]
+    prompt = prompts(0)[2]
     async with connected(server) as engine:
         for seed in range(3):
             sampling = SamplingParams(40, seed=seed, stop_token_ids=(END,), **settings)
@@ -136,7 +131,7 @@ async def test_logprobs_are_of_the_distribution_sampled_from(server: str, settin
 
 @in_loop
 async def test_max_tokens_and_stop_ids_are_respected(server: str) -> None:
-    prompt = first_prompts(1)[0]
+    prompt = prompts(0)[0]
     limits = [(5, (END,)), (80, (END,)), (80, (END, NEWLINE)), (1, ())]
     async with connected(server) as engine:
         asked = [SamplingParams(most, temperature=0, stop_token_ids=stops) for most, stops in limits]

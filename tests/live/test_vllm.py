@@ -7,14 +7,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
-from functools import cache
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.engines.test_embedded import RENDERER, SETTINGS, STOPS
-from tests.live.live import Recorder, check_rollouts, expected_logprobs, gap, roll_out
+from tests.live.live import Recorder, check_rollouts, expected_logprobs, gap, prompts, roll_out
 from tests.live.vllm_server import vllm_server
 from tests.loop import in_loop
 from tokentrace import trajectory_samples
@@ -69,15 +68,6 @@ async def connected(url: str, recorder: Recorder | None = None) -> AsyncIterator
         yield engine
     finally:
         await engine.close()
-
-
-@cache
-def prompts() -> list[list[int]]:
-    questions = pick_questions(8, seed=1)
-    return [
-        RENDERER.render(question.prompt, tools=question.tools, add_generation_prompt=True).ids.tolist()
-        for question in questions
-    ]
 
 
 def greedy(prompt: list[int], longest: int) -> list[int]:

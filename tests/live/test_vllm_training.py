@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.engines.test_embedded import RENDERER, STOPS, save
-from tests.live.live import Recorder, gap
-from tests.live.test_vllm import CLOSE, PYTHON, both_paths, connected, prompts
+from tests.live.live import Recorder, gap, prompts
+from tests.live.test_vllm import CLOSE, PYTHON, both_paths, connected
 from tests.live.vllm_server import vllm_server
 from tests.loop import in_loop
 from tokentrace.engines.protocol import FinishReason, SamplingParams, joined

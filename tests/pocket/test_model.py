@@ -40,12 +40,6 @@ def rows() -> list[list[int]]:
     return [renderer.render_ids(solve(question), tools=question.tools) for question in questions] + [random]
 
 
-def reference_logprobs(ids: list[int]) -> Any:
-    with torch.inference_mode():
-        logits = reference()(torch.tensor([ids])).logits[0]
-    return torch.log_softmax(logits.double(), -1).numpy()
-
-
 # -- what ships
 
 
@@ -76,7 +70,9 @@ def test_every_weight_is_read_as_transformers_reads_it() -> None:
 @pytest.mark.parametrize("index", rotating(range(13), "logprobs", 3))
 def test_logprobs_are_those_of_transformers(index: int) -> None:
     ids = rows()[index]
-    expected = reference_logprobs(ids)
+    with torch.inference_mode():
+        logits = reference()(torch.tensor([ids])).logits[0]
+    expected = torch.log_softmax(logits.double(), -1).numpy()
     scored = load_pocket().score(ids)
     assert scored.dtype == np.float32
     assert np.abs(scored - expected[np.arange(len(ids) - 1), ids[1:]]).max() < CLOSE

@@ -35,28 +35,24 @@ def look() -> str:
 
 
 class Table(BaseTool):
-    """Has a value for each trajectory, and a diary."""
+    """Has a value for each trajectory."""
 
     def __init__(self) -> None:
         super().__init__(tool_schema=function_schema(look))
         self.values: dict[str, Any] = {}
-        self.diary: list[str] = []
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
         assert instance_id not in self.values, "two trajectories share an instance"
-        self.diary.append(f"create {instance_id}")
         self.values[instance_id] = kwargs["value"]
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         await asyncio.sleep(0)
-        self.diary.append("execute")
         return f"{self.values[instance_id]}", 0.5, {"depth": 1}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         return float(self.values[instance_id])
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        self.diary.append(f"release {instance_id}")
         del self.values[instance_id]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.rollout.support import RENDERER, SIZE
+from tests.store.support import opened
 from tests.trajectory.model import check_trajectory
 from tokentrace import InputError, Trajectory
 from tokentrace.engines.protocol import SamplingParams
@@ -22,7 +23,6 @@ from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.record import TurnMetrics
 from tokentrace.rollout.store import RUN, STORE, RolloutStore, check_run, discard_run, group_advantages
-from tokentrace.store.store import open_store
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,12 +85,9 @@ def test_a_rollout_is_a_session_of_the_store(tmp_path: Path) -> None:
     stored(tmp_path, a_rollout("one", 0.5, color="red")).close()
 
     async def read() -> tuple[Any, list[Any], list[Any]]:
-        store = open_store(str(tmp_path / STORE))
-        try:
+        async with opened(str(tmp_path / STORE)) as store:
             turns = [turn async for turn in store.turns("one")]
             return await store.session("one"), turns, await store.labels("one")
-        finally:
-            await store.close()
 
     info, turns, labels = asyncio.run(read())
     assert (info.state, info.turns, info.sampled, info.metadata["color"]) == ("sealed", 1, 2, "red")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, Table, agent, call, results, run
+from tests.rollout.support import ANSWER, CALL, QUESTION, TASK, agent, call, results, run
 from tokentrace import EmbeddedEngine
 from tokentrace.conversation.functions import function_schema
 from tokentrace.rollout import Budget, ConfigError, End, Task, load_interactions, load_tools, read_run
@@ -42,18 +42,6 @@ def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
     assert order == ["quick", "slow"]
     assert results(rollout) == ["slow", "quick"]
     assert rollout.tool_calls == 2
-
-
-def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
-    tool = Table()
-    rollout = run(
-        CALL + CALL, CALL, ANSWER, tools=[tool], task=Task(QUESTION, "t1", tool_settings={"look": {"value": 2}})
-    )
-    assert results(rollout) == ["2", "2", "2"]
-    assert [turn.reward for turn in rollout.per_turn] == [1.0, 0.5, None]
-    assert rollout.per_turn[0].metrics == [{"tool": "look", "depth": 1}] * 2
-    assert rollout.reward == 2.0 + 1.5
-    assert tool.diary == ["create t1", "execute", "execute", "execute", "release t1"]
 
 
 def add(a: int, b: int = 1) -> int:
@@ -229,17 +217,19 @@ def test_every_step_gets_its_own_arguments_and_the_id_that_create_gave() -> None
         "release_kwargs": {"keep": 1},
     }
     task = Task(QUESTION, name="one", tool_settings={"look": settings})
-    rollout = run(LOOK, LOOK, "42", tools=[tool], task=task)
+    rollout = run(LOOK + LOOK, LOOK, "42", tools=[tool], task=task)
     assert tool.diary == [
         ("create", "one", {"ground_truth": "42", "create_kwargs": {"ground_truth": "42"}}),
         ("execute", "own-one", {"a": 1}, {"deep": True}, ["user", "assistant"], 1),
-        ("execute", "own-one", {"a": 1}, {"deep": True}, ["user", "assistant", "tool", "assistant"], 2),
+        ("execute", "own-one", {"a": 1}, {"deep": True}, ["user", "assistant"], 2),
+        ("execute", "own-one", {"a": 1}, {"deep": True}, ["user", "assistant", "tool", "tool", "assistant"], 3),
         ("calc_reward", "own-one", {"gives": 2.0}),
         ("release", "own-one", {"keep": 1}),
     ]
-    assert (rollout.end, rollout.reward, rollout.notes) == (End.ANSWER, 2.5, [])
-    assert results(rollout) == ["seen", "seen"]
-    assert rollout.per_turn[0].metrics == [{"tool": "look", "depth": 1}]
+    assert [turn.reward for turn in rollout.per_turn] == [0.5, 0.25, None]
+    assert (rollout.end, rollout.reward, rollout.notes) == (End.ANSWER, 2.0 + 0.75, [])
+    assert results(rollout) == ["seen"] * 3
+    assert rollout.per_turn[0].metrics == [{"tool": "look", "depth": 1}] * 2
     assert rollout.schemas == [SCHEMA]
 
 

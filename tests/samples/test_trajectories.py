@@ -146,7 +146,7 @@ def test_an_advantage_that_is_no_finite_number_is_refused_with_its_turn(bad: Any
 # -- what the logprobs mean
 
 
-def recorded() -> Trajectory:
+def test_rows_say_of_each_completion_what_its_logprobs_are() -> None:
     trajectory = Trajectory(name="kinds")
     trajectory.begin([1, 2], messages=1)
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}
@@ -154,11 +154,7 @@ def recorded() -> Trajectory:
     trajectory.append_completion([10, 11], [-0.1, -0.2], sampling=sampling, version="a", **said)
     trajectory.append_context([3], Kind.CONTEXT)
     trajectory.append_completion([20], [-0.3], finish_reason="stop", sampling={"temperature": 1}, cached_tokens=4)
-    return trajectory
-
-
-def test_rows_say_of_each_completion_what_its_logprobs_are() -> None:
-    (row,) = trajectory_samples(recorded())
+    (row,) = trajectory_samples(trajectory)
     assert row.completions == (
         CompletionSpan(2, 4, LogprobKind.PROCESSED, 0.7, 0.9, 5, 0),
         CompletionSpan(5, 6, LogprobKind.UNKNOWN, 1.0, None, None, 4),

@@ -79,7 +79,7 @@ def postgres_server() -> Iterator[Postgres]:
 
 
 @asynccontextmanager
-async def opened(where: str) -> AsyncIterator[Store]:
+async def opened(where: str | None) -> AsyncIterator[Store]:
     store = open_store(where)
     try:
         yield store

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tests.conversations import Message, assistant, call, user
 from tokentrace import Renderer
-from tokentrace.formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, Style, TurnGrammar, Value
+from tokentrace.formats.grammar import NO_CALLS, CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.study.derive import BARE_CALLS, SEVERAL_MESSAGES, TWO_TURNS
 from tokentrace.study.probes import STAND_IN_TOOL
@@ -275,14 +275,6 @@ CASES: Final = {
         turn(json_arguments(head=(("", "id"),), id_is_name=True))
     ),
     # calls: arguments one by one
-    "compact tags": Case(
-        template(called("<call>{{ f.name }}" + pairs("<k>{{ k }}</k><v>" + VALUE + "</v>") + "</call>")),
-        turn(tagged_pairs(open="<call>", begin="", key_open="<k>", value_open="</k><v>", value_close="</v>"))
-    ),
-    "tags that say the type": Case(
-        template(in_tag("<p name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">" + VALUE + "</p>")),
-        turn(tagged_pairs(value_open='" string="false">', string_open='" string="true">'))
-    ),
     "tags that name one of six types": Case(
         TYPE + template(called(
             '<call name="{{ f.name }}" at="{{ loop.index0 }}">'
@@ -329,10 +321,6 @@ CASES: Final = {
     "strings as JSON": Case(
         template(in_tag('<p name="{{ k }}">{{ v | tojson }}</p>')), turn(tagged_pairs(strings=Value.JSON)), (HELLO,)
     ),
-    "True and False": Case(
-        template(in_tag('<p name="{{ k }}">{{ v if v is string or v is boolean else v | tojson }}</p>')),
-        turn(tagged_pairs(others=Value.PYTHON))
-    ),
     "tags named after the keys": Case(
         TREE + template(called('<|x|><call name="{{ f.name }}">{{ tree(f.arguments) }}<|x|></call>')),
         turn(CallGrammar(
@@ -364,14 +352,6 @@ CASES: Final = {
         ))
     ),
     # around calls
-    "a section": Case(
-        template(called(TAG, "{{ '\\n' }}<calls>{{ '\\n' }}", "{{ '\\n' }}</calls>")),
-        turn(replace(TAGGED, before="\n", section_open="<calls>\n", section_close="\n</calls>"))
-    ),
-    "a section that is a list": Case(
-        template(called(OBJECT + COMMA, "<|calls|>[", "]")),
-        turn(json_call(section_open="<|calls|>[", section_close="]", separator=", "))
-    ),
     "a separator of letters": Case(
         template(called(TAG + "{{ '' if loop.last else '; ' }}")), turn(replace(TAGGED, separator="; "))
     ),
@@ -401,17 +381,6 @@ CASES: Final = {
     "no closing delimiter": Case(
         template(called("<|call|>{{ f.name }}<|args|>" + ARGUMENTS)), turn(json_arguments(close=""))
     ),
-    "no delimiter at all": Case(
-        template("{% if m.tool_calls %}" + EACH + OBJECT + "{% endfor %}{% else %}{{ m.content }}{% endif %}"),
-        turn(json_call(), NOT_BESIDE), (HELLO, CALLED)
-    ),
-    "one call a turn": Case(
-        template(
-            "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one at a time') }}{% endif %}"
-            + called(TAG)
-        ),
-        turn(TAGGED, ONE_CALL), (HELLO, CALLED, BESIDE)
-    ),
     "calls or content": Case(
         template("{% if m.tool_calls and m.content %}{{ raise_exception('either or') }}{% endif %}" + called(TAG)),
         turn(TAGGED, NOT_BESIDE), (HELLO, CALLED, assistant("", LOOK, STOP))
@@ -432,13 +401,6 @@ CASES: Final = {
         "{% if m.tool_calls %}<|a|>" + EACH + TAG + "{% endfor %}<|end|>{% endif %}"
         "{% else %}<|u|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}",
         turn(TAGGED, TWO_TURNS), (HELLO, CALLED, assistant("", LOOK, STOP))
-    ),
-    "one call is not closed as two are": Case(
-        template(called(TAG, "<calls>", "{% if m.tool_calls | length > 1 %}</calls>{% endif %}")),
-        turn(
-            replace(TAGGED, section_open="<calls>", section_close="</calls>"),
-            "the template disagrees with itself: one call ends with '</call>', the last of two with '</call></calls>'"
-        )
     ),
     "calls that cannot be taken apart": Case(
         template(called("<call>{{ f.name }}</call>")),

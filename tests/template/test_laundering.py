@@ -25,9 +25,12 @@ MESSAGES = [
 ORIGIN = ("messages", 0, "content")
 
 
+TOOLS = wrap_tools([{"name": "f", "description": CONTENT, "parameters": {"properties": {CONTENT: {}}}}])
+
+
 def render(source: str, **variables: Any) -> Rendering:
     setup = "{%- set m = messages[0] -%}{%- set c = m.content -%}"
-    return ChatTemplate(setup + source).render(MESSAGES, None, variables=wrap_variables(variables))
+    return ChatTemplate(setup + source).render(MESSAGES, TOOLS, variables=wrap_variables(variables))
 
 
 EXACT = {
@@ -186,23 +189,19 @@ def test_text_that_cannot_be_followed_is_credited_to_nobody(name: str) -> None:
         ("{{ messages|string }}", {("messages",)}),
         ("{{ kwarg }}{{ kwarg|upper }}", {("kwargs", "kwarg")}),
         ("{{ documents[0].text }}", {("kwargs", "documents", 0, "text")}),
+        ("{{ tools }}", {("tools",)}),
+        ("{{ tools[0].description }}", {("tools", 0, "description")}),
+        (
+            "{% for k in tools[0].parameters.properties %}{{ k }}{% endfor %}",
+            {("tools", 0, "parameters", "properties", CONTENT, KEY)},
+        ),
+        ("{{ tools|tojson }}", {("tools",)}),
     ],
 )
 def test_containers(source: str, origins: set[Any] | None) -> None:
     rendering = render(source, kwarg=CONTENT, documents=[{"text": CONTENT}])
     credited = {origin for text, _, origin in rendering.spans() if GREEK & set(text)}
     assert credited == origins if origins else None not in credited
-
-
-def test_tool_schemas_are_credited_to_the_tools() -> None:
-    tools = wrap_tools([{"name": "f", "description": CONTENT, "parameters": {"properties": {CONTENT: {}}}}])
-    source = (
-        "{{ tools|tojson }}{{ tools[0].description }}{% for k in tools[0].parameters.properties %}"
-        "{{ k }}{% endfor %}{{ tools }}"
-    )
-    rendering = ChatTemplate(source).render(MESSAGES, tools)
-    assert {origin[0] for text, _, origin in rendering.spans() if GREEK & set(text) and origin} == {"tools"}
-    assert None not in {origin for text, _, origin in rendering.spans() if GREEK & set(text)}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from tokentrace.errors import TrajectoryError
 from tokentrace.samples.trajectories import owned_turns
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes
@@ -150,6 +152,9 @@ def assert_same(model: Model, trajectory: Trajectory) -> None:
         if trajectory.has_logprobs:
             wanted = np.array([math.nan if token.logprob is None else token.logprob for token in tokens], np.float32)
             assert trajectory.logprobs(index).tobytes() == wanted.tobytes()
+        else:
+            with pytest.raises(TrajectoryError, match="logprobs=False"):
+                trajectory.logprobs(index)
         assert trajectory.message_indices(index).tolist() == [token.message for token in tokens]
         assert trajectory.message_count(index) == expected.messages
         assert_same_turns(expected, trajectory, index)

@@ -78,16 +78,6 @@ def test_a_missing_logprob_is_an_error_and_says_so() -> None:
     assert trajectory.num_writes == 1
 
 
-def test_without_logprobs_none_are_there_to_be_read() -> None:
-    trajectory = Trajectory(logprobs=False)
-    trajectory.begin([1])
-    trajectory.append_completion([2, 3], None, finish_reason="stop")
-    assert trajectory.loss_mask().tolist() == [False, True, True]
-    with pytest.raises(TrajectoryError, match="logprobs=False"):
-        trajectory.logprobs()
-    check_trajectory(trajectory)
-
-
 # -- extension
 
 
