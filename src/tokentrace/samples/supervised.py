@@ -218,9 +218,7 @@ class SampleBuilder:
         if since > len(messages):
             raise SampleError(f"since is {since}, and the conversation has {len(messages)} messages")
         if unknown := sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages}):
-            raise SampleError(
-                f"roles names {unknown[0]!r}, which is no role of this conversation, and not a usual one"
-            )
+            raise SampleError(f"roles names {unknown[0]!r}, which is no role of this conversation, and not a usual one")
         chosen = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         off = [at for at in chosen if _flag(at, messages[at]) is False]

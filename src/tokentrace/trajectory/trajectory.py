@@ -293,8 +293,6 @@ class Trajectory(ShowsItself, Record):
         known = isinstance(turn, Turn) and 0 <= turn.write < self.num_writes
         recorded = self._writes[turn.write] if known else None
         if not isinstance(recorded, Turn) or turn != cut(recorded, turn.stop):
-            raise TrajectoryError(
-                f"turn must be a Turn that append_completion returned, not {brief(turn)}"
-            )
+            raise TrajectoryError(f"turn must be a Turn that append_completion returned, not {brief(turn)}")
         writes = self._by_branch[recorded.branch]
         writes[writes.index(recorded)] = self._writes[turn.write] = replace(recorded, reward=value)
