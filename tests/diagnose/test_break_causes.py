@@ -124,6 +124,8 @@ def test_the_cause_of_a_turn_that_was_rendered_again(name: str) -> None:
     assert words in broken.words
     if cause in (Cause.JSON_FORMAT, Cause.REWRITTEN_CALL):
         assert broken.later == ()
+    if cause in (Cause.REWRITTEN_CALL, Cause.EMPTY_PARAMETER):
+        assert explain_break(turn.stream, turn.next_prompt, turn.renderer).cause is cause
     if cause in (Cause.BOOLEAN_CASE, Cause.STOP_TOKEN):
         assert broken.region == "completion 1"
 

@@ -202,7 +202,7 @@ async def test_a_paused_engine_samples_nothing_until_it_is_resumed() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert not task.done()
-        await engine.resume()
+        await asyncio.gather(engine.resume(), engine.pause(), engine.resume())
         assert (await task).finish_reason is FinishReason.STOP
 
 

@@ -193,6 +193,12 @@ def test_the_parts_that_the_parser_reads_are_the_fields_that_the_trace_shows(any
     assert (Part.REASONING in kinds) == (any_family not in NO_REASONING)
 
 
+def test_white_space_before_reasoning_goes_with_it() -> None:
+    renderer = make_renderer("glm-4.6")
+    sample = sample_of(renderer, Conversation([HI, assistant("yes", reasoning="why")]), parts=["content"])
+    assert renderer.tokenizer.decode(sample.ids[sample.mask]) == "yes"
+
+
 def test_inline_reasoning_is_reasoning_whatever_follows() -> None:
     renderer = make_renderer("qwen3")
     for name, conversation in INLINE.items():

@@ -5,6 +5,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -235,6 +236,13 @@ def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
     assert from_bytes(BEGUN + context).trajectory.num_writes == 2
     told = from_bytes(BEGUN + record(4, payload(TURN | {"channels": [EXPERTS]}, TOLD)))
     assert told.trajectory.channels()["experts"].entries() == [None, None, 258]
+    odd = {"big": np.array([7], ">i4"), "bools": [[True, 2]], "mapping": [MappingProxyType({"a": 1})]}
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    trajectory.append_completion([2], [-1.0], finish_reason="stop", channels=odd)
+    kept = {name: channel.entries()[1] for name, channel in trajectory.channels().items()}
+    assert kept == {"big": 7, "bools": [True, 2], "mapping": {"a": 1}}
+    assert kept["bools"][0] is True
     told = from_bytes(BEGUN + turn + record(5, payload({"write": 1, "reward": 3})))
     assert told.trajectory.turns()[0].reward == 3.0
 

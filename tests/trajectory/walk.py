@@ -328,7 +328,7 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
             lambda bad: complete(version=bad),
         ),
         "channels": (
-            [[1], {"": [1] * count}, {1: [1] * count}, *({"a": bad} for bad in per_token)],
+            [[1], {"": [1] * count}, {1: [1] * count}, {"a": [{1: 2}] * count}, *({"a": bad} for bad in per_token)],
             lambda bad: complete(channels=bad),
         ),
         "reward": ([math.nan, math.inf, "1", True, 10**400], lambda bad: lambda: trajectory.set_reward(bad)),

@@ -303,19 +303,28 @@ class Case:
         return None
 
     def changed_call(self) -> Match | None:
-        """A call of the completion that the prompt has in another form, or lacks."""
-        if self.model is self.tokenizer or self.completion is None:
+        """A call of the completion that the prompt has in another form, or lacks.
+
+        If nobody knows what was sampled, a call of the turn around the difference.
+        """
+        if self.model is self.tokenizer or (self.completion is None and self.region is not None):
             return None
-        (start, stop), other = self.completion, self.hunk.other_start
-        stops = np.isin(self.prompt[other:], [*self.model.get_stop_token_ids()])
-        end = other + (int(stops.argmax()) + 1 if stops.any() else len(stops))
-        sides = self.stream[start:stop], self.prompt[start:end]
+        start, stop = self.completion or (self._turn_start(), self._turn_stop(self.stream, self.hunk.start))
+        sides = self.stream[start:stop], self.prompt[start : self._turn_stop(self.prompt, self.hunk.other_start)]
         turns = [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
         ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
         match = next(filter(None, map(_compare_calls, ours, theirs)), None)
         if match is None and len(ours) > len(theirs):
             match = Match(Cause.REWRITTEN_CALL, (str(ours[len(theirs)].name), ""))
         return None if match is None else match._replace(covered=stop)
+
+    def _turn_start(self) -> int:
+        heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads))
+        return int(heads[-1]) if len(heads) else 0
+
+    def _turn_stop(self, ids: Ids, at: int) -> int:
+        stops = np.isin(ids[at:], [*self.model.get_stop_token_ids()])
+        return at + (int(stops.argmax()) + 1 if stops.any() else len(stops))
 
     def whitespace(self) -> Match | None:
         one, other = self.ours[self.at :], self.theirs[self.at :]

@@ -119,8 +119,8 @@ class EmbeddedEngine(Engine):
     async def pause(self) -> None:
         """Stop before the next step; the current one has ended when this returns."""
         self._paused = True
-        if worker := self._current_worker():
-            await asyncio.wait([worker])
+        while self._paused and (worker := self._current_worker()):
+            await asyncio.wait([worker], timeout=0.05)  # `resume` may come before it has ended
 
     async def resume(self) -> None:
         self._paused = False

@@ -258,6 +258,10 @@ class Output:
         regions: list[Region] = []
         bounds = sorted(self._regions, key=lambda entry: entry[0])
         bounds.append((len(self.reader.data), PartKind.STOP))
+        if len(bounds) > 2 and bounds[1][1] is not PartKind.STOP:
+            (first, _), (second, kind) = bounds[:2]
+            if not bytes(self.reader.data[first:second]).strip():
+                bounds[:2] = [(first, kind)]  # white space at the beginning goes with what follows
         for (start, kind), (stop, _) in itertools.pairwise(bounds):
             first, end = (bisect.bisect_left(self.starts, at) for at in (start, stop))
             if kind is PartKind.STOP:

@@ -84,11 +84,12 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
     array = entries if isinstance(entries, np.ndarray) else _integers(entries)
     try:
         if array is None:
-            data = json.dumps(entries, default=_plain, allow_nan=False, separators=(",", ":")).encode("ascii")
+            data = json.dumps(_plain(entries), allow_nan=False, separators=(",", ":")).encode("ascii")
             packed = Packed(count, zlib.compress(data, 1))
         else:
+            array = array.astype(array.dtype.newbyteorder("<"), copy=False)
             data = array.tobytes()
-            packed = Packed(count, data, array.dtype.newbyteorder("<").str, array.shape[1:])
+            packed = Packed(count, data, array.dtype.str, array.shape[1:])
     except (TypeError, ValueError, RecursionError) as error:
         raise TrajectoryError(f"{what} cannot be stored as JSON: {error}") from error
     if len(data) > MOST_BYTES:
@@ -104,17 +105,31 @@ def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
         array = np.array(entries)
     except Exception:  # lists of several lengths, and whatever objects raise that claim to be arrays
         return None
-    if array.dtype.kind not in "iu" or not array.size:
+    if array.dtype.kind not in "iu" or not array.size or _has_bools(entries):
         return None
     low, high = int(array.min()), int(array.max())
     fitting = (dtype for dtype in _INTEGERS if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
     return next((array.astype(dtype) for dtype in fitting), None)
 
 
+def _has_bools(entries: Any) -> bool:
+    """True if entries contain True or False, which numpy would make 1 and 0."""
+    if isinstance(entries, np.ndarray):
+        return bool(entries.dtype.kind == "b")
+    if {bool, np.bool_} & set(map(type, entries)):
+        return True
+    return any(_has_bools(entry) for entry in entries if isinstance(entry, list | tuple | np.ndarray))
+
+
 def _plain(value: Any) -> Any:
+    """A value as JSON has it: arrays and tuples become lists, mappings dicts. Raises TypeError for other keys."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("the keys of a mapping must be strings")
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
