@@ -38,7 +38,7 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
     {'type': 'integer', 'description': 'The first one.'}
     """
     title = getattr(function, "__name__", "operation")
-    if title == "<lambda>":
+    if title == "<lambda>" and not name:
         raise InputError("a lambda has no name to call it by; use a function with a name")
     try:
         hints = typing.get_type_hints(function)
