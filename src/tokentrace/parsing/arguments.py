@@ -138,10 +138,7 @@ class ArgumentsReader:
             return (yield from self.json_value())
         seen.add(field)
         if field == "arguments" and not (yield from reader.sees(b'"')):
-            report = ArgumentsText(call)
-            whole = yield from self.json_value(report)
-            report.done()
-            return whole
+            return (yield from self.json_value(ArgumentsText(call)))
         if not (yield from self.json_value()):
             return False
         text = self._string(start)
@@ -255,8 +252,6 @@ class ArgumentsReader:
             if report is not None:
                 report(match.text, match.stop)
             self.reader.at = match.stop
-        if report is not None:
-            report.done()
         if match is not None:
             text = self.reader.text(start, match.text)
             call.add_arguments('"' if is_text else "")

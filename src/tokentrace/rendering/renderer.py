@@ -312,7 +312,8 @@ class Renderer:
         reading = self.calls if calls is None else choose(CallReading, "calls", calls)
         compiled = self._compiled(self.study(tools), bool(tools))
         prompt = None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
-        return StreamingParser(compiled, self._tools.schemas(tools), prompt, reading)
+        schemas, lenient = self._tools.schemas(tools), reading is CallReading.LENIENT
+        return StreamingParser(compiled, schemas, prompt, lenient=lenient)
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
