@@ -312,12 +312,12 @@ class ArgumentsReader:
         reader, calls = self.reader, self.calls
         start, depth, quoted = reader.at - 1, 1, False
         while depth:
-            match = yield from reader.find(calls.in_quotes if quoted else calls.in_braces)
+            match = yield from reader.find(calls.in_braces)
             if match is None or match.kind in ("stop", "hard"):
                 call.fail(CallStatus.MALFORMED, "the braces are not closed")
                 return
-            quoted = not quoted if match.kind == "quote" else quoted
-            depth += {"open": 1, "close": -1}.get(match.kind, 0)
+            quoted ^= match.kind == "quote"
+            depth += 0 if quoted else {"open": 1, "close": -1}.get(match.kind, 0)
             reader.at = match.stop
         try:
             values = _Braces(bytes(reader.data[start : reader.at]), calls.quote, reader.marked.text).arguments()

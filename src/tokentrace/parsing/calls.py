@@ -269,9 +269,9 @@ def find_attempts(compiled: Compiled, output: Output) -> list[Placed]:
         return []
     if compiled.calls is not None:
         return list(_attempts(compiled.calls, output, ""))
-    for name, dialect in compiled.dialects.items() if output.tools.declared_any else ():
+    for name, calls in compiled.dialects.items() if output.tools.declared_any else ():
         problem = f"the template shows no tool calls; tool_parser={name!r} reads this one"
-        if dialect.calls is not None and (attempts := list(_attempts(dialect.calls, output, problem))):
+        if attempts := list(_attempts(calls, output, problem)):
             return attempts
     return []
 

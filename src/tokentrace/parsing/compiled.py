@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..computed import computed
-from ..formats.dialects import DIALECTS, with_parsers
+from ..formats.dialects import DIALECTS
 from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from ..tokens.ids import check_last
 from ..tokens.tokenizer import Ids
@@ -121,7 +121,6 @@ class CompiledCalls:
         """What may follow the closing of an argument."""
         brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
         self.in_braces = Delimiters([("quote", self.quote), *brackets, *self._hard])
-        self.in_quotes = Delimiters([("quote", self.quote), *self._hard])
         begins = self.another or ((b"{",) if self.style is Style.JSON_CALL else ())
         section = [*_first("closed", self.section_close), *_first("open", begins)]
         section += [("reopened", piece) for piece in self.section_open[:1] if unforgeable(piece)]
@@ -185,12 +184,11 @@ class Compiled:
         self.in_content = Delimiters([*opening, ("answered", self.content.close), *stopping], pads)
 
     @computed
-    def dialects(self) -> dict[str, Compiled]:
-        """This grammar with the calls of each dialect that has delimiters."""
-        grammars = {name: with_parsers(self.grammar, one, None) for name, one in DIALECTS.items() if one.calls}
-        stops, marked = self.stops.values(), self.marked
-        compiled = {name: Compiled(one, marked, stops) for name, one in grammars.items()}
-        return {name: one for name, one in compiled.items() if one.calls is not None and one.calls.openers}
+    def dialects(self) -> dict[str, CompiledCalls]:
+        """The calls of each dialect that has delimiters."""
+        grammars = {name: one.calls for name, one in DIALECTS.items() if one.calls}
+        compiled = {name: CompiledCalls(one, self.marked, self.stops) for name, one in grammars.items()}
+        return {name: one for name, one in compiled.items() if one.openers}
 
     @computed
     def reasoning_close(self) -> bytes:
