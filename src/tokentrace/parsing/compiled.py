@@ -16,7 +16,7 @@ from .marked import MarkedBytes, mark, parts, pieces, tags, unforgeable
 from .reader import Delimiters, Pieces
 
 Kinds = list[tuple[str, bytes]]
-_ARGUMENT_KEYS: Final = {("arguments",): "arguments", ("parameters",): "arguments"}
+_ARGUMENT_KEYS: Final[dict[tuple[str, ...], str]] = {("arguments",): "arguments", ("parameters",): "arguments"}
 """The keys under which servers look for arguments."""
 
 

@@ -1,6 +1,6 @@
 """What a streaming parser reports, as soon as it is certain. Nothing is ever taken back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .response import ParsedResponse, ParsedToolCall, PartKind
 
@@ -52,6 +52,8 @@ class CallFinished:
 
     index: int
     call: ParsedToolCall
+    lead: str = field(default="", compare=False)
+    """White space that the grammar writes between the text before and the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def events_of(response: ParsedResponse) -> list[Event]:
             events.append(CallStarted(call.index))
             events += [CallNamed(call.index, call.name, call.id)] if call.name is not None else []
             events += [ArgumentsDelta(call.index, call.arguments_text)] if call.name and call.arguments_text else []
-            events.append(CallFinished(call.index, call))
+            events.append(CallFinished(call.index, call, part.lead))
         else:
             events.append((ReasoningDelta if part.kind is PartKind.REASONING else ContentDelta)(part.text))
     return events

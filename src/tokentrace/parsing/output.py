@@ -129,7 +129,7 @@ class OpenCall:
         output.stop = stop
         part = ParsedPart(PartKind.TOOL_CALL, raw, span, self.index, lead)
         output.placed.append(Placed(part, self.start, stop, call))
-        output.events.append(CallFinished(self.index, call))
+        output.events.append(CallFinished(self.index, call, lead))
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:
         keys: list[str] = []
