@@ -182,7 +182,7 @@ def test_tools_are_read_as_they_are_now() -> None:
     renderer = make_renderer("qwen3")
 
     def printed(tools: Any) -> str:
-        return renderer.render_text([{"role": "user", "content": "hi"}], tools=tools).text
+        return renderer.render([{"role": "user", "content": "hi"}], tools=tools).text
 
     tools = tool({"a": "first"})
     first = printed(tools)

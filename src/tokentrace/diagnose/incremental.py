@@ -187,9 +187,9 @@ class _Pieces:
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, list[str]]:
         """Encode what a unit adds to a context by itself, cut by length, and note why that may be wrong."""
-        render, tokenizer = self.renderer.render_text, self.renderer.tokenizer
+        render, tokenizer = self.renderer.silent().render, self.renderer.tokenizer
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
-        after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit)
+        after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit).rendering
         notes = [] if after.text.startswith(before) else ["the template rewrites what is before it"]
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}

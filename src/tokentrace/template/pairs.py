@@ -65,7 +65,7 @@ def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
         return inside(origin, plain(key))
     if origin is None or type(value) is not list or type(key) is not int or not -len(value) <= key < len(value):
         return None
-    return inside(origin, key % len(value)) if type(origin) is Origin else origin[key]
+    return inside(origin, key % len(value)) if type(origin) is Origin else _origins(value, origin)[key]
 
 
 def bounds(*ends: Any) -> slice:
