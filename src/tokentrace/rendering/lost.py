@@ -39,7 +39,6 @@ BOOKKEEPING: Final = frozenset(
 
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
-_FUNCTION: Final = frozenset({"name", "arguments"})
 _JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 50_000
 """Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
@@ -133,7 +132,7 @@ def _is_whole(text: str, last: Mapping[Any, tuple[int, int]], path: FieldPath, v
         return False
     for at, call in enumerate(value):
         function = call.get("function") if type(call) is dict and call.keys() <= _CALL else None
-        if type(function) is not dict or function.keys() != _FUNCTION:
+        if type(function) is not dict or function.keys() != {"name", "arguments"}:
             return False
         base, arguments = (*path, at, "function"), function["arguments"]
         start, end = last.get((*base, "arguments"), (0, 0))

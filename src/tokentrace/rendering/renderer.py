@@ -280,11 +280,6 @@ class Renderer:
 
     # -- parsing
 
-    def decode(self, token_ids: Any) -> str:
-        """The text of token ids, for people to read: never encode it again."""
-        size = self.tokenizer.vocabulary.size
-        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
-
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:
@@ -319,15 +314,12 @@ class Renderer:
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
         """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
         rendered = self.silent().render(messages, tools=tools)
-        turns: dict[int, list[ParsedResponse]] = {}
-        for turn in rendered.turns:
-            ids, prompt = rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
-            parsed = self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
-            turns.setdefault(turn.message, []).append(parsed)
+        parse, ids = functools.partial(self.parse_response, tools=tools, calls="strict"), rendered.ids
+        parsed = [(turn, parse(ids[turn.start : turn.stop], prompt_ids=ids[: turn.start])) for turn in rendered.turns]
         unreadable: list[Unreadable] = []
         for index, message in enumerate(self.adapt_messages(messages, tools=tools).messages):
             if message["role"] == "assistant":
-                unreadable += find_unreadable(index, message, turns.get(index, ()))
+                unreadable += find_unreadable(index, message, [one for turn, one in parsed if turn.message == index])
         return unreadable
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
@@ -373,12 +365,9 @@ class Renderer:
         """This renderer with other template variables beside its own."""
         return replace(self, template_kwargs={**self.template_kwargs, **variables})
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """The settings, without what was learned."""
-        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        return functools.partial(type(self), **{one.name: getattr(self, one.name) for one in fields(self)}), ()
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"

@@ -21,7 +21,6 @@ Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NA
 An assistant's text only ever holds those that live inside a turn (`TemplateStudy.inner_tokens`).
 """
 
-_SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -30,7 +29,7 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     names: list[Any] = list(trusted) if isinstance(trusted, Iterable) and not isinstance(trusted, str) else [None]
     if not all(isinstance(name, str) for name in names):
         raise RendererError(f"trusted is a set of roles, which are strings, not {brief(trusted)}")
-    usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
+    usual = ROLES | {"tools", "kwargs", "documents"} | {f"kwargs.{name}" for name in kwargs}
     allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
         if name not in allowed:
