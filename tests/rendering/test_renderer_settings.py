@@ -154,7 +154,7 @@ SETTINGS = {
 def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict[str, Any]) -> None:
     renderer = create_renderer(POCKET, **settings)
     renderer.render(CHAT)
-    renderer.once("x", threading.Lock)
+    renderer.cache.once("x", threading.Lock)
     renderer.bridge_to_next_turn([1], [2], CHAT[:1])
     other = way(renderer)
     assert settings_of(other) == settings_of(renderer)

@@ -10,6 +10,7 @@ done on boxed values by the environment, so each operation has one meaning.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ def inside(origin: Beside, key: Any) -> Origin | None:
 def _origins(value: list[Any], origin: Beside) -> Origins:
     """The origins of the items of a list that is a field, or has items of several origins."""
     if type(origin) is Origin:
-        return tuple(inside(origin, index) for index in range(len(value)))
+        return tuple(map(inside, itertools.repeat(origin), range(len(value))))
     return origin  # type: ignore[return-value]
 
 
