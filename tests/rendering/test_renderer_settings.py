@@ -136,7 +136,7 @@ def test_what_ends_turns_beside_tools_stops_generation() -> None:
 
 def settings_of(renderer: Renderer) -> dict[str, Any]:
     own = {"tokenizer": renderer.tokenizer.digest, "templates": renderer.template_digests()}
-    return {**renderer.__getstate__(), **own, "eos": renderer.tokenizer.eos_ids}
+    return {**renderer.__reduce__()[0].keywords, **own, "eos": renderer.tokenizer.eos_ids}
 
 
 SETTINGS = {
@@ -160,8 +160,8 @@ def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict
     assert settings_of(other) == settings_of(renderer)
     assert other.render_ids(CHAT) == renderer.render_ids(CHAT)
     assert other.get_stop_token_ids() == renderer.get_stop_token_ids()
-    assert other.once("x", lambda: None) is None
-    assert renderer.silent().once("x", lambda: None) is not None
+    assert other.cache.once("x", lambda: None) is None
+    assert renderer.silent().cache.once("x", lambda: None) is not None
     assert other.tokenizer.core is renderer.tokenizer.core  # loaded once
 
 
