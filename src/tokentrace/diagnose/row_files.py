@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ..data.sources import Format, Row, Source, find_sources, read_rows
 from ..data.tables import read_metadata
@@ -31,7 +31,7 @@ class CheckReport(Report):
     """
 
     unit, title = "row", "Rows against their template"
-    tables = MappingProxyType({"outcomes": "Outcomes", "causes": "Why", "mask": "Masks", "reasons": "Remarks"})
+    tables: ClassVar = {"outcomes": "Outcomes", "causes": "Why", "mask": "Masks", "reasons": "Remarks"}
     mask: Tallies
     reasons: Tallies
     settings: Mapping[str, Any] = MappingProxyType({})
@@ -86,24 +86,20 @@ class _Conversations:
         """Find the files by `names`, or as `ours` record them."""
         self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], int]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
-        sources = find_sources(names, spool / "sources") if names else []
-        if len(sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
-            sources = [replace(sources[0], name=recorded[0][1]["name"])]
-        missing = []
-        for number, (file, entry) in enumerate(recorded if not names else ()):
-            source = _recorded_source(file, entry, spool / f"recorded-{number}")
-            if source is None:
-                missing.append(f"{entry['name']}, which {file.name} was made of, is not there any more: {_HOW}")
-            else:
-                sources.append(source)
-        self.sources = list(dict.fromkeys(sources))
-        changed = [pair for pair in recorded if self._has_changed(pair[1])]
-        self.notes = [f"{entry['name']} has changed since {file.name} was made of it" for file, entry in changed]
-        self.notes += missing
-
-    def _has_changed(self, entry: Metadata) -> bool:
-        matches, digest = self.find(entry["name"]), entry.get("digest")
-        return isinstance(digest, str) and len(matches) == 1 and matches[0].digest != digest
+        self.sources = find_sources(names, spool / "sources") if names else []
+        if len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
+            self.sources = [replace(self.sources[0], name=recorded[0][1]["name"])]
+        changed, missing = [], []
+        for number, (file, entry) in enumerate(recorded):
+            name, source = entry["name"], None
+            if not names and (source := _recorded_source(file, entry, spool / f"recorded-{number}")) is None:
+                missing.append(f"{name}, which {file.name} was made of, is not there any more: {_HOW}")
+            if source is not None and source not in self.sources:
+                self.sources.append(source)
+            matches, digest = self.find(name), entry.get("digest")
+            if isinstance(digest, str) and len(matches) == 1 and matches[0].digest != digest:
+                changed.append(f"{name} has changed since {file.name} was made of it")
+        self.notes = changed + missing
 
     def find(self, name: str) -> list[Source]:
         """The files of this name, or of this base name if there is none."""
@@ -113,8 +109,7 @@ class _Conversations:
 
     def result(self, row: Any) -> RowResult | str | None:
         """What the conversation gives that a row of ours names, or why there is none."""
-        origin = origin_of(row)
-        if origin is None:
+        if (origin := origin_of(row)) is None:
             return None
         name, number, _ = origin
         sources = self.find(name)
@@ -143,12 +138,11 @@ class _Conversations:
 
 def _recorded_source(file: Source, entry: Metadata, spool: Path) -> Source | None:
     """The file that rows were made of, seen from them or from here; better one that has not changed."""
+    paths = [Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])] if entry.get("path") else []
     places: list[Source] = []
-    for place in (
-        (Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])) if entry.get("path") else ()
-    ):
+    for path in filter(Path.is_file, paths):
         with suppress(InputError):  # no longer readable
-            places += find_sources([str(place)], spool / str(len(places))) if place.is_file() else []
+            places += find_sources([str(path)], spool / str(len(places)))
     places.sort(key=lambda source: source.digest != entry.get("digest"))
     return replace(places[0], name=entry["name"]) if places else None
 
