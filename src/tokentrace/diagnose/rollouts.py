@@ -85,7 +85,7 @@ class CheckedRollout:
         for call in calls or [call for row in rollout.rows for call in row.calls]:
             self._add_call(call)
         for row in rollout.rows:
-            self._add_row(row)
+            self._check_mask(row)
         self.counts.update(broken=bool(self.breaks), samples=len(self.tips))
         self.counts.update(row_tokens=sum(len(tip.stream) for tip in self.tips))
         self.seen += [Seen("outcomes", step) for step in self.steps]
@@ -138,8 +138,8 @@ class CheckedRollout:
             calls = [*tip.calls, call]
         self.tips.append(Tip(calls, sampled))
 
-    def _add_row(self, row: Row) -> None:
-        """Compare a row's mask with what was sampled, as its calls or the row itself say."""
+    def _check_mask(self, row: Row) -> None:
+        """Compare a row's mask with what was sampled, as the calls or the row itself say."""
         sampled = np.zeros(len(row.ids), np.bool_)
         for call in self.rollout.calls:
             if _begins(row.ids, call.stream):

@@ -84,7 +84,7 @@ class _Conversations:
 
     def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer, spool: Path) -> None:
         """Find the files by `names`, or as `ours` record them."""
-        self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], int]]()
+        self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
         self.sources = find_sources(names, spool / "sources") if names else []
         if len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
@@ -117,12 +117,14 @@ class _Conversations:
             several = f"several sources are named {PurePosixPath(name).name!r}"
             return several if sources else f"its source {name!r} was not found: {_HOW}"
         source = sources[0]
-        rows, last = self._reading.get(source.path, (iter(()), 0))
-        if number <= last or not last:
+        rows, line = self._reading.pop(source.path, (self._rows(source), Row(0, None)))
+        if number < line.number:
             rows = self._rows(source)
-        line = next((one for one in rows if one.number >= number), None)
-        self._reading[source.path] = rows, 0 if line is None else line.number
-        if line is None or line.number != number:
+        if number != line.number:
+            line = next((one for one in rows if one.number >= number), Row(0, None))
+        if line.number:
+            self._reading[source.path] = rows, line
+        if not line.number or line.number != number:
             return f"{source.name} has no row {number}"
         return self._tokenizer.tokenize(line, source.name, source.format)
 
@@ -170,13 +172,11 @@ def check_dataset(
     """Compare rows of ids with what the template gives for their conversations.
 
     - `inputs`: files, folders and datasets as `find_sources` takes them.
-    - `settings`: what the rows should have been made with. None uses what our files say of themselves, else the
-      defaults; it needs `tokenizer`, and `changes` (named as in `TokenizeSettings.described`) override both.
-    - `sources`: the files that rows name in their columns ``source`` and ``row``, unless the rows' file says where they
-      are. The notes list files that are missing or have changed.
-    - `columns`: where rows hold ids, and mask or labels; None is the first usual name.
+    - `settings`: what rows should have been made with. None: what our files say, else the defaults,
+      with this `tokenizer` and these `changes` (named as in `TokenizeSettings.described`).
+    - `sources`: the files that rows name, if our files do not say where they are.
+    - `columns`: those of ids, and of mask or labels; None is the first usual name.
     - `pad_token`: what rows are padded with; by default the tokenizer's own.
-    - `limit`: stop after so many rows.
     - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
 
     Raises InputError if nothing can be read, TokentraceError without a working template.

@@ -40,9 +40,8 @@ _MOST: Final = 8
 _PROMPT: Final = len(Part)
 """The code of a generation prompt among parts."""
 _PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
-_ADDED, _PADDING = -1, -2
-_UNEXPECTED: Final = {_ADDED: ("template", "added tokens", -1), _PADDING: ("template", "padding", -1)}
-"""Role, part and message of tokens that replace no expected one."""
+_UNEXPECTED: Final = {-1: "added tokens", -2: "padding"}
+"""Tokens that replace no expected one, by their place."""
 _MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
 _ROW_CAUSES: Final = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
 """What causes of breaks are called in rows."""
@@ -292,7 +291,9 @@ class _Comparison:
         return not {"system", "developer"}.isdisjoint(roles)
 
     def origin(self, at: int) -> tuple[str, str, int]:
-        """The role, the part and the message of an expected token."""
+        """The role, the part and the message of an expected token, or of an unexpected one."""
+        if at in _UNEXPECTED:
+            return "template", _UNEXPECTED[at], -1
         message = int(self.messages[at])
         return self.rendered.role(message) or "template", _PARTS[int(self.parts[at])], message
 
@@ -410,7 +411,7 @@ class _Comparison:
             return []
         wanted, places = self._wanted_mask(mask)
         for at in np.flatnonzero(wanted != mask).tolist():
-            role, part, message = _UNEXPECTED.get(places[at]) or self.origin(places[at])
+            role, part, message = self.origin(places[at])
             groups.setdefault((role, part, not wanted[at]), []).append((at, message))
         out = []
         for (role, part, trained), tokens in groups.items():
@@ -429,7 +430,7 @@ class _Comparison:
         other way round.
         """
         expected, other, stop = self.sample.mask, self.row.start, self.row.stop
-        wanted, places = np.zeros(len(mask), np.bool_), np.full(len(mask), _PADDING)
+        wanted, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)
         at = 0
         for hunk in (*self.hunks, Hunk(len(expected), len(expected), stop, stop)):
             wanted[other : hunk.other_start] = expected[at : hunk.start]
@@ -437,5 +438,5 @@ class _Comparison:
             at, other = hunk.stop, hunk.other_stop
             before, new = hunk.sides(expected, mask)
             wanted[hunk.other_start : other] = new if new.any() == before.any() else before.any()
-            places[hunk.other_start : other] = hunk.start if len(before) else _ADDED
+            places[hunk.other_start : other] = hunk.start if len(before) else -1
         return wanted, places.tolist()
