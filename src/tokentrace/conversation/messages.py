@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError, kind_of, place
 from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth, is_flat, no_constant, parse_json
+from .values import check_depth, no_constant, parse_json
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
@@ -123,15 +123,6 @@ def _check_content(place: Place, role: str, content: Any) -> None:
                 check_depth(part, place.at(at))
 
 
-def usual_arguments(call: Any) -> Any:
-    """The arguments of a call in the usual shape: JSON text, or a dict of scalars. None for all other calls."""
-    function = call.get("function") if type(call) is dict else None
-    if type(function) is not dict or type(function.get("name")) is not str:
-        return None
-    arguments = function.get("arguments")
-    return arguments if is_flat(arguments) else None
-
-
 def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any], Mapping[str, Any]]]:
     """For each call: the place of its function, the call, and its function, which may be the call itself."""
     for at, call in enumerate(calls):
@@ -147,8 +138,6 @@ def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[
 def _check_calls(place: Place, calls: Any) -> None:
     if not is_list(calls):
         raise place.wrong(calls, "a list of calls")
-    if all(usual_arguments(call) is not None for call in calls):
-        return
     for inner, _, function in placed_functions(calls, place):
         inner.string(function, "name")
         arguments = function.get("arguments")
