@@ -141,7 +141,7 @@ def test_references_are_part_of_the_turn_and_are_named() -> None:
 
     references: dict[int, list[str]] = {}
     items = [USER, refer("rs_a_0"), call("c1"), result("c1"), refer("fc_a_2"), result("c7"), {"id": "msg_b_0"}, USER]
-    messages = from_responses(items, "Be brief.", references=references)
+    messages = from_responses(items, before=[{"role": "system", "content": "Be brief."}], references=references)
     roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
     assert [message["role"] for message in messages] == roles
     assert references == {2: ["rs_a_0", "fc_a_2"], 5: ["msg_b_0"]}

@@ -125,6 +125,8 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
 def _adapt_message(index: int, message: Mapping[str, Any], forms: Forms, changes: list[Change]) -> Mapping[str, Any]:
     place, before = Place(index, "content"), message.get("content", _ABSENT)
     is_reply, form = message["role"] == "assistant", forms.content(message["role"])
+    if before and form.text and isinstance(before, str) and "tool_calls" not in message:
+        return message
     is_silent = is_reply and (before is _ABSENT or not before)
     conversion = _silence(message, forms, form) if is_silent else _content(message, form, place)
     edits = {"content": _note(changes, place, before, conversion)}

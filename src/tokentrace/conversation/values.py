@@ -73,7 +73,8 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
             raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}{hint}", path)
         return walk(reduced, path)
 
-    return walk(value, ())
+    is_flat = type(value) is dict and len(value) < 1000 and all(map(_is_scalar, value.values()))
+    return value if is_flat and {str}.issuperset(map(type, value)) else walk(value, ())
 
 
 def is_plain(value: Any) -> bool:

@@ -106,9 +106,9 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
     if body.input is None:
         raise RequestError("is missing; send a string or a list of items", field="input")
     with wire.naming_fields("input", past.items):
-        more: dict[str, Any] = {"before": past.messages, "open_calls": previous is not None}
-        messages = from_responses(body.input, body.instructions, references=references, starts=starts, **more)
-    instructions = int(bool(body.instructions))
+        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        more: dict[str, Any] = {"before": [*system, *past.messages], "open_calls": previous is not None}
+        messages = from_responses(body.input, references=references, starts=starts, **more)
     tools, namespaces, hidden = _tools(body.tools or [])
     reasoning, text, included = body.reasoning or _Reasoning(), body.text or _Text(), body.include or []
     wishes = {
@@ -131,9 +131,9 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
         hints=wire.thinking_hints(None, reasoning.effort, field="reasoning.effort"),
         previous=previous,
         references={at: tuple(ids) for at, ids in references.items()},
-        instructions=instructions,
+        instructions=len(system),
         joined=True,
-        starts=[*(instructions + start for start in past.starts), *starts],
+        starts=[*(len(system) + start for start in past.starts), *starts],
         stored=body.store is not False,
         wishes=(*hidden, *wire.wishes(**wishes)),
         answer=wire.AnswerOptions(
