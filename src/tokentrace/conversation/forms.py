@@ -9,7 +9,7 @@ import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
@@ -59,20 +59,17 @@ class MessageForm(StrEnum):
     """They stay as they are, as in transformers."""
 
 
-class Silence(StrEnum):
-    """Ways to write that an assistant's message has no content."""
+class Silence(Enum):
+    """What stands for the content of an assistant's message without any."""
 
-    EMPTY = "empty"
-    NULL = "null"
-    ABSENT = "absent"
+    EMPTY = ""
+    NULL = None
+    ABSENT = _ABSENT
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {} if self.value is _ABSENT else {"content": self.value}
 
-SILENT: Final[Mapping[Silence, Mapping[str, Any]]] = {
-    Silence.EMPTY: {"content": ""},
-    Silence.NULL: {"content": None},
-    Silence.ABSENT: {},
-}
-"""What a message without content has, in each of these ways."""
 
 Forms: TypeAlias = Any
 """What a template reads: `study.forms.TemplateForms`."""
@@ -177,8 +174,8 @@ def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> Conversion:
     """The same for an assistant's message without content."""
     content = message.get("content", _ABSENT)
     accepted = (forms.calls.silence if message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
-    is_read = any(SILENT[way].get("content", _ABSENT) == content for way in accepted)
-    after: Any = content if is_read else SILENT[accepted[0]].get("content", _ABSENT)
+    is_read = content in [way.value for way in accepted]
+    after: Any = content if is_read else accepted[0].value
     what = "" if is_read else "no content, in the form that the template reads"
     return what, [{"type": "text", "text": ""}] if after == "" and not form.text else after
 

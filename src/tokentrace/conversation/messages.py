@@ -18,17 +18,13 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
 
 
-class FunctionCall(TypedDict):
-    name: str
-    arguments: str | Mapping[str, Any]
-
-
 class ToolCall(TypedDict, total=False):
     """A tool call in an assistant's message, in OpenAI's shape."""
 
     id: str
     type: Literal["function"]
-    function: Required[FunctionCall]
+    function: Required[Mapping[str, Any]]
+    """Its ``name`` and its ``arguments``, a mapping or JSON text."""
 
 
 class Message(TypedDict, total=False):
@@ -42,18 +38,12 @@ class Message(TypedDict, total=False):
     name: str
 
 
-class FunctionSchema(TypedDict, total=False):
-    name: Required[str]
-    description: str
-    parameters: Mapping[str, Any]
-    strict: bool
-
-
 class Tool(TypedDict, total=False):
     """A tool's schema, in OpenAI's shape."""
 
     type: Literal["function"]
-    function: Required[FunctionSchema]
+    function: Required[Mapping[str, Any]]
+    """Its ``name``, and usually ``description`` and ``parameters``, a JSON schema."""
 
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})

@@ -186,7 +186,8 @@ class _Reader:
             self.turn, self.response, self.texts = len(self.messages), None, []
             self.messages.append({"role": "assistant", "content": ""})
         self.response = self.response or response
-        return self.messages[self.turn]
+        turn: dict[str, Any] = self.messages[self.turn]
+        return turn
 
 
 def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
