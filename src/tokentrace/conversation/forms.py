@@ -33,11 +33,6 @@ MEDIA_PARTS: Final = frozenset(
 )
 """Types of other parts. A part without a type names its media with the same words."""
 
-BLOCKS: Final = frozenset(
-    ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "function_call")
-)
-"""Blocks of Anthropic's and Responses' for what OpenAI's messages have fields for."""
-
 SEPARATOR: Final = "\n"
 """Joins text parts, as in vLLM and TensorRT-LLM (SGLang: a space)."""
 
@@ -221,12 +216,11 @@ def _text_of(part: Any, place: Place) -> str:
         raise place.error("is a part without a type; text parts are {'type': 'text', 'text': …}")
     if kind in MEDIA_PARTS:
         raise place.error(f"is a part of type {kind!r}: media and files are not supported yet; leave it out")
-    if kind in BLOCKS:
-        fields = "tool_calls, reasoning_content and messages of role tool"
-        problem = f"is a block of type {kind!r}, for which OpenAI's messages have {fields}"
-        raise place.error(f"{problem}; tokentrace.conversation.openai_messages converts them")
     if kind not in TEXT_PARTS:
-        raise place.error(f"is a part of the unknown type {kind[:80]!r}; parts of text are {', '.join(TEXT_PARTS)}")
+        fields = "tool_calls, reasoning_content and messages of role tool"
+        advice = f"tokentrace.conversation.openai_messages converts Anthropic's blocks to {fields}"
+        known = f"parts of text are {', '.join(TEXT_PARTS)}"
+        raise place.error(f"is a part of the unknown type {kind[:80]!r}; {known}; {advice}")
     return place.string(part, TEXT_PARTS[kind])
 
 

@@ -78,9 +78,7 @@ def check_messages(messages: Any, *, is_role: RoleTest = lambda _: False) -> lis
 def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
     if type(message) is not dict:
         message = Place(index).mapping(message, "a mapping with a role")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise Place(index, "role").wrong(role, "a string")
+    role, content = Place(index).string(message, "role"), message.get("content")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
@@ -88,8 +86,8 @@ def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, 
         _check_content(Place(index, "content"), role, content)
     if role == "assistant":
         for name in THOUGHTS:
-            if name in message and not isinstance(message[name], (str, type(None))):
-                raise Place(index, name).wrong(message[name], "a string")
+            if name in message:
+                Place(index).get(message, name, str | None, "a string")
         if message.get("tool_calls") is not None:
             _check_calls(Place(index, "tool_calls"), message["tool_calls"])
     return message  # type: ignore[no-any-return]
@@ -130,11 +128,8 @@ def _check_calls(place: Place, calls: Any) -> None:
         raise place.wrong(calls, "a list of calls")
     for inner, _, function in placed_functions(calls, place):
         inner.string(function, "name")
-        arguments = function.get("arguments")
-        if isinstance(arguments, Mapping):
-            check_depth(arguments, inner.at("arguments"))
-        elif not isinstance(arguments, (str, type(None))):
-            raise inner.at("arguments").wrong(arguments, "a mapping or a JSON string")
+        arguments = inner.get(function, "arguments", str | Mapping | None, "a mapping or a JSON string")
+        check_depth(arguments, inner.at("arguments"))
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -162,9 +157,7 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
         place = place.at("function")
     function = place.mapping(tool.get("function", tool))
     place.string(function, "name")
-    parameters = function.get("parameters")
-    if not isinstance(parameters, (Mapping, type(None))):
-        raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")
+    place.get(function, "parameters", Mapping | None, "a JSON schema (a mapping)")
     return dict(tool)
 
 
