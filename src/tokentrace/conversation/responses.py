@@ -5,6 +5,8 @@ are one assistant message. Ids of `item_id` name the response, and so tell two t
 items with other ids belong to the turn that they follow. Errors are InputError and count items.
 """
 
+from __future__ import annotations
+
 import base64
 import re
 from collections.abc import Mapping
@@ -60,54 +62,52 @@ def in_namespace(namespace: str, name: str) -> str:
     return namespace + name if namespace.endswith("_") or name.startswith("_") else f"{namespace}__{name}"
 
 
-def from_responses(
-    items: Any,
-    *,
-    before: Messages = (),
-    open_calls: bool = False,
-    references: dict[int, list[str]] | None = None,
-    starts: list[int] | None = None,
-) -> list[Mapping[str, Any]]:
-    """The input of a request, a string or a list of items, as messages, which follow those `before`.
+def from_responses(items: Any, *, open_calls: bool = False) -> list[Mapping[str, Any]]:
+    """The input of a request, a string or a list of items, as messages; see `read_items`."""
+    return read_items(items, open_calls=open_calls).messages
 
-    `starts` gets how many messages come before each item.
+
+def read_items(items: Any, before: Messages = (), *, open_calls: bool = False) -> ItemReader:
+    """The input of a request, a string or a list of items, as messages after those `before`.
 
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
       ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
     - Texts of a turn are one content if their ids name one response; otherwise they stay parts.
     - The result of a function is a tool message. It must answer an earlier call, unless `open_calls`: then the
       conversation began before these items.
-    - A reference to an item is part of a turn, like the item. `references` collects its id by the number of the turn's
-      message; without `references` it is an error.
+    - A reference to an item is part of a turn, like the item.
     - Ids, status, phase, annotations and logprobs are dropped.
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
     """
+    call_ids = {call["id"] for message in before for call in message.get("tool_calls") or ()}
+    reader = ItemReader([*before], open_calls, call_ids)
     if isinstance(items, str):
-        return [*before, {"role": "user", "content": items}]
+        reader.messages.append({"role": "user", "content": items})
+        return reader
     if not is_list(items):
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    call_ids = {call["id"] for message in before for call in message.get("tool_calls") or ()}
-    reader = _Reader([*before], open_calls, references, call_ids)
     for at, item in enumerate(items):
-        if starts is not None:
-            starts.append(len(reader.messages))
+        reader.starts.append(len(reader.messages))
         reader.read(Place(at), Place(at).mapping(item))
-    return reader.messages
+    return reader
 
 
 @dataclass(slots=True)
-class _Reader:
+class ItemReader:
     """The messages from the items so far, and the assistant's turn that may continue."""
 
     messages: list[Any]
     open_calls: bool
-    references: dict[int, list[str]] | None
     call_ids: set[str]
-    turn: int | None = None
-    """The number of the turn's message. Only results may follow it."""
+    starts: list[int] = field(default_factory=list)
+    """How many messages come before each item."""
+    references: dict[int, list[str]] = field(default_factory=dict)
+    """The ids of items that are referred to, by the number of their turn's message."""
+    turn: int = -1
+    """The number of the turn's message, which only results may follow; -1 if none is open."""
     response: str | None = None
     """The response of the turn, if the ids of its items name it."""
     texts: list[str] = field(default_factory=list)
@@ -142,11 +142,11 @@ class _Reader:
                 self.messages.append({**message, "content": _content(_parts(place, item, "output"))})
             case "item_reference":
                 id = place.string(item, "id")
-                if self.references is None or response_of_item(id) is None:
+                if response_of_item(id) is None:
                     problem = f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
                     raise place.error(f"item_reference: {problem}")
                 self._turn_of(item)
-                self.references.setdefault(self.turn or 0, []).append(id)
+                self.references.setdefault(self.turn, []).append(id)
                 self.open_calls = True
             case kind:
                 problem = f"items of type {brief(kind)} are not served; those that are: {_SERVED}"
@@ -157,7 +157,7 @@ class _Reader:
         if role not in _ROLES:
             raise place.at("role").error(f"must be one of {', '.join(_ROLES)}, not {brief(role)}")
         if role != "assistant":
-            self.turn = None
+            self.turn = -1
             self.messages.append({"role": role, "content": _content(parts)})
             return
         for at, part in enumerate(parts):
@@ -182,7 +182,7 @@ class _Reader:
         is_same = response is not None and response == self.response
         is_other = not is_same and None not in (response, self.response)
         is_answered = self.turn != len(self.messages) - 1
-        if self.turn is None or is_other or (is_answered and not is_same):
+        if self.turn < 0 or is_other or (is_answered and not is_same):
             self.turn, self.response, self.texts = len(self.messages), None, []
             self.messages.append({"role": "assistant", "content": ""})
         self.response = self.response or response
