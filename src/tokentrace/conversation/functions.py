@@ -28,14 +28,9 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
     """A tool schema from a function's signature, type hints and docstring (``Args:`` describes parameters).
 
     >>> def add(a: int, b: int = 0) -> int:
-    ...     '''Add two numbers.
-    ...
-    ...     Args:
-    ...         a: The first one.
-    ...     '''
-    ...     return a + b
-    >>> function_schema(add)["function"]["parameters"]["properties"]["a"]
-    {'type': 'integer', 'description': 'The first one.'}
+    ...     "Add two numbers."
+    >>> function_schema(add)["function"]["parameters"]
+    {'type': 'object', 'properties': {'a': {'type': 'integer'}, 'b': {'type': 'integer'}}, 'required': ['a']}
     """
     title = getattr(function, "__name__", "operation")
     if title == "<lambda>" and not name:

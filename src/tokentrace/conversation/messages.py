@@ -55,13 +55,14 @@ RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 """The fields of a message that contain its reasoning."""
 
+ARGUMENTS: Final = (str, Mapping, type(None))
+"""Types of a call's arguments."""
+
 _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
 """A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
 
-RoleTest: TypeAlias = Callable[[str], bool]
 
-
-def check_messages(messages: Any, *, is_role: RoleTest = lambda _: False) -> list[Mapping[str, Any]]:
+def check_messages(messages: Any, *, is_role: Callable[[str], bool] = lambda _: False) -> list[Mapping[str, Any]]:
     """`messages` as a list of mappings. Raises InputError naming the message and the field.
 
     `is_role` decides about words that are not among `ROLES`.
@@ -75,22 +76,21 @@ def check_messages(messages: Any, *, is_role: RoleTest = lambda _: False) -> lis
     return [_check_message(index, message, is_role) for index, message in enumerate(messages)]
 
 
-def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
-    if type(message) is not dict:
-        message = Place(index).mapping(message, "a mapping with a role")
-    role, content = Place(index).string(message, "role"), message.get("content")
+def _check_message(index: int, message: Any, is_role: Callable[[str], bool]) -> Mapping[str, Any]:
+    place = Place(index)
+    fields = place.mapping(message, "a mapping with a role")
+    role, content = place.string(fields, "role"), fields.get("content")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
-        raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
+        raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
     if not isinstance(content, str):
-        _check_content(Place(index, "content"), role, content)
+        _check_content(place.at("content"), role, content)
     if role == "assistant":
-        for name in THOUGHTS:
-            if name in message:
-                Place(index).get(message, name, str | None, "a string")
-        if message.get("tool_calls") is not None:
-            _check_calls(Place(index, "tool_calls"), message["tool_calls"])
-    return message  # type: ignore[no-any-return]
+        for name in filter(fields.__contains__, THOUGHTS):
+            place.get(fields, name, str | None, "a string")
+        if fields.get("tool_calls") is not None:
+            _check_calls(place.at("tool_calls"), fields["tool_calls"])
+    return fields
 
 
 def _check_content(place: Place, role: str, content: Any) -> None:
@@ -114,13 +114,12 @@ def _check_content(place: Place, role: str, content: Any) -> None:
 def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any], Mapping[str, Any]]]:
     """For each call: the place of its function, the call, and its function, which may be the call itself."""
     for at, call in enumerate(calls):
-        fields = place.at(at).mapping(call)
-        function = fields.get("function")
-        if function is None:
-            yield place.at(at), fields, fields
-        else:
-            inner = place.at(at).at("function")
-            yield inner, fields, inner.mapping(function)
+        inner = place.at(at)
+        function = fields = inner.mapping(call)
+        if fields.get("function") is not None:
+            inner = inner.at("function")
+            function = inner.mapping(fields["function"])
+        yield inner, fields, function
 
 
 def _check_calls(place: Place, calls: Any) -> None:
@@ -128,7 +127,7 @@ def _check_calls(place: Place, calls: Any) -> None:
         raise place.wrong(calls, "a list of calls")
     for inner, _, function in placed_functions(calls, place):
         inner.string(function, "name")
-        arguments = inner.get(function, "arguments", str | Mapping | None, "a mapping or a JSON string")
+        arguments = inner.get(function, "arguments", ARGUMENTS, "a mapping or a JSON string")
         check_depth(arguments, inner.at("arguments"))
 
 

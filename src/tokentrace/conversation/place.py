@@ -37,7 +37,7 @@ class Place(NamedTuple):
         return value
 
     def mapping(self, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
-        fields = fields_of(value, exclude_none=True)
+        fields = value if type(value) is dict else fields_of(value, exclude_none=True)
         if fields is None:
             raise self.error(f"must be {expected}, not {kind_of(value)}")
         return fields

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..errors import InputError, brief
 from ..settings import choose
-from .messages import Messages, check_messages, check_tools
+from .messages import ARGUMENTS, Messages, check_messages, check_tools
 from .place import Place, is_list
 from .values import parse_json
 
@@ -98,7 +98,7 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
             if message.get("tool_calls"):
                 raise field.error("is beside tool_calls; give one of them")
             function = field.mapping(call)
-            _call(field, function, "arguments", str | Mapping | None)
+            _call(field, function, "arguments", ARGUMENTS)
             message = {key: value for key, value in message.items() if key != "function_call"}
             message["tool_calls"] = [{"type": "function", "function": function}]
         converted.append(message)

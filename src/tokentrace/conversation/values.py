@@ -40,6 +40,9 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
     Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, raises it
     also for what JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
     """
+    is_flat = type(value) is dict and len(value) < 1000 and all(map(_is_scalar, value.values()))
+    if is_flat and {str}.issuperset(map(type, value)):
+        return value
     count = 0
 
     def error(problem: str, path: tuple[Any, ...]) -> InputError:
@@ -73,8 +76,7 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
             raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}{hint}", path)
         return walk(reduced, path)
 
-    is_flat = type(value) is dict and len(value) < 1000 and all(map(_is_scalar, value.values()))
-    return value if is_flat and {str}.issuperset(map(type, value)) else walk(value, ())
+    return walk(value, ())
 
 
 def is_plain(value: Any) -> bool:
