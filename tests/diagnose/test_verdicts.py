@@ -7,8 +7,7 @@ import pytest
 from tests.diagnose.brute import audit_of, audited, rendered, source_of
 from tests.support import over_bytes
 from tokentrace.diagnose import AuditReport, Grade, audit_template
-from tokentrace.diagnose.appends import AppendOutcome
-from tokentrace.diagnose.cases import TOOLS, Style
+from tokentrace.diagnose.appends import TOOLS, AppendOutcome, Style
 from tokentrace.diagnose.certify import SIGNS
 from tokentrace.errors import TemplateLimitError
 from tokentrace.pocket import POCKET

@@ -20,7 +20,9 @@ from jinja2 import nodes
 from jinja2.compiler import operators
 from jinja2.visitor import NodeTransformer
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
+from ..study.probes import Message
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template import chat_template as templates
@@ -29,7 +31,6 @@ from ..template.environment import Proven, strftime_now
 from ..template.strings import plain_text
 from ..template.trace import GENERATION, TURN, Trace
 from ..template.traced import plain, text_of
-from .cases import TOOLS, Request
 
 TEST: Final = "test"
 SET: Final = "set"
@@ -48,11 +49,19 @@ Assigned = tuple[int, str, Any, Any]
 """The line that sets a variable, its name, both values."""
 
 
+class Request(NamedTuple):
+    """What a template has to write; with a generation prompt."""
+
+    messages: Messages
+    tools: Sequence[Message] | None = None
+    prompt: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Blame:
     """Where a template makes two renderings differ.
 
-    `condition` is the test whose answer changed from `before`; without one, `line` writes the text.
+    `condition` is the proven test whose answer changed from `before`; without one, `line` writes the text.
     `because` has the variables of the condition that changed.
     """
 
@@ -60,7 +69,6 @@ class Blame:
     source: str
     condition: str = ""
     before: bool | None = None
-    proven: bool = False
     because: tuple[Assigned, ...] = ()
 
 
@@ -82,12 +90,12 @@ def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *
         run = run_traced(study, second, forced=forced)
         if run is not None and common_prefix(one.text, run.text) > at:
             because = tuple(_changed_names(test, one.events[: pair[0]], assigned))
-            return Blame(test.part.line, test.part.source, test.part.text, test.value, True, because)
+            return Blame(test.part.line, test.part.source, test.part.text, test.value, because)
     lengths = ((common_prefix(one.text, flipped.text), test) for test, flipped in flip_tests(study, second, other))
     length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
     if length <= at:
         return _blame_writer(one, at)
-    return Blame(test.part.line, test.part.source, test.part.text, not test.value, True)
+    return Blame(test.part.line, test.part.source, test.part.text, not test.value)
 
 
 def _changed_names(test: Event, first: Sequence[Event], second: Sequence[Event]) -> Iterator[Assigned]:
@@ -196,7 +204,7 @@ def run_traced(
 
     names = {
         "messages": rows,
-        "tools": templates.wrap_tools(TOOLS) if request.tools else None,
+        "tools": templates.wrap_tools(request.tools) if request.tools else None,
         "add_generation_prompt": request.prompt,
         "strftime_now": functools.partial(strftime_now, now=now),
         **study.variables,
@@ -256,8 +264,7 @@ class _Instrument(NodeTransformer):
     def _hook(self, kind: str, value: nodes.Expr, line: int, target: str = "") -> nodes.Expr:
         number, text = len(self.parts), source_text(value)
         source = self._lines[line].strip() if line < len(self._lines) else ""
-        source = source if len(source) <= _LONG_LINE else text
-        source = source if len(source) <= _LONG_LINE else f"{source[:_LONG_LINE]}…"
+        source = source if len(source) <= _LONG_LINE else f"{text[:_LONG_LINE]}{'…' * (len(text) > _LONG_LINE)}"
         self.parts.append(TemplatePart(number, kind, line, text, target, source))
         return nodes.Call(nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line)
 

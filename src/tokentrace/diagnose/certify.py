@@ -24,8 +24,7 @@ from ..study import probes
 from ..study.probes import SYSTEM, USER
 from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template
-from .appends import NO_END, AppendCell, AppendMatrix, Where
-from .cases import TOOLS, Append, turns
+from .appends import NO_END, TOOLS, Append, AppendCell, AppendMatrix, Where, turns
 from .facts import TemplateFacts, find_facts
 from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
@@ -231,12 +230,8 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     for at, one in enumerate(verdicts):
         holding = (setting for setting, others in switches.items() if others[at].grade is Grade.HOLDS)
         verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
-    if not isinstance(study.template, ChatTemplate):
-        notes.append("the format is written in Python: there are no template lines to name")
-    elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
-        notes.append(
-            "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
-        )
+    if any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
+        notes.append("breaks without a line: the format is written in Python, or the line could not be found")
     grammar, kwargs = renderer.grammar(TOOLS), dict(renderer.template_kwargs)
     name = name or PurePath(renderer.tokenizer.name).name or renderer.family
     typed = [f"--kwargs {shlex.quote(f'{key}={value}')}" for key, value in kwargs.items()]
@@ -262,15 +257,15 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
 
 def _bridge(renderer: Renderer, cell: AppendCell) -> str:
     """Return `_BRIDGED`, or why a cell cannot be bridged."""
-    tools, before = TOOLS if cell.tools else None, cell.index
+    (before, tools, _), (until, *_), _ = cell.requests
     try:
-        prompt = renderer.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
-        answered = renderer.render(cell.messages[: before + 1], tools=tools)
-        turn = next((turn for turn in answered.turns if turn.message == before), None)
+        prompt = renderer.render(before, tools=tools, add_generation_prompt=True)
+        answered = renderer.render(until, tools=tools)
+        turn = next((turn for turn in answered.turns if turn.message == cell.index), None)
         if turn is None:
             return "the template writes no turn"
         sampled = answered.ids[turn.start : turn.stop]
-        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
+        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[cell.index + 1 :], tools=tools)
     except TokentraceError as error:
         return str(error)
     return _BRIDGED if isinstance(bridged, BridgedTokens) else str(bridged.reason)
@@ -302,7 +297,8 @@ def _texts(study: TemplateStudy) -> list[str | None]:
     """Render the probes, with and without tools and prompt; None where refused."""
     flags = (False, True)
     every = itertools.product((*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS), flags, flags)
-    return [rendering and rendering.text for rendering in itertools.starmap(study.readable, every)]
+    renderings = itertools.starmap(study.readable, every)
+    return [None if rendering is None else rendering.text for rendering in renderings]
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:

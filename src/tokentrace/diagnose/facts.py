@@ -1,7 +1,6 @@
 """Facts about a template beside its matrix: stops, prompt, roles, defaults, dates, and texts that it alters."""
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,11 +14,9 @@ from ..study.probes import ANSWER as REPLY
 from ..study.probes import CONTINUED, RETURNED, SYSTEM, THOUGHT, USER, Message, call, calling, result
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
-from ..template.chat_template import REASONING_FIELDS, wrap_tools
-from ..template.origin import UNKNOWN
-from ..template.trace import Rendering
-from .blame import SET, TEST, WRITE, Event, flip_tests, run_traced
-from .cases import ANSWER, TOOLS, Request, call_ids
+from ..template.chat_template import wrap_tools
+from .appends import ANSWER, TOOLS, call_ids, contains_text, text_from
+from .blame import SET, TEST, WRITE, Event, Request, flip_tests, run_traced
 
 _TIMES: Final = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
 _DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
@@ -125,7 +122,7 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
 def _changes(study: TemplateStudy) -> tuple[str, bool]:
     """Return where the template writes the date, and whether it draws at random."""
     date, random = "", False
-    for messages, tools in itertools.product(_DATED, (False, True)):
+    for messages, tools in itertools.product(_DATED, (None, TOOLS)):
         one, other = (run_traced(study, Request(messages, tools, True), now=now) for now in _TIMES)
         if one is None or other is None:
             continue
@@ -160,19 +157,6 @@ _ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
 _SIMPLE: Final = "value"
 _KEY: Final = "someKey"
 _LATER: Final = "later system"
-
-
-def text_from(rendering: Rendering, message: int, field: str) -> str:
-    """Return the text from a field of a message, and all text of unknown origin."""
-    names = REASONING_FIELDS if field in REASONING_FIELDS else ("tool_calls",) if field == "arguments" else (field,)
-    spans = ((text, origin) for text, _, origin in rendering.spans() if origin is not None)
-    mine = {("messages", message, name) for name in names}
-    return "".join(text for text, origin in spans if origin[:3] in mine or origin.source == UNKNOWN.source)
-
-
-def contains_text(text: str, output: str) -> bool:
-    """True if the output contains a text as it is or as JSON."""
-    return any(one in output for one in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
 
 
 def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
@@ -220,13 +204,14 @@ def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Se
             rows[at] = dict(calling({**call(1, {_KEY: text}), "id": one["id"]}))
         else:
             rows[at][field] = text
-        return Request(adapt(rows, study.forms).messages, any(row.get("tool_calls") for row in rows))
+        tools = TOOLS if any(row.get("tool_calls") for row in rows) else None
+        return Request(adapt(rows, study.forms).messages, tools)
 
     def output(text: str) -> str | None:
         """Return what the template writes from the field; None if it refuses."""
         try:
             conversation, tools, _ = request(text)
-            rendering = study.run(wrap_tools(TOOLS) if tools else None, conversation, False)
+            rendering = study.run(wrap_tools(tools) if tools else None, conversation, False)
         except TokentraceError:
             return None
         return text_from(rendering, at, field)

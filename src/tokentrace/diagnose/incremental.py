@@ -153,11 +153,11 @@ class _Pieces:
         """Encode what ``messages[start:stop]`` adds after its context; if empty, the generation prompt."""
         unit = self.messages[start:stop]
         role = unit[0]["role"] if unit else ""
-        ids: Ids | None = None
+        tried: dict[int, Ids] = {}
         refusals: list[TemplateError] = []
         for context in self._contexts(start, unit, role):
             try:
-                added, fits = self._added(context, unit, role == "assistant")
+                added, problems = self._added(context, unit, role == "assistant")
             except TemplateLimitError:
                 raise
             except TemplateError as error:
@@ -165,34 +165,31 @@ class _Pieces:
                 continue
             except InputError as error:
                 raise error.renumbered(len(context) - start) from None
-            ids = added if fits or ids is None else ids
-            if fits:
+            tried.setdefault(problems, added)
+            if not problems:
                 break
-        if ids is not None:
-            return _Piece(ids, start, role == "assistant")
+        if tried:
+            return _Piece(tried[min(tried)], start, role == "assistant")
         what = f"the {role} message" if unit else "to ask for a reply"
         where = "every fixed base" if self.has_base else "the messages before it"
         advice = "use another mode, or Renderer.render on the whole conversation"
         problem = f"the template refuses {what} after {where} ({refusals[0].problem}); {advice}"
         raise TemplateError(problem, message=start if unit else start - 1, line=refusals[0].line)
 
-    def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, bool]:
-        """Encode what a unit adds to a context by itself, cut by length.
-
-        The context fits if the template does not rewrite it, nor write its text into the unit.
-        """
+    def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
+        """Encode what a unit adds to a context by itself, cut by length, and count what may be wrong with that."""
         render, tokenizer = self.renderer.render_text, self.renderer.tokenizer
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
         after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit)
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
-        fits = after.text.startswith(before) and base.isdisjoint(origin for *_, origin in spans)
+        rewrites, repeats = not after.text.startswith(before), any(origin in base for *_, origin in spans)
         # A control token goes first if the tokenizer adds a space to the first word.
         control = tokenizer.vocabulary.control.values() if tokenizer.vocabulary.first_prefixed else ()
         guard = next((one.text for one in control if not (one.lstrip or one.rstrip or one.single_word)), "")
         piece = Rendering.of([(guard, -1, None), *spans])
         encoded = self.renderer.encode_text(piece, [*context, *unit], tools=self.tools)
-        return encoded.ids[bool(guard) :], fits
+        return encoded.ids[bool(guard) :], rewrites + repeats
 
     def _contexts(self, start: int, unit: Messages, role: str) -> Iterator[Messages]:
         """Yield what to render a unit after.
@@ -205,7 +202,7 @@ class _Pieces:
         yield from ([SYSTEM, USER], [USER])
         answers: list[Mapping[str, Any]] = [ASSISTANT] if role not in ("", "assistant") else []
         if role in RESULT_ROLES:
-            calls = [list(self._calls(start, unit, arguments)) for arguments in ({}, "{}")]
+            calls = [list(self._calls(start, unit, arguments)) for arguments in (dict[str, Any](), "{}")]
             answers = [{"role": "assistant", "content": "", "tool_calls": each} for each in calls]
         for answer in answers:
             yield from ([SYSTEM, USER, answer], [USER, answer])
