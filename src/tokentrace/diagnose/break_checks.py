@@ -1,11 +1,15 @@
 """The checks of `explain_break`: the first that fits gives the cause of a difference."""
 
+from __future__ import annotations
+
 import codecs
 import contextlib
 import json
 import re
+from bisect import bisect_left
+from collections.abc import Collection
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,14 +19,30 @@ from ..errors import TokentraceError
 from ..formats.dialects import REASONING
 from ..formats.grammar import Channels
 from ..parsing.response import ParsedToolCall
-from ..show.alignment import Hunk
-from ..show.visible import counted
+from ..show.alignment import Hunk, hunks, up_to_shared_end
+from ..show.visible import counted, quoted
 from ..study.turns import common_prefix as shared_text
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.vocabulary import Vocabulary
 from .finding import Cause
-from .token_text import READ, TurnHeads, hunks, quoted, spell, spelled_alike, up_to_shared_end
 
+READ: Final = 65_536
+"""Tokens before and after a difference that are read as text."""
+_ROLE: Final = re.compile(
+    r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
+)
+_HEAD: Final = re.compile(r"(?!.*end)(?:.*start|.*turn|.*header|.*role|\]~b\])")
+_NAMED_HEAD: Final = re.compile(
+    r"[<\[]?[|｜]?(?:im_)?(system|developer|user|assistant|observation)[|｜]?>", re.IGNORECASE
+)
+_OTHER_HEADS: Final = {
+    "[INST]": "user",
+    "[SYSTEM_PROMPT]": "system",
+    "[TOOL_RESULTS]": "tool",
+    "<｜tool▁output▁begin｜>": "tool",
+    "<｜tool▁calls▁begin｜>": "assistant",
+}
 _ALIKE: Final = 12
 """Characters that texts must share to go on alike."""
 _HARMONY: Final = Channels()
@@ -401,3 +421,59 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     if (one.arguments is None) != (other.arguments is None) or "".join(one.raw.split()) != "".join(other.raw.split()):
         return Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
     return None
+
+
+# -- tokens as text, and the turns that they lie in
+
+
+def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
+    return b"".join(map(vocabulary.token_bytes, ids.tolist()))
+
+
+def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
+    """The start of a difference in which other tokens spell the same bytes, or None.
+
+    A token that both sides share must follow it, or the end of the stream: next to a change of the
+    text, other merges are only its consequence.
+    """
+    sides = [[*map(vocabulary.token_bytes, side[:READ].tolist())] for side in hunk.sides(stream, prompt)]
+    same = common_prefix(*(np.frombuffer(b"".join(side), np.uint8) for side in sides))
+    ours, theirs = ([*accumulate(map(len, side))] for side in sides)
+    for end in sorted({*ours} & {*theirs}):
+        at = hunk.start + bisect_left(ours, end) + 1
+        other = hunk.other_start + bisect_left(theirs, end) + 1
+        if 0 < end <= same and (at == len(stream) or (other < len(prompt) and stream[at] == prompt[other])):
+            return Hunk(hunk.start, at, hunk.other_start, other)
+    return None
+
+
+class TurnHeads:
+    """Control tokens that begin turns, by their names; `structural` are all but `tags`."""
+
+    def __init__(self, tokenizer: Tokenizer, tags: Collection[str] = ()) -> None:
+        self.tokenizer, self.named, self.structural = tokenizer, dict[int, str](), set[int]()
+        heads = []
+        for text, token in tokenizer.vocabulary.control.items():
+            match = _NAMED_HEAD.fullmatch(text)
+            role = _OTHER_HEADS.get(text) or (match[1].lower() if match else None)
+            if role:
+                self.named[token.id] = role
+            if role or _HEAD.match(text):
+                heads.append(token.id)
+            if heads[-1:] == [token.id] or (token.special and text not in tags):
+                self.structural.add(token.id)
+        self.heads = np.asarray(heads, np.int32)
+
+    def count(self, ids: Ids) -> int:
+        return int(np.isin(ids, self.heads).sum())
+
+    def role(self, ids: Ids, at: int) -> str | None:
+        """The role of the turn that a token lies in; None if no head tells."""
+        start = max(0, at - READ)
+        for index in reversed((np.flatnonzero(np.isin(ids[start : at + 1], self.heads)) + start).tolist()):
+            match = _ROLE.match(self.tokenizer.decode(ids[index + 1 : index + 5]))
+            if match:
+                return "tool" if match[2] else match[1]
+            if int(ids[index]) in self.named:
+                return self.named[int(ids[index])]
+        return None

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
-from ..show.alignment import Hunk
+from ..show.alignment import Hunk, hunks
 from ..show.document import Contrast, Document
+from ..show.results import excerpt
 from ..show.terminal import plain_view
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
@@ -19,7 +20,6 @@ from .break_checks import Case
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain, shared_prefix
-from .token_text import contrast, hunks
 
 _LATER: Final = 8
 """Further differences that are explained."""
@@ -62,7 +62,7 @@ class Break(ShowsItself):
     def contrast(self, name: str = "stream → next prompt") -> Contrast:
         """The tokens of the stream and of the prompt around the difference."""
         hunk, names = Hunk(*self.stream_range, *self.prompt_range), ("stream", "next prompt")
-        return replace(contrast(self.tokenizer, self.stream, self.prompt, hunk, names), name=name)
+        return replace(excerpt(self.tokenizer, self.stream, self.prompt, hunk, names), name=name)
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         later = ", ".join(dict.fromkeys(map(str, self.later)))

@@ -145,8 +145,6 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
             yield f"line {blame.line}", blame.source
             words = f"`{blame.condition}` is {'true, then false' if blame.before else 'false, then true'}"
             yield from [("", words)] * bool(blame.condition)
-            for line, name, before, after in blame.because:
-                yield "", f"line {line} sets {name}: {before}, then {after}"
         yield from (("had", repr(one.before)), ("has", repr(one.after)))
     yield ["", Cell("the smallest conversation that shows it:", "dim")]
     for at, message in enumerate(cell.messages):

@@ -18,11 +18,13 @@ from ..errors import InputError, TemplateError, TemplateLimitError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose
+from ..show.alignment import hunks
+from ..show.visible import quoted
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
+from .break_checks import spell
 from .finding import Cause, Finding
-from .token_text import hunks, quoted, spell
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}

@@ -8,7 +8,7 @@ from typing import Any
 from ..formats.dialects import DIALECTS, dialect_of
 from ..formats.grammar import TurnGrammar
 from ..rendering.renderer import Renderer
-from ..show.document import Document, Table
+from .document import Document, Table
 
 
 def describe_grammar(renderer: Renderer, tools: Any = None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 
 from tests.diagnose.brute import source_of
 from tests.support import over_bytes
-from tokentrace.diagnose.grammar import describe_grammar, grammar_document
 from tokentrace.formats.dialects import DIALECTS
+from tokentrace.show.grammar import describe_grammar, grammar_document
 from tokentrace.show.terminal import plain_view
 
 
