@@ -102,8 +102,7 @@ class Case:
         model: Any,
         hunk: Hunk,
         mask: npt.NDArray[np.bool_] | None,
-        back: int = READ,
-        forward: int = READ,
+        reach: int = READ,
     ) -> None:
         self.stream, self.prompt, self.model, self.hunk = stream, prompt, model, hunk
         self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
@@ -115,14 +114,14 @@ class Case:
         where = "" if self.completion else "context after "
         self.region = None if mask is None else f"{where}completion {number}" if number else "first prompt"
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.lead = decoder.decode(spell(self.vocabulary, stream[max(0, hunk.start - back) : hunk.start]))
+        self.lead = decoder.decode(spell(self.vocabulary, stream[max(0, hunk.start - reach) : hunk.start]))
         partial = decoder.getstate()[0]  # the first bytes of a character that both sides complete
         self.ours, self.theirs = (
-            self.lead + (partial + spell(self.vocabulary, ids[at : at + forward])).decode("utf-8", "replace")
+            self.lead + (partial + spell(self.vocabulary, ids[at : at + reach])).decode("utf-8", "replace")
             for ids, at in ((stream, hunk.start), (prompt, hunk.other_start))
         )
         self.at = shared_text(self.ours, self.theirs)
-        self.ended = hunk.start + forward >= len(stream)
+        self.ended = hunk.start + reach >= len(stream)
         self.sides = hunk.sides(stream, prompt)
 
     def explain(self) -> Match:
@@ -198,8 +197,21 @@ class Case:
         return None
 
     def remerge(self) -> Match | None:
-        hunk = spelled_alike(self.vocabulary, self.stream, self.prompt, self.hunk)
-        return None if hunk is None else Match(Cause.BPE_REMERGE, hunk=hunk)
+        """Other tokens that spell the same bytes at the start of the difference.
+
+        A token that both sides share must follow, or the end of the stream: next to a change of
+        the text, other merges are only its consequence.
+        """
+        start, other_start = self.hunk.start, self.hunk.other_start
+        sides = [[*map(self.vocabulary.token_bytes, side[:READ].tolist())] for side in self.sides]
+        same = common_prefix(*(np.frombuffer(b"".join(side), np.uint8) for side in sides))
+        ours, theirs = ([*accumulate(map(len, side))] for side in sides)
+        for end in sorted({*ours} & {*theirs}):
+            at, other = start + bisect_left(ours, end) + 1, other_start + bisect_left(theirs, end) + 1
+            shared = other < len(self.prompt) and at < len(self.stream) and self.stream[at] == self.prompt[other]
+            if 0 < end <= same and (at == len(self.stream) or shared):
+                return Match(Cause.BPE_REMERGE, hunk=Hunk(start, at, other_start, other))
+        return None
 
     # -- reasoning and endings
 
@@ -329,7 +341,8 @@ class Case:
         """
         if self.model is self.tokenizer or (self.completion is None and self.region is not None):
             return None
-        start, stop = self.completion or (self._turn_start(), self._turn_stop(self.stream, self.hunk.start))
+        heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads)).tolist()
+        start, stop = self.completion or ([0, *heads][-1], self._turn_stop(self.stream, self.hunk.start))
         sides = self.stream[start:stop], self.prompt[start : self._turn_stop(self.prompt, self.hunk.other_start)]
         turns = [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
         ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
@@ -337,10 +350,6 @@ class Case:
         if match is None and len(ours) > len(theirs):
             match = Match(Cause.REWRITTEN_CALL, (str(ours[len(theirs)].name), ""))
         return None if match is None else match._replace(covered=stop)
-
-    def _turn_start(self) -> int:
-        heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads))
-        return int(heads[-1]) if len(heads) else 0
 
     def _turn_stop(self, ids: Ids, at: int) -> int:
         stops = np.isin(ids[at:], [*self.model.get_stop_token_ids()])
@@ -430,39 +439,20 @@ def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
     return b"".join(map(vocabulary.token_bytes, ids.tolist()))
 
 
-def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
-    """The start of a difference in which other tokens spell the same bytes, or None.
-
-    A token that both sides share must follow it, or the end of the stream: next to a change of the
-    text, other merges are only its consequence.
-    """
-    sides = [[*map(vocabulary.token_bytes, side[:READ].tolist())] for side in hunk.sides(stream, prompt)]
-    same = common_prefix(*(np.frombuffer(b"".join(side), np.uint8) for side in sides))
-    ours, theirs = ([*accumulate(map(len, side))] for side in sides)
-    for end in sorted({*ours} & {*theirs}):
-        at = hunk.start + bisect_left(ours, end) + 1
-        other = hunk.other_start + bisect_left(theirs, end) + 1
-        if 0 < end <= same and (at == len(stream) or (other < len(prompt) and stream[at] == prompt[other])):
-            return Hunk(hunk.start, at, hunk.other_start, other)
-    return None
-
-
 class TurnHeads:
     """Control tokens that begin turns, by their names; `structural` are all but `tags`."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Collection[str] = ()) -> None:
-        self.tokenizer, self.named, self.structural = tokenizer, dict[int, str](), set[int]()
-        heads = []
+        roles: dict[int, str] = {}
+        self.tokenizer, self.roles, self.structural = tokenizer, roles, set[int]()
         for text, token in tokenizer.vocabulary.control.items():
             match = _NAMED_HEAD.fullmatch(text)
-            role = _OTHER_HEADS.get(text) or (match[1].lower() if match else None)
-            if role:
-                self.named[token.id] = role
+            role = _OTHER_HEADS.get(text) or (match[1].lower() if match else "")
             if role or _HEAD.match(text):
-                heads.append(token.id)
-            if heads[-1:] == [token.id] or (token.special and text not in tags):
+                roles[token.id] = role
+            if token.id in roles or (token.special and text not in tags):
                 self.structural.add(token.id)
-        self.heads = np.asarray(heads, np.int32)
+        self.heads = np.asarray([*roles], np.int32)
 
     def count(self, ids: Ids) -> int:
         return int(np.isin(ids, self.heads).sum())
@@ -474,6 +464,6 @@ class TurnHeads:
             match = _ROLE.match(self.tokenizer.decode(ids[index + 1 : index + 5]))
             if match:
                 return "tool" if match[2] else match[1]
-            if int(ids[index]) in self.named:
-                return self.named[int(ids[index])]
+            if role := self.roles[int(ids[index])]:
+                return role
         return None

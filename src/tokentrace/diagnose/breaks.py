@@ -129,13 +129,14 @@ def explain_break(
     cause, words = match.cause, case.words(match)
     if cause in _CONTEXT and before is not None and after is not None:
         cause, words = _prove(cause, words, before, after)
-    same = len(ours) if anchor is None else common_prefix(check_ids(anchor, "anchor", error=TrajectoryError), ours)
-    if anchor is not None and same <= position and same < len(ours) and not np.any(anchor[same:]):
+    anchored = ours if anchor is None else check_ids(anchor, "anchor", error=TrajectoryError)
+    same = common_prefix(anchored, ours)
+    if same <= position and same < len(ours) and not anchored[same:].any():
         words = f"the client's anchor has {same:,} of {len(ours):,} ids, so it rendered the history again: {cause}"
         cause = Cause.ZEROED_ANCHOR
     hunk = match.hunk or case.hunk
     later = [
-        Case(ours, theirs, tokenizer, one, mask, back=1024, forward=4096).explain().cause
+        Case(ours, theirs, tokenizer, one, mask, reach=4096).explain().cause
         for one in islice(hunks(ours, theirs, hunk.stop, hunk.other_stop), _LATER)
         if match.covered <= one.start < len(ours)
     ]
