@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from ..show.alignment import hunks
 from ..show.visible import counted
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids
@@ -28,7 +29,6 @@ from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
 from .records import Call, Mask, Rollout, Row
 from .report import Example, Report, Seen, Tallies, Tally
-from .token_text import hunks
 
 _RECENT: Final = 3
 """Recent conversations in which the origin of a request is searched."""

@@ -22,18 +22,18 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..data.trainers import ATTENTION
 from ..errors import InputError, kind_of
 from ..samples.sample import IGNORE, Sample
-from ..show.alignment import Hunk
+from ..show.alignment import Hunk, hunks
 from ..show.document import Contrast
-from ..show.visible import counted
+from ..show.results import excerpt
+from ..show.visible import counted, quoted
 from ..study.probes import USER
 from ..tokens.ids import check_ids, check_integers, common_prefix, runs
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
-from .break_checks import Case
+from .break_checks import Case, TurnHeads
 from .finding import Cause, Finding
 from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
-from .token_text import TurnHeads, contrast, hunks, quoted
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
@@ -260,7 +260,7 @@ class RowChecker:
             outcome=ids if case.hunks else Outcome.MASK if wrong else Outcome.SAME,
             reason="" if number is None else reason,
             findings=(*findings, *wrong),
-            contrasts=tuple(contrast(*tokens, hunk, names) for _, hunk in causes),
+            contrasts=tuple(excerpt(*tokens, hunk, names) for _, hunk in causes),
             counts=row.counts() + expected,
         )
 
