@@ -47,11 +47,6 @@ class Altered:
     dropped: bool = False
     detail: str = ""
 
-    @property
-    def of_turns(self) -> bool:
-        """True for the assistant's text: rendered again, it is not what was sampled."""
-        return self.roles == ("assistant",)
-
     def __str__(self) -> str:
         what = "arguments of calls" if self.field == "arguments" else f"{self.field} of {listed(self.roles)} messages"
         by = f" (line {self.line}: `{self.source}`)" if self.line is not None else ""

@@ -94,7 +94,7 @@ def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdi
     if facts.random:
         against.append("the template draws at random: the same conversation is not always written the same")
     # The assistant's text counts everywhere: rendered again, it is not what was sampled.
-    against += [str(one) for one in facts.altered if one.of_turns or use.messages]
+    against += [str(one) for one in facts.altered if use.messages or one.roles == ("assistant",)]
     if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
         against.append("a turn ends without a token that stops generation, whatever follows it")
         fails = True
