@@ -67,7 +67,7 @@ class ArgumentsReader:
             match = yield from reader.find(self.calls.to_end)
             text = reader.data[start : reader.at]
             report(start, start + len(text.rstrip() if match is not None else text))
-            call.fail(CallStatus.INVALID_JSON, "the arguments are not JSON", ragged=True)
+            call.fail("the arguments are not JSON", CallStatus.INVALID_JSON, ragged=True)
         report.done()
 
     def json_call(self, call: OpenCall) -> Reading[bool]:
@@ -80,14 +80,14 @@ class ArgumentsReader:
                 return False
             call.announce()
         if not whole:
-            call.fail(CallStatus.INVALID_JSON, "the call is not JSON", ragged=True)
+            call.fail("the call is not JSON", CallStatus.INVALID_JSON, ragged=True)
             return True
         try:
             read_json(self.reader.text(start, self.reader.at))
         except ValueError as error:
-            call.fail(CallStatus.INVALID_JSON, f"the call is not JSON: {error}")
+            call.fail(f"the call is not JSON: {error}", CallStatus.INVALID_JSON)
         if "arguments" not in seen and "arguments" in self.calls.paths.values():
-            call.fail(CallStatus.MALFORMED, "the call has no arguments")
+            call.fail("the call has no arguments")
         return True
 
     def _members(self, call: OpenCall, path: tuple[str, ...], seen: set[str]) -> Reading[bool]:
@@ -128,10 +128,10 @@ class ArgumentsReader:
             field = "arguments"
         elif field in seen:
             if here in calls.paths:
-                call.fail(CallStatus.MALFORMED, f"{here[-1]!r} is given twice")
+                call.fail(f"{here[-1]!r} is given twice")
             field = None
         elif field is not None and here not in calls.paths:
-            call.fail(CallStatus.MALFORMED, f"its arguments are under {here[0]!r}", lenient=True)
+            call.fail(f"its arguments are under {here[0]!r}", lenient=True)
         if field is None:
             if here in calls.inner_paths and (yield from reader.sees(b"{")):
                 return (yield from self._members(call, here, seen))
@@ -147,7 +147,7 @@ class ArgumentsReader:
         elif field == "id":
             call.set_name(None, text)
         elif text is None:
-            call.fail(CallStatus.MISSING_NAME, "the name is not a string")
+            call.fail("the name is not a string", CallStatus.MISSING_NAME)
         else:
             call.set_name(text)
         return True
@@ -189,11 +189,11 @@ class ArgumentsReader:
         start = reader.at
         while True:
             match = yield from reader.find(calls.to_key)
-            if match is None or match.kind != "key":
+            if not match or match.kind != "key":
                 reader.at = start
                 return False
             if (yield from reader.sees_all(calls.key_open)) is not None:
-                call.fail(CallStatus.MALFORMED, "there is something else between its arguments")
+                call.fail("there is something else between its arguments")
                 return True
             reader.at = match.stop
 
@@ -201,8 +201,8 @@ class ArgumentsReader:
         calls, reader, missing = self.calls, self.reader, self.output.missing
         start = reader.at
         match = yield from reader.find(calls.to_value)
-        if match is None or match.kind != "value":
-            call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
+        if not match or match.kind != "value":
+            call.fail("an argument breaks off at its name")
             if reader.exhausted and not unforgeable(calls.value_opens[0].pieces[0]):
                 missing.append(calls.grammar.value_close)  # else its name would go on in the call's closing
             return False
@@ -218,7 +218,7 @@ class ArgumentsReader:
             missing.append(calls.grammar.value_close)
             return False
         if match.kind != "value":
-            call.fail(CallStatus.UNCLOSED, f"the argument {key!r} is not closed")
+            call.fail(f"the argument {key!r} is not closed", CallStatus.UNCLOSED)
             return match.kind.startswith("key ")
         if not (yield from reader.skip_all(calls.value_close)):
             reader.at = match.stop
@@ -231,7 +231,7 @@ class ArgumentsReader:
             if (yield from reader.skip_all(way.pieces)):
                 yield from reader.skip(way.lead)
                 return way
-        call.fail(CallStatus.MALFORMED, f"the argument {key!r} does not open as arguments do")
+        call.fail(f"the argument {key!r} does not open as arguments do")
         remaining = b"".join(reader.data[reader.at :].split())
         if reader.ended and any(b"".join(way.pieces).startswith(remaining) for way in ways):
             reader.at = len(reader.data)
@@ -257,7 +257,7 @@ class ArgumentsReader:
             call.add_arguments('"' if is_text else "")
             value, certain = (text, True) if is_text else _typed(text, schema, strings, opening.is_string)
             if not certain:
-                call.fail(CallStatus.INVALID_JSON, f"the argument {key!r} is not JSON")
+                call.fail(f"the argument {key!r} is not JSON", CallStatus.INVALID_JSON)
             call.add_value(key, value, reported=is_text)
         return match
 
@@ -288,12 +288,12 @@ class ArgumentsReader:
         reader = self.reader
         start = yield from reader.past_space()
         if not (yield from self.python_begins(start)):
-            call.fail(CallStatus.MALFORMED, "no function is called", ragged=True)
+            call.fail("no function is called", ragged=True)
             return
         reader.at = reader.data.index(b"(", start)
         call.set_name(reader.data[start : reader.at].decode())
         if not (yield from reader.enclosed(_PYTHON, self.calls.hard_ends)):
-            call.fail(CallStatus.MALFORMED, "the call is not a Python call", ragged=True)
+            call.fail("the call is not a Python call", ragged=True)
             return
         try:
             text = reader.text(start, reader.at)
@@ -302,10 +302,10 @@ class ArgumentsReader:
             call.raw_values = {key: ast.get_source_segment(text, node) or "" for key, node in words}
             json.dumps(values)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-            call.fail(CallStatus.MALFORMED, f"the call is not a Python call: {error}")
+            call.fail(f"the call is not a Python call: {error}")
             return
         if len(values) < len(words):
-            call.fail(CallStatus.DUPLICATE_ARGUMENT, "an argument is given twice", lenient=True)
+            call.fail("an argument is given twice", CallStatus.DUPLICATE_ARGUMENT, lenient=True)
         call.set_values(values)
 
     def braces(self, call: OpenCall) -> Reading[None]:
@@ -313,8 +313,8 @@ class ArgumentsReader:
         start, depth, quoted = reader.at - 1, 1, False
         while depth:
             match = yield from reader.find(calls.in_braces)
-            if match is None or match.kind in ("stop", "hard"):
-                call.fail(CallStatus.MALFORMED, "the braces are not closed")
+            if not match or match.kind in ("stop", "hard"):
+                call.fail("the braces are not closed")
                 return
             quoted ^= match.kind == "quote"
             depth += 0 if quoted else {"open": 1, "close": -1}.get(match.kind, 0)
@@ -322,7 +322,7 @@ class ArgumentsReader:
         try:
             values = _Braces(bytes(reader.data[start : reader.at]), calls.quote, reader.marked.text).arguments()
         except ValueError as error:
-            call.fail(CallStatus.MALFORMED, f"the arguments cannot be read: {error}")
+            call.fail(f"the arguments cannot be read: {error}")
             return
         call.set_values({key: self._by_schema(call, key, value) for key, value in values.items()})
 
@@ -338,7 +338,7 @@ class ArgumentsReader:
         start = reader.at
         while True:
             match = yield from reader.find(calls.to_finish)
-            if match is None or match.kind != "finish" or (yield from reader.sees_all(calls.finish)) is not None:
+            if not match or match.kind != "finish" or (yield from reader.sees_all(calls.finish)) is not None:
                 break
             reader.at = match.stop
         stack = self._elements(call, start, reader.at)
@@ -359,9 +359,9 @@ class ArgumentsReader:
             if tag["close"]:
                 element = stack.pop()
                 if element.children and between:
-                    call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
+                    call.fail(f"there is something else in {element.name!r}")
                 if name != element.name or not tag["end"]:
-                    call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
+                    call.fail(f"{element.name!r} is closed by another name")
                 text = reader.text(element.start, tag.start())
                 value = self._element_value(call, element, text)
                 if stack:
@@ -371,7 +371,7 @@ class ArgumentsReader:
                     call.add_key(element.name)
                     call.add_value(element.name, value)
             elif not tag["end"]:
-                call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
+                call.fail("an argument breaks off at its name")
                 at = stop
                 break
             else:
@@ -382,7 +382,7 @@ class ArgumentsReader:
                 stack.append(_Element(name, tag.end(), schema))
             at = tag.end() if tag["end"] else tag.start("name")
         for element in reversed(stack):
-            call.fail(CallStatus.UNCLOSED, f"the argument {element.name!r} is not closed")
+            call.fail(f"the argument {element.name!r} is not closed", CallStatus.UNCLOSED)
         if stack:
             call.raw_values[stack[0].name] = reader.text(stack[0].start, stop)
         reader.at = stop if stack else at
@@ -398,14 +398,14 @@ class ArgumentsReader:
                 values.setdefault(name, []).append(value)
                 if len(values[name]) == 2:
                     problem = f"{name!r} is given more than once in {element.name!r}"
-                    call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
+                    call.fail(problem, CallStatus.DUPLICATE_ARGUMENT, lenient=True)
             return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
         value, certain = read_value(text, element.schema)
         if not certain and not text and element.schema is not None:  # empty, where text is not allowed
             types = element.schema.types or ()
             value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
         if not certain:
-            call.fail(CallStatus.INVALID_JSON, f"{element.name!r} is not of its type")
+            call.fail(f"{element.name!r} is not of its type", CallStatus.INVALID_JSON)
         return value
 
 

@@ -3,9 +3,9 @@
 What opens as a call is one, whatever follows. Control tokens end it early, because no text can spell them; other
 delimiters only where the grammar expects them.
 
-Attempts are well-formed calls outside their place, as vLLM and SGLang accept them: inside reasoning that is never
-closed, without the delimiter before their head, without delimiters after other text, and, if the template shows no
-calls, in any dialect. A strict reading reports them; a lenient one counts them as calls.
+Attempts are well-formed calls outside their place: in reasoning that is never closed, without their opening, after
+text if they have no delimiters, in any dialect if the template shows no calls. vLLM and SGLang accept them. A strict
+reading reports them; a lenient one counts them.
 """
 
 import re
@@ -34,10 +34,7 @@ class CallParser(ArgumentsReader):
     """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
     def read(self, start: int | None = None) -> Reading[None]:
-        """The calls that begin here, up to where content goes on, or to a stop token.
-
-        The first begins at `start` if a header comes before it.
-        """
+        """The calls that begin here. The first begins at `start` if a header comes before it."""
         calls, reader = self.calls, self.reader
         if calls.section_open and (yield from reader.sees(calls.section_open[0])):
             yield from self._section()
@@ -69,19 +66,19 @@ class CallParser(ArgumentsReader):
                 continue
             text, reader.at = reader.at, at
             match = yield from reader.find(calls.in_section)
-            if reader.at > at and (any_calls or (match is not None and match.kind == "open")):
+            if reader.at > at and (any_calls or (match and match.kind == "open")):
                 output.content(text, reader.at)
-            if match is None or match.kind != "open":
+            if not match or match.kind != "open":
                 break
             any_calls = True
             yield from (self._delimited() if calls.open else self.calls_from(reader.at))
-        if match is not None and match.kind == "closed" and not (yield from reader.skip_all(calls.section_close)):
+        if match and match.kind == "closed" and not (yield from reader.skip_all(calls.section_close)):
             reader.at = match.stop
         output.end_text()
         if not any_calls:
             call = output.start_call(start)
-            call.fail(CallStatus.MALFORMED, "no call follows the opening of calls")
-            if match is None or match.kind != "closed":
+            call.fail("no call follows the opening of calls")
+            if not match or match.kind != "closed":
                 self._end_early(call, match, "")
             call.finish(reader.at)
         # A call that is cut off inside JSON which nothing closes goes on in any text.
@@ -157,7 +154,7 @@ class CallParser(ArgumentsReader):
             yield from self._body(call)
             again = yield from self._end(call)
             if misplaced:
-                call.fail(CallStatus.MALFORMED, misplaced, lenient=True)
+                call.fail(misplaced, lenient=True)
             call.finish(self.reader.at)
             if again:
                 self.reader.at = start = yield from self._past_separator()
@@ -170,7 +167,7 @@ class CallParser(ArgumentsReader):
                 reader.at = start
                 yield from self.json_call(call)
             else:
-                call.fail(CallStatus.INVALID_JSON, "the call is not a JSON object", ragged=True)
+                call.fail("the call is not a JSON object", CallStatus.INVALID_JSON, ragged=True)
         elif style is Style.PYTHON:
             yield from self.python_call(call)
         elif (yield from self._head(call)):
@@ -194,7 +191,7 @@ class CallParser(ArgumentsReader):
             fields[field] = reader.text(start, reader.at).strip() if match is not None else ""  # else more may follow
             if field == "id" and calls.grammar.id_is_name and (named := _NAME_IN_ID.fullmatch(fields["id"])):
                 fields["name"] = named[1]
-            if match is None or match.kind == "hard" or (match.kind == "end" and calls.begin):
+            if not match or match.kind == "hard" or (match.kind == "end" and calls.begin):
                 problem = "the call breaks off before its arguments"
                 end = calls.grammar.end
                 call.closing = end if end[:1].isspace() else trailing(calls.grammar.begin) + end
@@ -203,7 +200,7 @@ class CallParser(ArgumentsReader):
         if not problem and not (yield from reader.skip_all(calls.begin)):
             problem = "something else follows where the arguments should begin"
         if problem:
-            call.fail(CallStatus.MALFORMED, problem)
+            call.fail(problem)
         return not problem
 
     def _end(self, call: OpenCall) -> Reading[bool]:
@@ -217,7 +214,7 @@ class CallParser(ArgumentsReader):
         ended, lacks_end = False, f"{calls.grammar.end.strip()!r} is missing"
         if calls.end and calls.close:
             if (yield from reader.skip_all(calls.close)):
-                call.fail(CallStatus.UNCLOSED, lacks_end, lenient=True)
+                call.fail(lacks_end, CallStatus.UNCLOSED, lenient=True)
                 return False
             ended = yield from reader.skip_all(calls.end)
             call.closing = "" if ended else call.closing
@@ -225,21 +222,21 @@ class CallParser(ArgumentsReader):
         at = (yield from self._past_separator()) if json_call and calls.inner else reader.at
         if calls.inner and (yield from reader.sees_all((b"{",) if json_call else calls.head[0][0], at)) is not None:
             if calls.end and not ended:
-                call.fail(CallStatus.UNCLOSED, lacks_end, lenient=True)
+                call.fail(lacks_end, CallStatus.UNCLOSED, lenient=True)
             return True
         in_json = calls.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
         complete = not call.ragged and not call.problems and (in_json or ended)
         if calls.another and (yield from reader.sees_all(calls.another)) is not None:
-            call.fail(CallStatus.UNCLOSED, "the call is not closed", lenient=complete)
+            call.fail("the call is not closed", CallStatus.UNCLOSED, lenient=complete)
             return False
         at = yield from reader.past_space()
         match = yield from reader.find(calls.to_close)
-        if match is None or match.kind != "close":
+        if not match or match.kind != "close":
             self._end_early(call, match, call.closing + calls.grammar.close, complete=complete and reader.at == at)
             return False
         if match.start > at:
             status = CallStatus.INVALID_JSON if in_json else CallStatus.MALFORMED
-            call.fail(status, "there is something else before its closing")
+            call.fail("there is something else before its closing", status)
         if not (yield from reader.skip_all(calls.close)):
             reader.at = match.stop
         return False
@@ -252,11 +249,11 @@ class CallParser(ArgumentsReader):
     def _end_early(self, call: OpenCall, match: Match | None, missing: str, *, complete: bool = False) -> None:
         """End a call before its closing. `complete`: only `missing` is missing."""
         if match is None:
-            call.fail(CallStatus.TRUNCATED, "the completion ends inside the call", lenient=complete)
+            call.fail("the completion ends inside the call", CallStatus.TRUNCATED, lenient=complete)
             self.output.missing.append(missing)
         elif self.calls.finish:
-            call.fail(CallStatus.UNCLOSED, "the call is not closed", lenient=complete)
-        if match is None or match.kind == "stop":
+            call.fail("the call is not closed", CallStatus.UNCLOSED, lenient=complete)
+        if not match or match.kind == "stop":
             self.output.open = PartKind.TOOL_CALL
 
 

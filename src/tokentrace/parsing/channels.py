@@ -34,9 +34,9 @@ _Word = re.Match[bytes]
 
 
 class _Header(NamedTuple):
-    """The fields of a header: the recipient is a tool if it can be called, `types` say how the message is written.
+    """The fields of a header. `tool` is a recipient that can be called; `types` say how the message is written.
 
-    `stray` are words before channel and recipient that belong to no header; their text ends at `stray_stop`.
+    `stray` words before channel and recipient belong to no header; their text ends at `stray_stop`.
     """
 
     role: _Word | None
@@ -81,7 +81,7 @@ class ChannelParser:
                 break
             start = self._stray(header, start, cut=match is None)
             output.enter(PartKind.TOOL_CALL if header.tool is not None else header.text.kind, start)
-            if match is not None and match.kind == "message":
+            if match and match.kind == "message":
                 reader.at = match.stop
                 match = yield from (self._text(header) if header.tool is None else self._call(header, start))
                 output.missing += [self.channels.end] if match is None else []
@@ -139,7 +139,7 @@ class ChannelParser:
             call = self.output.start_call(start)
             assert header.recipient is not None
             if match is not None:
-                call.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
+                call.fail("the call breaks off before its arguments")
             if match is not None or header.recipient.end() < header.stop:  # else there may be more of it
                 call.set_name(header.tool.removeprefix(self.channels.namespace))
             self._finish(call, match)
@@ -178,8 +178,8 @@ class ChannelParser:
 
     def _finish(self, call: OpenCall, match: Match | None) -> None:
         if match is None:
-            call.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
+            call.fail("the completion ends inside the call", CallStatus.TRUNCATED)
             self.output.open = PartKind.TOOL_CALL
         elif match.kind == "start":
-            call.fail(CallStatus.UNCLOSED, "another message begins inside the call")
-        call.finish(match.stop if match is not None and match.kind != "start" else self.reader.at)
+            call.fail("another message begins inside the call", CallStatus.UNCLOSED)
+        call.finish(match.stop if match and match.kind != "start" else self.reader.at)

@@ -48,7 +48,9 @@ class OpenCall:
     severe: set[CallStatus] = field(default_factory=set)
     """Problems that a lenient reading does not forgive."""
 
-    def fail(self, status: CallStatus, problem: str, *, lenient: bool = False, ragged: bool = False) -> None:
+    def fail(
+        self, problem: str, status: CallStatus = CallStatus.MALFORMED, *, lenient: bool = False, ragged: bool = False
+    ) -> None:
         """Note a problem; the first of each status counts."""
         self.ragged |= ragged
         if self.takes_json or status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
@@ -88,15 +90,15 @@ class OpenCall:
 
     def add_value(self, key: str, value: Any, *, reported: bool = False) -> None:
         """The value of an argument, unless its text was reported as it came."""
-        self.values = {} if self.values is None else self.values
+        self.values = self.values or {}
         if key in self.values:
-            self.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice", lenient=True)
+            self.fail(f"the argument {key!r} is given twice", CallStatus.DUPLICATE_ARGUMENT, lenient=True)
         self.values[key] = value
         self.add_arguments("" if reported else _to_json(value))
 
     def end_values(self) -> None:
         """No more arguments follow, unless the completion ends here."""
-        self.values = {} if self.values is None else self.values
+        self.values = self.values or {}
         if not self.output.reader.exhausted:
             self.add_arguments("}" if self.texts else "{}")
 
@@ -111,9 +113,9 @@ class OpenCall:
             output.events.clear()
             return
         if self.name is None:
-            self.fail(CallStatus.MISSING_NAME, "the call has no name")
+            self.fail("the call has no name", CallStatus.MISSING_NAME)
         elif not output.tools.knows(self.name):
-            self.fail(CallStatus.UNKNOWN_TOOL, f"there is no tool {self.name!r}")
+            self.fail(f"there is no tool {self.name!r}", CallStatus.UNKNOWN_TOOL)
         text, raw = "".join(self.texts), output.reader.text(max(self.start, output.base), stop)
         arguments = self.values if self.values is not None else self._read_arguments(text)
         statuses = [status for status in CallStatus if status in self.problems]
@@ -141,14 +143,14 @@ class OpenCall:
         try:
             value = read_json(text, members)
         except ValueError as error:
-            self.fail(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
+            self.fail(f"the arguments are not JSON: {error}", CallStatus.INVALID_JSON)
             return None
         if not isinstance(value, dict):
-            self.fail(CallStatus.MALFORMED, f"the arguments are {kind_of(value)}, not an object")
+            self.fail(f"the arguments are {kind_of(value)}, not an object")
             return None
         if len(value) < len(keys):
             twice = next(key for key, count in Counter(keys).items() if count > 1)
-            self.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {twice!r} is given twice", lenient=True)
+            self.fail(f"the argument {twice!r} is given twice", CallStatus.DUPLICATE_ARGUMENT, lenient=True)
         return value
 
 

@@ -19,8 +19,7 @@ from .values import Tools
 class TurnParser:
     """Reads a turn from its head on. What the prompt wrote of it comes first, and is not reported.
 
-    `prompted`: the prompt is known. Otherwise the template's own generation prompt is assumed, and a completion may
-    open reasoning that this prompt opened already.
+    `prompted`: the prompt is known. Else the template's is assumed, and a completion may open its reasoning again.
     """
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
@@ -41,7 +40,7 @@ class TurnParser:
                 output.enter(PartKind.CONTENT, reader.at)
             fresh, start = False, reader.at
             match = yield from reader.find(compiled.in_content, output.content)
-            if match is None or match.kind == "stop" or (yield from self._is_stop(match)):
+            if not match or match.kind == "stop" or (yield from self._is_stop(match)):
                 break
             if match.kind == "reasoning":
                 output.enter(PartKind.REASONING, match.start)
@@ -102,7 +101,7 @@ class TurnParser:
                 reader.at += len(frame.lead)
         start = reader.at
         match = yield from reader.find(compiled.in_reasoning, output.reasoning)
-        if match is None or match.kind != "close":
+        if not match or match.kind != "close":
             output.open = PartKind.REASONING
             text = frame.frame
             after = compiled.grammar.after_empty if start == reader.at else text.after
@@ -122,8 +121,8 @@ class TurnParser:
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    Events are never taken back, and add up to the same however the ids are cut into chunks. With ``calls="lenient"``
-    all come from `finish`: whether text is a call outside its place is known only then.
+    Events are never taken back, and add up to the same in any chunks. With ``calls="lenient"`` all come from `finish`:
+    only then it is known which text is a call.
     """
 
     def __init__(

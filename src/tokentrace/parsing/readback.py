@@ -36,9 +36,9 @@ class Unreadable:
 
 
 def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[ParsedResponse]) -> Iterator[Unreadable]:
-    """The fields of an assistant message that are not read back.
+    """The fields of an assistant message that are not read back from its `turns`.
 
-    `turns` are the parsed tokens of message `index`: several if the template writes tool results inside its turn.
+    There are several if the template writes tool results inside its turn.
     """
     calls = message.get("tool_calls") or ()
     parsed_calls = [call for turn in turns for call in turn.tool_calls]
@@ -113,7 +113,7 @@ PROOFS: Final[Mapping[str, Mapping[str, Any]]] = {
     "two calls": {"content": "", **_TWO},
     "reasoning and two calls": {"content": "", **_THOUGHT, **_TWO},
 }
-"""Turns that a grammar has to read back as far as the template writes them."""
+"""Turns that a grammar has to read back, as far as they are written."""
 
 
 def misread_parts(rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[str]:

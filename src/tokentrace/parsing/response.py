@@ -150,9 +150,9 @@ class ParsedResponse(ShowsItself):
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
 
-        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content, where and
-        as they were written; so do those with an argument twice, of which a mapping would lose one. `call_id` makes
-        ids for calls without one, by default of the nine letters and digits that Mistral's templates insist on.
+        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content; so do
+        those with an argument twice, of which a mapping would lose one. `call_id` makes ids for calls without one, by
+        default of the nine letters and digits that Mistral's templates insist on.
         """
         calls = {
             call.index: {

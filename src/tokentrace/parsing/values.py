@@ -1,11 +1,11 @@
 """What bare text means by the tool's JSON schema, in formats that write arguments between tags.
 
-There a string is written as it is and everything else as JSON, or as Python writes it. The first rule that applies:
+There strings are written as they are, and all else as in JSON or Python. The first rule that applies:
 
 1. Only strings are allowed: the text, which can be passed on as it arrives.
 2. It spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 if only integers are allowed.
 3. Strings are allowed, or the schema says nothing: the text.
-4. The value it spells, which the tool may refuse; null for empty text, if allowed; else the text, which is uncertain.
+4. The value it spells, which the tool may refuse; null for empty text, if allowed; else the text: uncertain.
 
 Whatever is unclear, contradictory or circular in a schema allows every type.
 """
@@ -13,7 +13,6 @@ Whatever is unclear, contradictory or circular in a schema allows every type.
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -198,11 +197,9 @@ def _target(root: Any, reference: Any) -> Any:
 
 
 class Tools:
-    """Schemas by name, of tools in OpenAI's or Anthropic's shape, checked."""
+    """Schemas by name, of checked tools in OpenAI's or Anthropic's shape."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            tools = json.loads(json.dumps(tools))  # a copy: a caller may change them
         functions = [tool.get("function", tool) for tool in tools or ()]
         self.declared_any = bool(functions)
         self._schemas: dict[str | None, Schema] = {

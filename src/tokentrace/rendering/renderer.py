@@ -402,4 +402,5 @@ class PreparedTools(NamedTuple):
         if not is_plain(checked):
             return cls(repr(checked), wrap_tools(checked or ()), Tools(checked))
         key = marshal.dumps(checked, 2)  # version 2 writes equal values in one way
-        return cls(key, None if checked is None else wrap_tools(marshal.loads(key)), Tools(checked))
+        copy = marshal.loads(key)
+        return cls(key, None if copy is None else wrap_tools(copy), Tools(copy))
