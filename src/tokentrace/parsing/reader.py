@@ -93,12 +93,15 @@ class Delimiters:
         prefixes = {text[:length] for text in padded for length in range(1, len(text))}
         self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
         self.longest = max(map(len, prefixes), default=0)
+        self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
         self.plain_text = plain_text(re.compile(b"[" + re.escape(first_bytes) + b"]"))
         """Decodes tokens in which neither a delimiter nor a control token begins."""
 
     def pending(self, data: bytearray, start: int) -> int:
         """Where a delimiter may begin that has not arrived in full; the end if there is none."""
+        if not data or data[-1] not in self._last_bytes:  # most often
+            return len(data)
         match = self._pending.search(data, max(start, len(data) - self.longest))
         return match.start() if match else len(data)
 
