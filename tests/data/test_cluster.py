@@ -18,7 +18,7 @@ from tests.data.generate import SETTINGS, conversations, write_lines
 from tests.ray_cluster import children_of, local_ray
 from tokentrace.data import cluster as on_ray
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.sources import Batch, Format, Row
+from tokentrace.data.sources import Batch, Row
 from tokentrace.data.tables import samples_table
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.errors import InputError, SampleError
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc"),
 ]
 
-WORKERS = ("ray::tokenize_in_worker", "ray::IDLE")
+WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,9 +95,9 @@ class Deadly:
 
 def test_rows_that_workers_die_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     deadly: Any = Deadly()
-    batches = iter([Batch("x.jsonl", Format.LINES, (Row(7, 7, text=deadly), Row(8, 8)), 1)])
+    batches = iter([Batch([Row(number, number, text=deadly, source="x.jsonl") for number in (7, 8)], 1)])
     monkeypatch.setattr(on_ray, "_RETRIES", 1)
-    with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: workers died on them"):
+    with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: workers failed on them"):
         list(on_ray.run_on_ray(batches, RowTokenizer(SETTINGS), 1))
 
 

@@ -179,12 +179,14 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
     """Yield samples with titles, and report rows that give none."""
-    from ..data.job import each_result
+    from ..data.sources import find_sources, read_rows
+    from ..data.tokenizing import RowTokenizer
 
-    for source, result in each_result(job.inputs, settings, job.split):
-        place, count = f"{source}, row {result.row.number}", len(result.samples)
+    tokenizer, sources = RowTokenizer(settings), find_sources(job.inputs, split=job.split)
+    for row in (row for source in sources for row in read_rows(source, row_bytes=settings.row_bytes)):
+        result, place = tokenizer.tokenize(row), f"{row.source}, row {row.number}"
         if result.bad is not None:
             click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
         for at, sample in enumerate(result.samples, 1):
-            which = f", sample {at} of {count}" if count > 1 else ""
+            which = f", sample {at} of {len(result.samples)}" if len(result.samples) > 1 else ""
             yield f"{place}{which}: {len(sample):,} tokens, {sample.trained:,} trained", sample

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import logging
 import os
+import pickle
+import platform
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from ..errors import InputError, SampleError
 from ..tokens.loading import load_tokenizer
 from ..version import __version__
 from . import job
-from .sources import BATCH_ROWS, Batch, Format, Row, pyarrow
+from .sources import BATCH_ROWS, Batch, Row, pyarrow
 from .tokenizing import RowTokenizer, TokenizeSettings
 
 _RETRIES: Final = 3
@@ -86,16 +88,25 @@ def tokenize_on_ray(
 def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> job.Results:
     """Tokenize batches as tasks of the connected cluster."""
     ray = import_ray()
-    settings = ray.put(_portable(tokenizer.settings))
-    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(job.tokenize_in_worker)
+    settings = ray.put(_pickled(tokenizer.settings))
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_on_node)
     # with no more CPUs than workers, twice as many tasks keep them busy
     ahead = workers if workers < ray.cluster_resources().get("CPU", 1) else 2 * workers
-    futures = ((batch, task.remote(batch, settings, __version__).future()) for batch in batches)
-    return job.in_order(futures, ahead, ray.exceptions.RayError)
+    futures = ((batch, task.remote(batch.rows, settings, __version__).future()) for batch in batches)
+    return job.in_order(futures, ahead)
 
 
-def _portable(settings: TokenizeSettings) -> TokenizeSettings:
-    return dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer))
+def tokenize_on_node(rows: Sequence[Row], settings: bytes, version: str) -> job.BatchResult:
+    """Tokenize rows. Raises SampleError if the node has another version."""
+    if version != __version__:
+        node = f"node {platform.node()} has tokentrace {__version__}"
+        raise SampleError(f"{node}, the node that started the run has {version}")
+    return job.tokenize_in_worker(rows, settings)
+
+
+def _pickled(settings: TokenizeSettings) -> bytes:
+    """The settings with the tokenizer itself: no other node needs its files."""
+    return pickle.dumps(dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer)))
 
 
 # -- Ray Datasets
@@ -115,17 +126,16 @@ def tokenize_dataset(
         raise InputError(f"{name!r} cannot be kept: samples have a column of that name")
     return dataset.map_batches(
         tokenize_table,
-        fn_args=(_portable(settings), tuple(keep)),
+        fn_args=(_pickled(settings), tuple(keep)),
         batch_size=BATCH_ROWS,
         batch_format="pyarrow",
         compute=ray.data.TaskPoolStrategy(size=concurrency),
     )
 
 
-def tokenize_table(batch: Any, settings: TokenizeSettings, keep: tuple[str, ...] = ()) -> Any:
+def tokenize_table(batch: Any, settings: bytes, keep: Sequence[str] = ()) -> Any:
     """A table of samples from a table of conversations, with at least one row for each row."""
-    values = tuple(Row(at, None, value) for at, value in enumerate(batch.to_pylist()))
-    rows = Batch("rows", Format.PARQUET, values, 0)
+    rows = [Row(at, None, value, filled=True) for at, value in enumerate(batch.to_pylist())]
     table = job.tokenize_batch(job.worker_tokenizer(settings), rows, with_errors=True).table
     for name in keep:
         if name not in batch.column_names:

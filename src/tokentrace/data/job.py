@@ -6,11 +6,12 @@ One process reads batches of rows and writes their samples in the same order; wo
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import multiprocessing
 import os
-import platform
+import pickle
 import signal
 import sys
 import tempfile
@@ -19,7 +20,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +32,9 @@ from ..samples.sample import Sample
 from ..settings import instance, whole
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
-from ..version import __version__
-from .sources import Batch, Source, find_sources, pyarrow, read_batches, read_rows
+from .sources import Batch, Row, Source, find_sources, pyarrow, read_batches
 from .tables import check_target, named_path, sample_writer, samples_table
-from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
+from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .trainers import find_trainer
 
 QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
@@ -115,43 +114,43 @@ def tokenize_files(
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     counts, sizes, first_reason = Counts(), {"tokens": array("i"), "trained": array("i")}, ""
     bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
-    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
-        sources = find_sources(inputs, Path(spool), split=split)
-        tokenizer = RowTokenizer(settings)
-        metadata = tokenizer.described()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # a small input is done before a second process is ready
-        workers = workers or max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
-        results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
-        with (
-            (Path(spool) / "bad_rows").open("w+b") as rejected,
-            sample_writer(path, settings.output, metadata, trainer=target) as write,
-            contextlib.closing(results),
-        ):
-            for batch, result in results:
-                write(result.table)
-                counts.update(result.counts)
-                for name, values in sizes.items():
-                    values.extend(result.table.column(f"num_{name}").to_pylist())
-                for bad_row in result.bad_rows:
-                    first_reason = first_reason or bad_row["reason"]
-                    line = json.dumps(bad_row, ensure_ascii=False) + "\n"
-                    with writing(Path(rejected.name)):
-                        rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
-                if progress is not None:
-                    progress(counts, batch.done, sum(source.size for source in sources))
-            if not counts.rows:
-                raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
-            metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
-            with writing(bad_rows):
-                if first_reason:
-                    rejected.seek(0)
-                    write_whole(bad_rows, rejected)
-                else:
-                    bad_rows.unlink(missing_ok=True)  # that of an earlier run
-            if not counts.samples:
-                problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
-                raise InputError(f"{path} was not written: {problem}")
+    sources = find_sources(inputs, split=split)
+    total = sum(source.size for source in sources)
+    tokenizer = RowTokenizer(settings)
+    metadata = tokenizer.described()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # a small input is done before a second process is ready
+    workers = workers or max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
+    results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
+    with (
+        tempfile.TemporaryFile() as rejected,
+        sample_writer(path, settings.output, metadata, trainer=target) as write,
+        contextlib.closing(results),
+    ):
+        for batch, result in results:
+            write(result.table)
+            counts.update(result.counts)
+            for name, values in sizes.items():
+                values.extend(result.table.column(f"num_{name}").to_pylist())
+            for bad_row in result.bad_rows:
+                first_reason = first_reason or bad_row["reason"]
+                line = json.dumps(bad_row, ensure_ascii=False) + "\n"
+                with writing(bad_rows):
+                    rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
+            if progress is not None:
+                progress(counts, batch.done, total)
+        if not counts.rows:
+            raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
+        metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
+        with writing(bad_rows):
+            if first_reason:
+                rejected.seek(0)
+                write_whole(bad_rows, rejected)
+            else:
+                bad_rows.unlink(missing_ok=True)  # that of an earlier run
+        if not counts.samples:
+            problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
+            raise InputError(f"{path} was not written: {problem}")
     return Finished(path, bad_rows if first_reason else None, counts, sizes)
 
 
@@ -164,17 +163,6 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
     return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
 
 
-def each_result(
-    inputs: Sequence[str], settings: TokenizeSettings, split: str | None = None
-) -> Iterator[tuple[str, RowResult]]:
-    """Tokenize rows one by one. Yields the source with each result."""
-    tokenizer = RowTokenizer(settings)
-    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
-        for source in find_sources(inputs, Path(spool), split=split):
-            for row in read_rows(source, row_bytes=settings.row_bytes):
-                yield source.name, tokenizer.tokenize(row, source.name, source.format)
-
-
 # -- workers
 
 
@@ -182,19 +170,19 @@ _NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 _NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
 
 
-def tokenize_batch(tokenizer: RowTokenizer, batch: Batch, *, with_errors: bool = False) -> BatchResult:
-    """Tokenize the rows of a batch. Every worker does this, here and on Ray.
+def tokenize_batch(tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors: bool = False) -> BatchResult:
+    """Tokenize rows. Every worker does this, here and on Ray.
 
     The table of samples has no bad rows, or `with_errors` one empty sample for each problem, which is in `error`.
     """
     counts = Counts()
     samples, places, bad_rows = [], [], []
-    for row in batch.rows:
-        result = tokenizer.tokenize(row.parsed(), batch.source, batch.format)
+    for row in rows:
+        result = tokenizer.tokenize(row.parsed())
         counts.add(result)
         errors = [f"{problem.kind}: {problem.reason}" for problem in result.problems if with_errors]
         samples += [*(sample.replace(rendered=None) for sample in result.samples), *[_NOTHING] * len(errors)]
-        place = {"source": batch.source, "row": row.number, "num_messages": result.messages}
+        place = {"source": row.source, "row": row.number, "num_messages": result.messages}
         reasons = [*[None] * len(result.samples), *errors]
         places += [place | {"sample": at, "error": reason} for at, reason in enumerate(reasons)]
         bad_rows += [problem.described() for problem in result.problems]
@@ -202,44 +190,29 @@ def tokenize_batch(tokenizer: RowTokenizer, batch: Batch, *, with_errors: bool =
     return BatchResult(samples_table(samples, columns, places), counts, bad_rows)
 
 
-_TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
-"""In a worker: the tokenizer of the run that it works for."""
+@functools.lru_cache(1)
+def worker_tokenizer(settings: bytes) -> RowTokenizer:
+    """The tokenizer of a worker, from pickled settings."""
+    return RowTokenizer(pickle.loads(settings))
 
 
-def worker_tokenizer(settings: TokenizeSettings) -> RowTokenizer:
-    """The tokenizer of a worker, cached."""
-    key = repr((getattr(settings.tokenizer, "digest", settings.tokenizer), settings))
-    if key not in _TOKENIZERS:
-        _TOKENIZERS.clear()
-        _TOKENIZERS[key] = RowTokenizer(settings)
-    return _TOKENIZERS[key]
+def tokenize_in_worker(rows: Sequence[Row], settings: bytes) -> BatchResult:
+    """Tokenize rows with pickled settings."""
+    return tokenize_batch(worker_tokenizer(settings), rows)
 
 
-def tokenize_in_worker(batch: Batch, settings: TokenizeSettings | None, version: str) -> BatchResult | str:
-    """Return the result of a batch, or why there is none: not all errors survive pickling."""
-    node = f"node {platform.node()}"
-    try:
-        if version != __version__:
-            return f"{node} has tokentrace {__version__}, the node that started the run has {version}"
-        tokenizer = next(iter(_TOKENIZERS.values())) if settings is None else worker_tokenizer(settings)
-        return tokenize_batch(tokenizer, batch)
-    except Exception as error:
-        return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
-
-
-def in_order(futures: Iterator[tuple[Batch, Future[Any]]], ahead: int, died: type[Exception]) -> Results:
+def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -> Results:
     """Yield results in the order of batches. Raises SampleError."""
     pending = deque(itertools.islice(futures, ahead))
     while pending:
         batch, future = pending.popleft()
         try:
             result = future.result()
-            pending.extend(itertools.islice(futures, 1))
-        except died as error:
-            problem = "workers died on them, perhaps for lack of memory: run again with fewer workers"
-            raise SampleError(f"{batch}: {problem} ({first_line(error)})") from error
-        if isinstance(result, str):
-            raise SampleError(result)
+        except Exception as error:
+            problem = first_line(getattr(error, "cause", error))  # what a task of Ray raised
+            hint = "if for lack of memory, run again with fewer workers"
+            raise SampleError(f"{batch}: workers failed on them ({problem}); {hint}") from error
+        pending.extend(itertools.islice(futures, 1))
         yield batch, result
 
 
@@ -252,28 +225,27 @@ def first_line(error: BaseException) -> str:
 def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
     """Tokenize batches in this process, or in several processes of this machine."""
     if workers == 1:
-        yield from ((batch, tokenize_batch(tokenizer, batch)) for batch in batches)
+        yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
         return
     if sys.platform == "win32":
         workers = min(workers, 61)  # its limit
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
+    pool, settings = ProcessPoolExecutor(workers, context, _start_worker), pickle.dumps(tokenizer.settings)
     try:
-        futures = ((batch, pool.submit(tokenize_in_worker, batch, None, __version__)) for batch in batches)
-        yield from in_order(futures, 2 * workers, BrokenProcessPool)
+        futures = ((batch, pool.submit(tokenize_in_worker, batch.rows, settings)) for batch in batches)
+        yield from in_order(futures, 2 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(settings: TokenizeSettings) -> None:
+def _start_worker() -> None:
     """Prepare a worker, which ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    worker_tokenizer(settings)
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+        parent.join()
+        os._exit(1)

@@ -123,34 +123,32 @@ def _row(sample: Sample, columns: Columns) -> dict[str, Any]:
     }
 
 
+_SHAPES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "top_logprobs": lambda entry: entry and [{"id": id, "logprob": logprob} for id, logprob in entry],
+    "routed_experts": lambda entry: entry if not entry or isinstance(entry[0], list) else [entry],
+}
+"""The entries of channels that have a column."""
+
+
 def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
     """The columns of channels. Tokens without a value are null."""
     values = {
         name: [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in channel.entries()]
         for name, channel in channels.items()
     }
-    typed = {name: _typed(name, values.get(name)) for name in ("top_logprobs", "routed_experts")}
-    untyped = {name: entries for name, entries in values.items() if typed.get(name) is None}
+    columns: dict[str, Any] = dict.fromkeys(CHANNELS)
+    for name in values.keys() & _SHAPES.keys():
+        # entries that do not fit stay JSON; pyarrow's errors are of these kinds
+        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, OverflowError):
+            entries = list(map(_SHAPES[name], values[name]))
+            pyarrow().array(entries, _arrow_type(CHANNELS[name][0]))
+            columns[name] = entries
+            del values[name]
     try:
-        text = json.dumps(untyped, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if untyped else None
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if values else None
     except ValueError as error:
-        raise SampleError(f"channels {sorted(untyped)} cannot be written as JSON: {error}") from error
-    return {**typed, "channels": text}
-
-
-def _typed(name: str, entries: Sequence[Any] | None) -> Any:
-    """The values as its column has them, or None."""
-    if entries is None:
-        return None
-    try:
-        if name == "top_logprobs":
-            values = [one and [{"id": id, "logprob": logprob} for id, logprob in one] for one in entries]
-        else:
-            values = [one if not one or isinstance(one[0], list) else [one] for one in entries]
-        pyarrow().array(values, _arrow_type(CHANNELS[name][0]))
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's errors are of these kinds
-        return None
-    return values
+        raise SampleError(f"channels {sorted(values)} cannot be written as JSON: {error}") from error
+    return {**columns, "channels": text}
 
 
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
@@ -166,12 +164,11 @@ def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
 
 def table_samples(table: Any) -> Iterator[Sample]:
     """The samples of a table that `samples_table` made, or of a batch of its rows."""
-    columns = {name: table.column(name) for name in table.schema.names}
     for at in range(table.num_rows):
-        row = {name: column[at] for name, column in columns.items()}
-        for name in (name for name in _PER_TOKEN if name in row and row[name].is_valid):
-            row[name] = row[name].values.to_numpy(zero_copy_only=False)
-        yield _sample({name: value if isinstance(value, np.ndarray) else value.as_py() for name, value in row.items()})
+        row = {name: table.column(name)[at] for name in table.schema.names}
+        arrays = {name: row[name] for name in _PER_TOKEN if name in row and row[name].is_valid}
+        numbers = {name: value.values.to_numpy(zero_copy_only=False) for name, value in arrays.items()}
+        yield _sample({name: numbers[name] if name in numbers else value.as_py() for name, value in row.items()})
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
@@ -229,18 +226,13 @@ class TableWriter:
         self._writer.write_table(group, GROUP_ROWS)
         self._pending = []
 
-    def finish(self, metadata: str = "") -> None:
+    def close(self, metadata: str = "") -> None:
         """Write the end of the file. Only Parquet still accepts metadata here."""
         if self._pending:
             self._flush()
         if metadata and hasattr(self._writer, "add_key_value_metadata"):
             self._writer.add_key_value_metadata({METADATA_KEY: metadata})
         if self._writer is not None:
-            self._writer.close()
-
-    def abandon(self) -> None:
-        """Close the writer: the file is useless, or already complete."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
             self._writer.close()
 
 
@@ -286,30 +278,25 @@ def sample_writer(
     Metadata that the block adds is written too. A `private` file is for its owner alone; a `trainer` gets the columns
     that it reads and no others. Raises WriteError.
     """
-    check_target(path, trainer, overwrite=True)
     if trainer is not None and "labels" not in columns:
         raise InputError(f"{trainer.title} reads labels: leave them in")
     if trainer is not None:
         columns = {name: columns.get(name, ["int8"]) for name in trainer.columns}
-    with contextlib.ExitStack() as stack:
-        with writing(path):
-            out = TableWriter(path.name, stack.enter_context(whole_file(path, private=private)), columns, metadata)
-        stack.callback(out.abandon)
+    with writing(path), whole_file(path, private=private) as file:
+        out = TableWriter(path.name, file, columns, metadata)
 
         def write(table: Any) -> None:
             if ATTENTION in columns:
                 ones = [np.ones(length, np.int8) for length in table.column("num_tokens").to_pylist()]
                 table = table.append_column(ATTENTION, pyarrow().array(ones))
-            with writing(path):
-                out.write(table.select(list(columns)))
+            out.write(table.select(list(columns)))
 
-        yield write
-        about = metadata_text(metadata)
-        with writing(path):
-            out.finish(about)
-            if path.name.endswith(".jsonl"):
-                write_whole(metadata_path(path), about.encode())
-            stack.pop_all().close()
+        try:
+            yield write
+        finally:
+            out.close(metadata_text(metadata))
+        if path.name.endswith(".jsonl"):
+            write_whole(metadata_path(path), metadata_text(metadata).encode())
 
 
 def write_samples(
@@ -326,8 +313,9 @@ def write_samples(
     """
     rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
     about = instance("metadata", {} if metadata is None else metadata, Mapping, SampleError)  # type: ignore[type-abstract]
-    target = None if trainer is None else find_trainer(trainer)
-    with sample_writer(named_path(path), _columns_of(rows), about, trainer=target) as write:
+    target, file = None if trainer is None else find_trainer(trainer), named_path(path)
+    check_target(file, target, overwrite=True)
+    with sample_writer(file, _columns_of(rows), about, trainer=target) as write:
         write(samples_table(rows))
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from ..conversation.forms import with_parsed_arguments
@@ -24,7 +24,7 @@ from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
-from .sources import ROW_BYTES, Format, Row
+from .sources import ROW_BYTES, Row
 from .tables import sample_columns
 
 _MANY_SETTINGS: Final = 32
@@ -181,11 +181,11 @@ class RowTokenizer:
             **{**settings.template_kwargs, **variables},
         )
 
-    def tokenize(self, row: Row, source: str, form: Format = Format.LINES) -> RowResult:
+    def tokenize(self, row: Row) -> RowResult:
         """The samples of one row, or why there are none."""
         try:
             if row.problem is None:
-                return self._tokenize(row, source, form)
+                return self._tokenize(row)
             why: tuple[Any, ...] = ("unreadable", row.problem)
         except TokentraceError as error:
             name = error.field if isinstance(error, InputError) else None
@@ -193,10 +193,10 @@ class RowTokenizer:
             why = (type(error).__name__, reason, getattr(error, "message", None), name)
         except RecursionError:
             why = ("RecursionError", "the row is nested too deeply")
-        return RowResult(row, problems=(BadRow(source, row.number, row.line, *why),))
+        return RowResult(row, problems=(BadRow(row.source, row.number, row.line, *why),))
 
-    def _tokenize(self, row: Row, source: str, form: Format) -> RowResult:
-        conversation = self.conversation(row.value, form)
+    def _tokenize(self, row: Row) -> RowResult:
+        conversation = self.conversation(row)
         messages, start = conversation.messages, conversation.completion_from or 0
         built = self._builder(conversation.variables).build(messages, conversation.tools, start)
         if not any(sample.trained for sample in built):
@@ -211,7 +211,7 @@ class RowTokenizer:
                 samples.append(fitted)
             else:
                 which = f"sample of message {sample.messages.max()}: " if len(built) > 1 else ""
-                problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{fitted}"))
+                problems.append(BadRow(row.source, row.number, row.line, "left out", f"{which}{fitted}"))
         return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
     def _fitted(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
@@ -226,16 +226,16 @@ class RowTokenizer:
         cut = truncate(sample, self.settings.max_length, self.settings.overlong)
         return cut.reason if cut.sample is None else cut.sample
 
-    def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
+    def conversation(self, row: Row) -> Conversation:
         """The conversation of a row, as the template will see it."""
-        value, notes = table_row(value) if form is Format.PARQUET else (value, ())
+        value, notes = table_row(row.value) if row.filled else (row.value, ())
         read = conversation_of(value, self.settings.columns)
         messages, tools = read.messages, read.tools
         if tools is None and self.settings.tools is not None:
             tools = [dict(tool) for tool in self.settings.tools]
         if self.settings.parse_arguments:
             messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
-        return Conversation(messages, tools, read.completion_from, read.variables, notes)
+        return replace(read, messages=messages, tools=tools, notes=notes)
 
     def described(self) -> dict[str, Any]:
         """What the samples depend on: for the metadata of a file."""
@@ -256,10 +256,10 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[R
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")
     for number, value in enumerate(rows, 1):
         try:
-            row = Row(number, None, plain_values(value))
+            row = Row(number, None, plain_values(value), filled=True)
         except RecursionError:
             row = Row(number, None, problem="the row is nested too deeply")
-        yield tokenizer.tokenize(row, "rows", Format.PARQUET)
+        yield tokenizer.tokenize(row)
 
 
 @dataclass(slots=True)

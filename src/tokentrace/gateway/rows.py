@@ -214,16 +214,12 @@ async def export_rows(
         return data
 
     writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, COLUMNS, {})
-    try:
-        async with aclosing(export.tables()) as tables:
-            async for table in tables:
-                await asyncio.to_thread(writer.write, table)
-                if piece := take():
-                    yield piece
-        await asyncio.to_thread(writer.finish)
-    except BaseException:
-        writer.abandon()
-        raise
+    async with aclosing(export.tables()) as tables:
+        async for table in tables:
+            await asyncio.to_thread(writer.write, table)
+            if piece := take():
+                yield piece
+    await asyncio.to_thread(writer.close)
     if piece := take():
         yield piece
     if not keep_state:
