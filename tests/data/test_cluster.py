@@ -73,7 +73,7 @@ def test_workers_that_die_change_nothing(inputs: Path, tmp_path: Path, monkeypat
         (tmp_path / name).mkdir()
     here = tokenize_files(["rows"], tmp_path / "here" / "out.parquet", settings, workers=1)
     target = tmp_path / "there" / "out.parquet"
-    there = on_ray.tokenize_on_ray(["rows"], target, settings, workers=2, progress=kill_workers)
+    there = tokenize_files(["rows"], target, settings, workers=2, progress=kill_workers, ray="")
     assert killed
     assert here.counts.bad_rows == 4
     assert there.counts == here.counts
@@ -133,18 +133,18 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
 # -- Ray itself
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_ray_it_says_what_to_install(inputs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"install tokentrace\[ray\]"):
-        on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS)
+        tokenize_files([str(inputs / "rows")], tmp_path / "out.parquet", SETTINGS, ray="")
 
 
-def test_addresses_that_are_refused(ray: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_addresses_that_are_refused(ray: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
     def refused(address: str, problem: str) -> None:
         with pytest.raises(InputError, match=problem):
-            on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS, address=address)
+            tokenize_files([str(inputs / "rows")], tmp_path / "out.parquet", SETTINGS, ray=address)
 
     refused("ray://head:10001", r"ray://head:10001 is an address of the Ray Client")
     with socket.socket() as bound:

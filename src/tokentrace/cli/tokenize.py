@@ -118,15 +118,12 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
 
 
 def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
-    from ..data.cluster import tokenize_on_ray
     from ..data.job import tokenize_files
 
-    how = {name: getattr(job, name) for name in ("workers", "split", "overwrite", "trainer")}
-    if job.ray is not None:
-        how["address"] = job.ray or None
-    run, began = tokenize_files if job.ray is None else tokenize_on_ray, time.monotonic()
+    how = {name: getattr(job, name) for name in ("workers", "split", "overwrite", "trainer", "ray")}
+    began = time.monotonic()
     with _Display(quiet=job.quiet) as display:
-        finished = run(job.inputs, job.output, settings, progress=display.update, **how)
+        finished = tokenize_files(job.inputs, job.output, settings, progress=display.update, **how)
     seconds, bad = time.monotonic() - began, finished.bad_rows
     data: dict[str, Any] = {"output": str(finished.output), "bad_rows_file": None if bad is None else str(bad)}
     data |= {**finished.counts.described(), "longest": finished.longest, "seconds": seconds}

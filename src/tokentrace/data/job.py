@@ -6,20 +6,11 @@ One process reads batches of rows and writes their samples in the same order; wo
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import json
-import multiprocessing
 import os
-import pickle
-import signal
-import sys
 import tempfile
-import threading
 from array import array
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,12 +19,12 @@ import numpy as np
 
 from ..errors import InputError, SampleError
 from ..files import write_whole, writing
-from ..samples.sample import Sample
 from ..settings import instance, whole
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
-from .sources import Batch, Row, Source, find_sources, pyarrow, read_batches
-from .tables import check_target, named_path, sample_writer, samples_table
+from .cluster import run_here, run_on_ray
+from .sources import Source, find_sources, pyarrow, read_batches
+from .tables import check_target, named_path, sample_writer
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .trainers import find_trainer
 
@@ -72,19 +63,6 @@ class Finished:
         return Document("Statistics", tables=[Table("Lengths", ["a sample", *QUANTILES.values()], rows)])
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """The samples of a batch as a table, its counts, and its bad rows as they are written."""
-
-    table: Any
-    counts: Counts
-    bad_rows: list[dict[str, Any]]
-
-
-Results = Generator[tuple[Batch, BatchResult]]
-Run = Callable[[Iterator[Batch], RowTokenizer, int], Results]
-
-
 def tokenize_files(
     inputs: Sequence[str],
     output: str | Path,
@@ -95,13 +73,14 @@ def tokenize_files(
     overwrite: bool = False,
     trainer: str | None = None,
     progress: Progress | None = None,
-    run: Run | None = None,
+    ray: str | None = None,
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
     With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads, and no others. Rows without a sample
-    go to the file of bad rows, with their line and the reason. `run` tokenizes batches: by default processes of this
-    machine.
+    go to the file of bad rows, with their line and the reason. With the address of a `ray` cluster its nodes tokenize
+    and give the same file: ``"auto"`` is the cluster of this machine, ``"local"`` one of its cores for this call, an
+    empty text the default of ``ray.init()``. An existing connection is used.
 
     Raises InputError if there is nothing to read or no row gives a sample, or for an existing file without `overwrite`;
     WriteError if the system refuses to write. Whenever a run ends early, the output stays as it was.
@@ -118,10 +97,14 @@ def tokenize_files(
     total = sum(source.size for source in sources)
     tokenizer = RowTokenizer(settings)
     metadata = tokenizer.described()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # a small input is done before a second process is ready
-    workers = workers or max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
-    results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
+    batches = read_batches(sources, row_bytes=settings.row_bytes)
+    if ray is not None:
+        results = run_on_ray(batches, tokenizer, workers, ray)
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        # a small input is done before a second process is ready
+        useful = max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
+        results = run_here(batches, tokenizer, workers or useful)
     with (
         tempfile.TemporaryFile() as rejected,
         sample_writer(path, settings.output, metadata, trainer=target) as write,
@@ -161,91 +144,3 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # on another drive
             path = Path(os.path.relpath(path, output.absolute().parent)).as_posix()
     return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
-
-
-# -- workers
-
-
-_NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
-_NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
-
-
-def tokenize_batch(tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors: bool = False) -> BatchResult:
-    """Tokenize rows. Every worker does this, here and on Ray.
-
-    The table of samples has no bad rows, or `with_errors` one empty sample for each problem, which is in `error`.
-    """
-    counts = Counts()
-    samples, places, bad_rows = [], [], []
-    for row in rows:
-        result = tokenizer.tokenize(row.parsed())
-        counts.add(result)
-        errors = [f"{problem.kind}: {problem.reason}" for problem in result.problems if with_errors]
-        samples += [*(sample.replace(rendered=None) for sample in result.samples), *[_NOTHING] * len(errors)]
-        place = {"source": row.source, "row": row.number, "num_messages": result.messages}
-        reasons = [*[None] * len(result.samples), *errors]
-        places += [place | {"sample": at, "error": reason} for at, reason in enumerate(reasons)]
-        bad_rows += [problem.described() for problem in result.problems]
-    columns = {**tokenizer.settings.output, **({"error": "string"} if with_errors else {})}
-    return BatchResult(samples_table(samples, columns, places), counts, bad_rows)
-
-
-@functools.lru_cache(1)
-def worker_tokenizer(settings: bytes) -> RowTokenizer:
-    """The tokenizer of a worker, from pickled settings."""
-    return RowTokenizer(pickle.loads(settings))
-
-
-def tokenize_in_worker(rows: Sequence[Row], settings: bytes) -> BatchResult:
-    """Tokenize rows with pickled settings."""
-    return tokenize_batch(worker_tokenizer(settings), rows)
-
-
-def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -> Results:
-    """Yield results in the order of batches. Raises SampleError."""
-    pending = deque(itertools.islice(futures, ahead))
-    while pending:
-        batch, future = pending.popleft()
-        try:
-            result = future.result()
-        except Exception as error:
-            problem = first_line(getattr(error, "cause", error))  # what a task of Ray raised
-            hint = "if for lack of memory, run again with fewer workers"
-            raise SampleError(f"{batch}: workers failed on them ({problem}); {hint}") from error
-        pending.extend(itertools.islice(futures, 1))
-        yield batch, result
-
-
-def first_line(error: BaseException) -> str:
-    """An error on one line: those of Ray continue with the tracebacks of other machines."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:600]}" if text else type(error).__name__
-
-
-def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
-    """Tokenize batches in this process, or in several processes of this machine."""
-    if workers == 1:
-        yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
-        return
-    if sys.platform == "win32":
-        workers = min(workers, 61)  # its limit
-    context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
-    pool, settings = ProcessPoolExecutor(workers, context, _start_worker), pickle.dumps(tokenizer.settings)
-    try:
-        futures = ((batch, pool.submit(tokenize_in_worker, batch.rows, settings)) for batch in batches)
-        yield from in_order(futures, 2 * workers)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    """Prepare a worker, which ends when its parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from ..errors import InputError, SampleError, brief, kind_of
+from ..errors import InputError, SampleError, brief
 from ..files import whole_file, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
@@ -226,7 +226,7 @@ class TableWriter:
         self._writer.write_table(group, GROUP_ROWS)
         self._pending = []
 
-    def close(self, metadata: str = "") -> None:
+    def close(self, metadata: bytes = b"") -> None:
         """Write the end of the file. Only Parquet still accepts metadata here."""
         if self._pending:
             self._flush()
@@ -242,11 +242,10 @@ _LEGEND: Final = {
 }
 
 
-def metadata_text(metadata: Mapping[str, Any]) -> str:
+def metadata_text(metadata: Mapping[str, Any]) -> bytes:
     """The metadata of a file as JSON, with a legend of its numbers."""
     try:
-        text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
-        return text.encode().decode()  # a lone surrogate fails here
+        return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
 
@@ -296,7 +295,7 @@ def sample_writer(
         finally:
             out.close(metadata_text(metadata))
         if path.name.endswith(".jsonl"):
-            write_whole(metadata_path(path), metadata_text(metadata).encode())
+            write_whole(metadata_path(path), metadata_text(metadata))
 
 
 def write_samples(
@@ -322,14 +321,14 @@ def write_samples(
 def read_samples(path: str | Path) -> Iterator[Sample]:
     """Read the samples of a file that tokentrace wrote, a row group or a line at a time."""
     file = named_path(path)
-    parquet: Any = None if file.name.endswith(".jsonl") else parquet_file(str(file))
     try:
-        for group in range(parquet.metadata.num_row_groups if parquet else 0):
-            yield from table_samples(parquet.read_row_group(group))
-        for row in () if parquet else read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
-            if row.problem is not None or not isinstance(row.value, dict):
-                problem = row.problem or f"a sample is an object, not {kind_of(row.value)}"
-                raise InputError(f"line {row.line}: {problem}")
+        if not file.name.endswith(".jsonl"):
+            for batch in parquet_file(str(file)).iter_batches(256):
+                yield from table_samples(batch)
+            return
+        for row in read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
+            if row.problem is not None:
+                raise InputError(f"line {row.line}: {row.problem}")
             yield _sample(row.value)
     except InputError as error:
         raise InputError(f"{path}: {error.problem}") from error

@@ -91,22 +91,20 @@ class TokenizeSettings:
         hidden = ("tokenizer", "chat_template", "samples")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         plain["template_kwargs"] = dict(self.template_kwargs)
-        plain["columns"] = _filled(self.columns)
+        plain["columns"] = filled(self.columns)
         plain["tools"] = None if self.tools is None else [dict(tool) for tool in self.tools]
         return {**plain, **self.samples.described()}
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
         """Read what `described` returned. Raises SampleError."""
-        names = SampleSettings.__dataclass_fields__
-        if unknown := sorted(set(described) - set(cls.__dataclass_fields__) - set(names)):
-            raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
-        plain = {name: value for name, value in described.items() if name not in names}
-        plain["samples"] = SampleSettings(**{name: described[name] for name in names if name in described})
+        plain = {**described, "tokenizer": tokenizer}
+        names = [name for name in SampleSettings.__dataclass_fields__ if name in plain]
         try:
+            plain["samples"] = SampleSettings(**{name: plain.pop(name) for name in names})
             plain["columns"] = Columns(**plain.get("columns", {}))
-            return cls(**plain | {"tokenizer": tokenizer})
-        except TypeError as error:
+            return cls(**plain)
+        except TypeError as error:  # it names a setting that there is not
             raise SampleError(f"the settings cannot be read: {error}") from None
 
     @property
@@ -115,7 +113,8 @@ class TokenizeSettings:
         return sample_columns("parts", *(["labels"] if self.labels else []))
 
 
-def _filled(record: Any) -> dict[str, Any]:
+def filled(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
@@ -130,10 +129,6 @@ class BadRow:
     reason: str
     message: int | None = None
     field: str | None = None
-
-    def described(self) -> dict[str, Any]:
-        """The row's entry in the file of bad rows."""
-        return _filled(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
