@@ -113,6 +113,7 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
 
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
     from ..diagnose.rollouts import check_rollouts
+    from .inputs import connect_engine
 
     model, engine, quiet = _model(inputs, options), options["engine"], options["quiet"]
     with ProgressBars(transient=True, quiet=quiet) as bars:
@@ -120,7 +121,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
             inputs,
             model,
             limit=options["limit"],
-            engine=None if engine is None else lambda: _connect(engine, model),
+            engine=None if engine is None else lambda: connect_engine(engine, getattr(model, "tokenizer", model)),
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
     _show(report, options, model)
@@ -150,16 +151,6 @@ def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
             raise
         note(f"{' '.join(str(error).split())}: the tokenizer alone is used")
         return load_tokenizer(name)
-
-
-async def _connect(engine: str, model: Any) -> Any:
-    from ..engines.embedded import EmbeddedEngine
-    from ..engines.servers import connect
-
-    if engine == "embedded":
-        return EmbeddedEngine()
-    tokenizer = getattr(model, "tokenizer", model)
-    return await connect(engine, vocab_size=None if tokenizer is None else tokenizer.vocabulary.size)
 
 
 def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:

@@ -12,7 +12,7 @@ import click
 from ..errors import InputError
 from ..show.visible import counted
 from . import command, options
-from .output import ProgressBars, note, print_rows, short_number
+from .output import ProgressBars, note, print_rows
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
@@ -96,7 +96,7 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
                 async for table in export.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)
-                    status = f"{short_number(export.rows)} rows, {short_number(export.tokens)} tokens"
+                    status = f"{export.rows:,} rows, {export.tokens:,} tokens"
                     bars.show("sessions", export.sessions, total, status, f"{export.sessions:,} sessions, {status}")
                 if not export.rows:
                     matching = counted(export.sessions, "session")

@@ -78,18 +78,6 @@ def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest
             click.echo(click.style(f"  for {job.trainer}:", bold=True) + "\n" + textwrap.indent(advice, "    "))
 
 
-def short_number(number: float) -> str:
-    """Return a number with a suffix.
-
-    >>> short_number(950), short_number(1_234_000)
-    ('950', '1.2M')
-    """
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f}{suffix}"
-    return f"{number:.0f}"
-
-
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
     """Show a spinner on a terminal, unless --quiet."""

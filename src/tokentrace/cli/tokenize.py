@@ -16,7 +16,7 @@ import click
 
 from ..show.visible import counted
 from . import command, options
-from .output import ProgressBars, print_result, print_rows, short_number, write_page
+from .output import ProgressBars, print_result, print_rows, write_page
 
 if TYPE_CHECKING:
     from ..data.job import Finished
@@ -141,7 +141,7 @@ class _Display(ProgressBars):
         """Show how far the run is."""
         seconds = max(time.monotonic() - self._began, 1e-9)
         bad = f", {counts.bad_rows:,} bad" if counts.bad_rows else ""
-        rates = f"{counts.rows / seconds:,.0f} rows/s · {short_number(counts.tokens / seconds)} tokens/s"
+        rates = f"{counts.rows / seconds:,.0f} rows/s · {counts.tokens / seconds:,.0f} tokens/s"
         status = f"{counts.rows:,} rows{bad} · {rates}"
         left = seconds * (total - done) / done if done else 0
         line = f"{100 * done / max(total, 1):.0f} % · {status} · {left:.0f} s left"
@@ -153,7 +153,7 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
     yield click.style(f"wrote {finished.output}", bold=True)
     rows = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
-    rate = f"{seconds:.1f} s, {short_number(counts.tokens / max(seconds, 1e-9))} tokens/s"
+    rate = f"{seconds:.1f} s, {counts.tokens / max(seconds, 1e-9):,.0f} tokens/s"
     yield f"  {rows} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}"
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
         yield click.style(f"  {counted(samples, 'sample')}: {note}", fg="yellow")

@@ -1,6 +1,7 @@
 """The same questions by three client paths, and what each costs."""
 
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +40,8 @@ NamedBreak = tuple[str, Break]
 Score = Callable[[TokenIds], Floats]
 Progress = Callable[[str, int, int], None]
 BUDGET: Final = Budget(turns=16, turn_tokens=256)
+_FILES: Final = resources.files(__package__)
+_REPORT: Final[dict[str, Any]] = tomllib.loads(_FILES.joinpath("report.toml").read_text("utf-8"))
 
 
 class ClientPath(StrEnum):
@@ -188,18 +191,14 @@ class Trial:
     """One for each `ClientPath`."""
 
 
-TRIALS: Final = (
-    Trial("temperature 1, pocket's template", "the noise shows; the rollouts of the first table", 1.0, False),
-    Trial("greedy, pocket's template", "always the likeliest token, which the noise hardly ever is", 0.0, False),
-    Trial("greedy, past reasoning dropped", "no reasoning before the last user message, as by Qwen3", 0.0, True),
-)
+TRIALS: Final = [Trial(**entry) for entry in _REPORT["trials"]]
 """What the demo runs. Rows can be scored at temperature 1."""
 
 
 def trial_renderer(trial: Trial) -> Renderer:
     """Return pocket's renderer with the template of a trial."""
-    forgetful = resources.files(__package__).joinpath("forgetful.jinja")
-    return create_renderer(POCKET, chat_template=forgetful.read_text("utf-8") if trial.drops_reasoning else None)
+    forgetful = _FILES.joinpath("forgetful.jinja").read_text("utf-8")
+    return create_renderer(POCKET, chat_template=forgetful if trial.drops_reasoning else None)
 
 
 async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> list[Trial]:
@@ -246,17 +245,6 @@ async def run_path(
 
 # -- the report
 
-PRETRAINED: Final = {"model": "SmolLM2-135M", "rollouts": 384, "broken_rollouts": 6, "cause": str(Cause.BPE_REMERGE)}
-"""A model without noise in its training, measured once."""
-ROUNDING: Final = 1e-4
-"""A smaller gap between two logprobs is rounding."""
-
-PATHS: Final[Mapping[ClientPath, str]] = {
-    ClientPath.RERENDER: "parse the completion, render all messages, encode everything again",
-    ClientPath.FIXED_BASE: "parse the completion, encode message by message after a fixed conversation",
-    ClientPath.TOKENTRACE: "keep the sampled ids, bridge to the next turn",
-}
-
 
 class Measure(NamedTuple):
     """A row of the table, how it is written, and its largest good value."""
@@ -271,29 +259,11 @@ class Measure(NamedTuple):
         number, rollouts = report.numbers()[self.name], len(report.rollouts)
         good = rollouts if self.name == "samples" else self.good
         tone = "" if good is None else "good" if number <= good else "bad"
-        gap = "0" if number == 0 else f"{number:.1e}" if number < ROUNDING else f"{number:.4f}"
+        gap = "0" if number == 0 else f"{number:.1e}" if number < (self.good or 0) else f"{number:.4f}"
         return Cell(self.form.format(number=number, rollouts=rollouts, percent=100 * number, gap=gap), tone)
 
 
-MEASURES: Final = (
-    Measure("breaks", "breaks", "prompts that do not start with the stream so far, id for id", good=0),
-    Measure("broken_rollouts", "rollouts with a break", "those with at least one", "{number:,} of {rollouts:,}"),
-    Measure(
-        "samples",
-        "samples",
-        "rows that train each sampled token once, after the prompt it was sampled from",
-        "{number:,} from {rollouts:,}",
-    ),
-    Measure("tokens_in_samples", "tokens in the samples", "their total length; shared prefixes count in every row"),
-    Measure("mismatched_tokens", "mismatched tokens", "sampled, and missing if a rollout is one row", good=0),
-    Measure("never_sampled_tokens", "tokens never sampled", "they carry loss there, and were not sampled", good=0),
-    Measure(
-        "mean_logprob_gap", "logprob gap, mean", "|engine's logprob - the same weights' in that row|", "{gap}", ROUNDING
-    ),
-    Measure("largest_logprob_gap", "logprob gap, largest", "of the token where it is largest", "{gap}", ROUNDING),
-    Measure("solved", "solved", "questions answered correctly; one more or less means nothing", "{percent:.1f} %"),
-    Measure("sampled_tokens", "sampled tokens", "of all turns, including stop tokens"),
-)
+MEASURES: Final = [Measure(**entry) for entry in _REPORT["measures"]]
 
 
 def remarks(trials: Sequence[Trial]) -> list[str]:
@@ -307,7 +277,7 @@ def remarks(trials: Sequence[Trial]) -> list[str]:
         f"about other models: re-render broke {sampled['broken_rollouts']} of {count} rollouts at temperature 1, and "
         f"{greedy['broken_rollouts']} of {count} greedily, where the noise hardly ever shows.",
         "A pretrained model without such noise, {model}, broke in {broken_rollouts} of {rollouts} rollouts on the same "
-        "tasks, each time by a {cause}. That was measured separately.".format(**PRETRAINED),
+        "tasks, each time by a {cause}. That was measured separately.".format(**_REPORT["pretrained"]),
         "No noise is needed where a template drops past reasoning: the next user message removes sampled "
         f"reasoning. Re-render broke at {dropped['breaks']} of {dropped['later_user_turns']} such messages.",
         "The other two paths do not break there, because they keep showing the model its past reasoning. A server that "
@@ -321,14 +291,14 @@ def demo_json(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
     for trial in trials:
         values = {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
         rows.append(values | {"paths": {str(one.path): one.described() for one in trial.reports}})
-    about = {"noise": asdict(NOISE), "pretrained": PRETRAINED, "paths": rows[0]["paths"]}
+    about = {"noise": asdict(NOISE), "pretrained": _REPORT["pretrained"], "paths": rows[0]["paths"]}
     return {"seed": seed, "remarks": remarks(trials), **about, "trials": rows}
 
 
 def demo_document(trials: Sequence[Trial], seed: int) -> Document:
     """Return streams as bars, both tables, and the shortest break of each cause."""
     paths = trials[0].reports
-    head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in paths)]
+    head: list[str | Cell] = ["", *(Cell(str(one.path), small=_REPORT["paths"][one.path]) for one in paths)]
     rows = [[Cell(one.label, small=one.about), *map(one.cell, paths)] for one in MEASURES]
     return Document(
         "Three ways to the next turn",
