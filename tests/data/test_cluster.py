@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc"),
 ]
 
-WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
+WORKERS = ("ray::tokenize_in_worker", "ray::IDLE")
 
 
 @pytest.fixture(scope="module", autouse=True)

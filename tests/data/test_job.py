@@ -43,7 +43,7 @@ PLAIN = (
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that small files have many."""
     monkeypatch.setattr(sources, "BATCH_ROWS", 8)
-    monkeypatch.setattr(tables, "GROUP_ROWS", 50)
+    monkeypatch.setattr(tables, "GROUP_BYTES", 100_000)
 
 
 # -- what the rows are

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from . import command, one_blas_thread, options
 from .output import ProgressBars, note, print_result, working, write_page
@@ -64,8 +65,6 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
       tokentrace check store.db -t ./Qwen3-8B --engine http://127.0.0.1:8000
       tokentrace check rollout.tt --prompt next.json -t ./Qwen3-8B
     """
-    from click.core import ParameterSource
-
     from ..diagnose.record_files import holds_rollouts
 
     one_blas_thread()

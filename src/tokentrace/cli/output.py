@@ -82,10 +82,8 @@ def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest
 def working(what: str) -> Iterator[None]:
     """Show a spinner on a terminal, unless --quiet."""
     context, console = click.get_current_context(silent=True), make_console(stderr=True)
-    if console.is_terminal and not (context is not None and context.params.get("quiet")):
-        with console.status(f"{what} …"):
-            yield
-    else:
+    quiet = not console.is_terminal or (context is not None and context.params.get("quiet"))
+    with contextlib.nullcontext() if quiet else console.status(f"{what} …"):
         yield
 
 

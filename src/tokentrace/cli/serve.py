@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +110,6 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, qui
 
 
 async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSettings) -> None:
-    from dataclasses import replace
-
     from ..engines.http import HTTPSettings
     from ..gateway.serving import open_gateway, serve
     from .inputs import connect_engine

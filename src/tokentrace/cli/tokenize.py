@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,14 +163,11 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     bad = counted(counts.bad_rows, "row")
     yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
     # the five most frequent reasons; those that differ in numbers or quotes alone are one
-    frequent, first = Counter[str](), dict[str, dict[str, Any]]()
+    alike: dict[str, list[dict[str, Any]]] = {}
     for row in map(json.loads, finished.bad_rows.read_text(encoding="utf-8").splitlines()):
-        kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"])
-        frequent[kind] += 1
-        first.setdefault(kind, row)
-    for kind, count in frequent.most_common(5):
-        row = first[kind]
-        yield f"    {count:,} × {row['reason']} (first: {row['source']}, row {row['row']})"
+        alike.setdefault(re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"]), []).append(row)
+    for group in sorted(alike.values(), key=len, reverse=True)[:5]:
+        yield f"    {len(group):,} × {group[0]['reason']} (first: {group[0]['source']}, row {group[0]['row']})"
 
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:

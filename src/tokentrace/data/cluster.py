@@ -74,8 +74,11 @@ def worker_tokenizer(settings: bytes) -> RowTokenizer:
     return RowTokenizer(pickle.loads(settings))
 
 
-def tokenize_in_worker(rows: Sequence[Row], settings: bytes) -> BatchResult:
-    """Tokenize rows with pickled settings."""
+def tokenize_in_worker(rows: Sequence[Row], settings: bytes, version: str) -> BatchResult:
+    """Tokenize rows with pickled settings. Raises SampleError if the worker's node has another version."""
+    if version != __version__:
+        node = f"node {platform.node()} has tokentrace {__version__}"
+        raise SampleError(f"{node}, the node that started the run has {version}")
     return tokenize_batch(worker_tokenizer(settings), rows)
 
 
@@ -110,7 +113,7 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
     pool, settings = ProcessPoolExecutor(workers, context, _start_worker), pickle.dumps(tokenizer.settings)
     try:
-        futures = ((batch, pool.submit(tokenize_in_worker, batch.rows, settings)) for batch in batches)
+        futures = ((batch, pool.submit(tokenize_in_worker, batch.rows, settings, __version__)) for batch in batches)
         yield from in_order(futures, 2 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
@@ -184,18 +187,10 @@ def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int |
         cpus = int(ray.cluster_resources().get("CPU", 1))
         count = cpus if workers is None else workers
         settings = ray.put(_pickled(tokenizer.settings))
-        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_on_node)
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_in_worker)
         futures = ((batch, task.remote(batch.rows, settings, __version__).future()) for batch in batches)
         # with no more CPUs than workers, twice as many tasks keep them busy
         yield from in_order(futures, count if count < cpus else 2 * count)
-
-
-def tokenize_on_node(rows: Sequence[Row], settings: bytes, version: str) -> BatchResult:
-    """Tokenize rows. Raises SampleError if the node has another version."""
-    if version != __version__:
-        node = f"node {platform.node()} has tokentrace {__version__}"
-        raise SampleError(f"{node}, the node that started the run has {version}")
-    return tokenize_in_worker(rows, settings)
 
 
 def _pickled(settings: TokenizeSettings) -> bytes:

@@ -66,12 +66,10 @@ class Source:
 
 
 @contextlib.contextmanager
-def _reading(name: str, *errors: type[Exception]) -> Iterator[None]:
+def _reading(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
-        if not isinstance(error, (OSError, *errors)):
-            raise
+    except errors as error:
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
@@ -92,7 +90,7 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
-    with _reading(brief(name), RuntimeError, ValueError):
+    with _reading(brief(name), (OSError, RuntimeError, ValueError)):
         path = Path(name).expanduser()
         if name == "-" or path.is_file():
             return [(name, path)]
@@ -142,7 +140,7 @@ def _source(name: str, path: Path) -> Source:
     if path.suffix == ".parquet":
         return Source(name, str(path), Format.PARQUET, parquet_file(str(path)).metadata.num_rows, str(path))
     origin, copy = "" if name == "-" else str(path), None
-    with _reading(name, EOFError, zlib.error):
+    with _reading(name, (OSError, EOFError, zlib.error)):
         if name == "-" or path.suffix == ".gz":
             copy = tempfile.NamedTemporaryFile(prefix="tokentrace-")  # noqa: SIM115
             with sys.stdin.buffer if name == "-" else gzip.open(path) as packed:
@@ -224,7 +222,7 @@ def read_rows(source: Source, *, row_bytes: int = ROW_BYTES) -> Iterator[Row]:
 
 def _unparsed(source: Source, limit: int) -> Iterator[Row]:
     readers = {Format.LINES: _lines, Format.JSON: _values, Format.PARQUET: _table_rows}
-    with _reading(source.name, ValueError):
+    with _reading(source.name, (OSError, ValueError)):
         for row, size in readers[source.format](source, limit):
             problem = f"a row of {size:,} bytes is over the limit of {limit:,}; see --max-row-bytes"
             yield replace(row, value=None, text=None, problem=problem) if size > limit else row

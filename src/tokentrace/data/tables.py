@@ -24,9 +24,8 @@ SUFFIXES: Final = (".parquet", ".jsonl")
 """Names of files of samples end in one of these."""
 METADATA_KEY: Final = "tokentrace"
 """The key of the file's metadata: JSON that says how the rows were made."""
-GROUP_ROWS: Final = 4096
 GROUP_BYTES: Final = 1 << 24
-"""A row group is closed when it has this many rows or bytes: about a million tokens."""
+"""A row group is closed when it has this many bytes: about a million tokens."""
 
 # -- columns
 
@@ -217,13 +216,11 @@ class TableWriter:
             self._out.writelines(_lines(table))
             return
         self._pending.append(table)
-        rows, size = sum(one.num_rows for one in self._pending), sum(one.nbytes for one in self._pending)
-        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+        if sum(one.nbytes for one in self._pending) >= GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        group = pyarrow().concat_tables(self._pending).cast(self._schema).combine_chunks()
-        self._writer.write_table(group, GROUP_ROWS)
+        self._writer.write_table(pyarrow().concat_tables(self._pending).cast(self._schema).combine_chunks())
         self._pending = []
 
     def close(self, metadata: bytes = b"") -> None:
