@@ -46,12 +46,12 @@ def export(*, store: str, **chosen: Any) -> None:
       tokentrace export store.db -o one.jsonl --session run-7 --keep-state
       tokentrace export postgresql://gateway@db/traces -o rows.jsonl --search batch-17
     """
-    from ..data.tables import check_target
+    from ..data.tables import target_path
     from ..data.trainers import find_trainer
 
     job = SimpleNamespace(**chosen)
-    target = None if job.trainer is None else find_trainer(job.trainer)
-    check_target(job.output, target, overwrite=job.overwrite)
+    target = find_trainer(job.trainer)
+    target_path(job.output, target, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):
         raise click.UsageError("--session names the sessions: leave out --state and --search, or --session")
     if "://" not in store and not Path(store).is_file():

@@ -69,7 +69,8 @@ def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest
     """Print what is to know about a file of rows: a summary or JSON, and what to put into a trainer's configuration."""
     from ..data.trainers import find_trainer
 
-    advice = None if job.trainer is None else find_trainer(job.trainer).advice_for(job.output, longest)
+    trainer = find_trainer(job.trainer)
+    advice = None if trainer is None else trainer.advice_for(job.output, longest)
     if job.as_json:
         click.echo(json.dumps(data if advice is None else {**data, "advice": advice}))
     elif not job.quiet:

@@ -90,7 +90,7 @@ def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -
         try:
             result = future.result()
         except Exception as error:
-            problem = first_line(getattr(error, "cause", error))  # what a task of Ray raised
+            problem = first_line(getattr(error, "cause", None) or error)  # what a task of Ray raised
             hint = "if for lack of memory, run again with fewer workers"
             raise SampleError(f"{batch}: workers failed on them ({problem}); {hint}") from error
         pending.extend(itertools.islice(futures, 1))

@@ -24,7 +24,7 @@ from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
 from .cluster import run_here, run_on_ray
 from .sources import Source, find_sources, pyarrow, read_batches
-from .tables import check_target, named_path, sample_writer
+from .tables import sample_writer, target_path
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .trainers import find_trainer
 
@@ -86,9 +86,8 @@ def tokenize_files(
     WriteError if the system refuses to write. Whenever a run ends early, the output stays as it was.
     """
     pyarrow()
-    path = named_path(output)
-    target = None if trainer is None else find_trainer(trainer)
-    check_target(path, target, overwrite=overwrite)
+    target = find_trainer(trainer)
+    path = target_path(output, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     counts, sizes, first_reason = Counts(), {"tokens": array("i"), "trained": array("i")}, ""

@@ -247,8 +247,9 @@ def metadata_text(metadata: Mapping[str, Any]) -> bytes:
         raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
 
 
-def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
-    """Raise InputError if rows may not be written here."""
+def target_path(name: Any, trainer: Trainer | None = None, *, overwrite: bool = False) -> Path:
+    """The path of a file of rows to write. Raises InputError if they may not be written there."""
+    path = named_path(name)
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
         raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
@@ -258,6 +259,7 @@ def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool 
         raise InputError(f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
+    return path
 
 
 @contextlib.contextmanager
@@ -309,9 +311,8 @@ def write_samples(
     """
     rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
     about = instance("metadata", {} if metadata is None else metadata, Mapping, SampleError)  # type: ignore[type-abstract]
-    target, file = None if trainer is None else find_trainer(trainer), named_path(path)
-    check_target(file, target, overwrite=True)
-    with sample_writer(file, _columns_of(rows), about, trainer=target) as write:
+    target = find_trainer(trainer)
+    with sample_writer(target_path(path, target, overwrite=True), _columns_of(rows), about, trainer=target) as write:
         write(samples_table(rows))
 
 

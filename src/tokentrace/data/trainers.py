@@ -35,8 +35,8 @@ TRAINERS: Final = {name: Trainer(**entry) for name, entry in tomllib.loads(_FILE
 """The trainers that rows can be written for, by the name that `--for` takes."""
 
 
-def find_trainer(name: Any) -> Trainer:
-    """The trainer of a name. Raises InputError that lists all names."""
-    if not isinstance(name, str) or name not in TRAINERS:
+def find_trainer(name: Any) -> Trainer | None:
+    """The trainer of a name; None for None. Raises InputError that lists all names."""
+    if name is not None and (not isinstance(name, str) or name not in TRAINERS):
         raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {brief(name)}")
-    return TRAINERS[name]
+    return None if name is None else TRAINERS[name]
