@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,13 +57,22 @@ class Source:
     format: Format
     size: int
     origin: str = ""
-    copy: Any = field(default=None, compare=False)
+    copy: _Copy | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
         """The SHA-256 of its unpacked bytes."""
         with _reading(self.path), open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Copy:
+    """A temporary file that is deleted with this object. It is not open: there may be thousands."""
+
+    def __init__(self) -> None:
+        descriptor, self.name = tempfile.mkstemp(prefix="tokentrace-")
+        os.close(descriptor)
+        weakref.finalize(self, os.unlink, self.name)
 
 
 @contextlib.contextmanager
@@ -142,10 +152,9 @@ def _source(name: str, path: Path) -> Source:
     origin, copy = "" if name == "-" else str(path), None
     with _reading(name, (OSError, EOFError, zlib.error)):
         if name == "-" or path.suffix == ".gz":
-            copy = tempfile.NamedTemporaryFile(prefix="tokentrace-")  # noqa: SIM115
-            with sys.stdin.buffer if name == "-" else gzip.open(path) as packed:
-                shutil.copyfileobj(packed, copy, 1 << 20)
-            copy.flush()
+            copy = _Copy()
+            with sys.stdin.buffer if name == "-" else gzip.open(path) as packed, open(copy.name, "wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
             name, path = "stdin" if name == "-" else name.removesuffix(".gz"), Path(copy.name)
         return Source(name, str(path), _text_format(path, name), path.stat().st_size, origin, copy)
 
