@@ -16,7 +16,7 @@ import pytest
 
 from tests.data.generate import SETTINGS, conversations, write_lines
 from tests.ray_cluster import children_of, local_ray
-from tokentrace.data import cluster as on_ray
+from tokentrace.data import job
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import Batch, Row
 from tokentrace.data.tables import samples_table
@@ -96,9 +96,9 @@ class Deadly:
 def test_rows_that_workers_die_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     deadly: Any = Deadly()
     batches = iter([Batch([Row(number, number, text=deadly, source="x.jsonl") for number in (7, 8)], 1)])
-    monkeypatch.setattr(on_ray, "_RETRIES", 1)
+    monkeypatch.setattr(job, "_RETRIES", 1)
     with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: workers failed on them"):
-        list(on_ray.run_on_ray(batches, RowTokenizer(SETTINGS), 1))
+        list(job.run_on_ray(batches, RowTokenizer(SETTINGS), 1))
 
 
 # -- rows
@@ -113,7 +113,7 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
     dataset = ray.data.from_arrow([table.slice(at, 10) for at in range(0, len(rows), 10)])
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False
-    tokenized = on_ray.tokenize_dataset(dataset, settings, concurrency=1, keep=["id"])
+    tokenized = job.tokenize_dataset(dataset, settings, concurrency=1, keep=["id"])
     actual = pa.concat_tables(list(tokenized.iter_batches(batch_size=None, batch_format="pyarrow"))).to_pylist()
     assert list(actual[0]) == [*(name for name in settings.output if name != "row"), "error", "id"]
     results = list(tokenize_rows(settings, rows))
