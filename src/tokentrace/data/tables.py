@@ -291,8 +291,11 @@ def sample_writer(
 
         try:
             yield write
-        finally:
             out.close(metadata_text(metadata))
+        except BaseException:
+            with contextlib.suppress(Exception):  # the file is useless
+                out.close()
+            raise
         if path.name.endswith(".jsonl"):
             write_whole(metadata_path(path), metadata_text(metadata))
 
