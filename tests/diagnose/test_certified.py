@@ -6,7 +6,7 @@ from tests.assets import FAMILIES
 from tests.guides import ROOT
 from tests.support import PYTHON_FORMATS, load_family, per_family, rotating
 from tokentrace.diagnose import AuditReport, Use, audit_template
-from tokentrace.diagnose.cases import Append
+from tokentrace.diagnose.appends import Append
 from tokentrace.diagnose.certify import SIGNS
 
 PAGE = ROOT / "docs" / "certified.md"

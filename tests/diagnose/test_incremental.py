@@ -120,10 +120,6 @@ def test_fixed_base_keeps_the_reasoning_that_the_template_strips() -> None:
         tokens = tokenize_incrementally(renderer_of("qwen3"), REASONING)
     (missing,) = tokens.mismatches
     assert (missing.message, missing.cause) == (1, Cause.UNKNOWN)
-    assert not tokens.notes
-    for check in ("strict", "off"):
-        delta = tokenize(renderer_of("qwen3"), REASONING, mode="delta", sanity_check=check)
-        assert delta.notes == ["message 2: the template rewrites what is before it"]
     keeping = make_renderer("qwen3", preserve_all_thinking=True)
     assert keeping.render_ids(REASONING) == tokens.ids.tolist()
     assert not tokenize(keeping, REASONING).mismatches
@@ -160,8 +156,6 @@ def test_ignore_strippable_hides_white_space_and_nothing_else() -> None:
 def test_another_base_serves_where_the_usual_one_does_not(family: str, messages: Any) -> None:
     tokens = tokenize(shipped(family), messages, tools=SIMPLE if family == "gpt-oss" else None)
     assert not tokens.mismatches
-    assert tokens.notes
-    assert all("instead of the usual base" in note for note in tokens.notes)
 
 
 def test_a_refused_message_is_named() -> None:
@@ -210,15 +204,8 @@ def test_no_space_is_added_before_the_first_word_of_a_piece(mode: str) -> None:
     assert not tokenize(renderer, messages, mode=mode).mismatches
 
 
-def test_a_result_uses_the_name_of_its_call_and_text_of_the_base_is_noted() -> None:
+def test_a_result_uses_the_name_of_its_call() -> None:
     """gpt-oss writes the function's name above its result: the base calls the same function."""
     calls = assistant("", call("get_weather", json.dumps({"city": "Rome"}), "call00007"))
     tokens = tokenize(shipped("gpt-oss"), [user("Weather?"), calls, result("sunny", "call00007")], tools=SIMPLE)
     assert "functions.get_weather to=assistant" in shipped("gpt-oss").tokenizer.decode(tokens.ids)
-    echoing = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
-        "{{ messages[0].content }}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokens = tokenize(synthetic(echoing), [user("Hello"), assistant("Yes?")])
-    assert any("text of the base conversation" in note for note in tokens.notes)
-    assert tokens.mismatches

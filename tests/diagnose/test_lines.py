@@ -1,15 +1,12 @@
 """The line and the condition by which renderings of made-up templates differ."""
 
-from typing import Any
-
 import pytest
 from jinja2 import nodes
 
 from tests.diagnose.brute import audited, rendered, source_of
 from tests.support import JINJA_FAMILIES, over_bytes
-from tokentrace.diagnose.appends import cases
-from tokentrace.diagnose.blame import SET, TEST, WRITE, run_traced, source_text
-from tokentrace.diagnose.cases import TOOLS, Append, Request, turns
+from tokentrace.diagnose.appends import TOOLS, Append, cases, turns
+from tokentrace.diagnose.blame import SET, TEST, WRITE, Request, run_traced, source_text
 from tokentrace.study.probes import USER
 from tokentrace.template.chat_template import parse_template
 
@@ -65,24 +62,22 @@ LAST_TWO = """{%- for message in messages[-2:] -%}
 
 
 @pytest.mark.parametrize(
-    ("source", "line", "condition", "because"),
+    ("source", "line", "condition"),
     [
-        (DIRECT, 3, "loop.last", ()),
-        (MACRO, 2, "last", ()),
-        (BUILT, 4, "loop.index0 >= messages|length - 1", ()),
-        (ONE_LINE, 1, "loop.index0 > ns.last", ((1, "ns.last", 0, 2),)),
-        (COUNTED, 2, "", ()),
-        (LAST_TWO, 2, "", ()),
+        (DIRECT, 3, "loop.last"),
+        (MACRO, 2, "last"),
+        (BUILT, 4, "loop.index0 >= messages|length - 1"),
+        (ONE_LINE, 1, "loop.index0 > ns.last"),
+        (COUNTED, 2, ""),
+        (LAST_TWO, 2, ""),
     ],
 )
-def test_a_condition_is_proven_or_the_line_that_writes_is_named(
-    source: str, line: int, condition: str, because: Any
-) -> None:
+def test_a_condition_is_proven_or_the_line_that_writes_is_named(source: str, line: int, condition: str) -> None:
     cells = [one for one in audited(source).cells if one.append is Append.USER and one.turn.reasoning and one.breaks]
     (blame,) = (one.blame for one in cells[0].breaks if not one.at_turn)
     assert blame is not None
-    assert (blame.line, blame.condition, blame.because) == (line, condition, because)
-    assert (blame.before, blame.proven) == ((True, True) if condition else (None, False))
+    assert (blame.line, blame.condition) == (line, condition)
+    assert blame.before is (True if condition else None)
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
@@ -93,7 +88,7 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
     for turn in list(turns())[::5]:
         case = next(cases(turn, tried))
         tools = TOOLS if case.tools else None
-        run = run_traced(tried, Request(case.messages, case.tools, True))
+        run = run_traced(tried, Request(case.messages, tools, True))
         assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)
         kinds |= {event.part.kind for event in run.events} if run is not None else set()
     assert kinds == {TEST, SET, WRITE} or family == "gemma-3"  # which refuses tools

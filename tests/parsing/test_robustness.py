@@ -14,7 +14,7 @@ from tests.parsing.test_streaming import TOOLS, completion, delimiters, pieces, 
 from tests.parsing.test_streaming import check_response as check
 from tests.support import FULL, per_family
 from tokentrace import InputError
-from tokentrace.parsing import arguments, bracketed, reader
+from tokentrace.parsing import arguments, reader
 from tokentrace.parsing import channels as harmony
 from tokentrace.parsing.compiled import Compiled
 from tokentrace.parsing.marked import MarkedBytes
@@ -189,7 +189,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reader.Delimiters, "__init__", init)
     monkeypatch.setattr(MarkedBytes, "visible", decode)
-    for module in (reader, arguments, bracketed, harmony):
+    for module in (reader, arguments, harmony):
         for name, value in list(vars(module).items()):
             monkeypatch.setattr(module, name, counted(value))
 

@@ -93,6 +93,7 @@ def kill_a_worker() -> None:
     os.kill(pids[0], signal.SIGKILL)
 
 
+@pytest.mark.skipif(not FULL, reason="long: make test-long")
 def test_same_trajectories_as_in_one_process_though_a_worker_dies(expected: Streams, tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
     ended: list[str] = []

@@ -12,6 +12,7 @@ import textwrap
 
 import pytest
 
+from tests.support import rotating
 from tokentrace import TemplateError
 from tokentrace.errors import TemplateLimitError
 from tokentrace.template import ChatTemplate, budget, wrap_tools
@@ -126,7 +127,7 @@ HASHED = [
     *("{{ messages[0].get(ns.x) }}", "{{ dict([(ns.x, 1)]) }}", "{{ dict.fromkeys([ns.x]) }}", "{{ ns.x is filter }}"),
     "{% for i in range(50000) %}{% set ns.x = (ns.x,) %}{% endfor %}{{ {ns.x: 1} }}",
 ]
-ENDLESS = [
+ALL_ENDLESS = [
     *LOOPS,
     *TOO_LARGE,
     *(GROW.replace("START", start).replace("STEP", step) for start, steps in GROWING.items() for step in steps),
@@ -135,6 +136,7 @@ ENDLESS = [
     *(DOUBLED + use for use in SHARED),
     *(TUPLES + use for use in HASHED),
 ]
+ENDLESS = rotating(ALL_ENDLESS, "", 3)
 
 
 @functools.cache

@@ -140,7 +140,7 @@ def _run(name: str, options: dict[str, Any]) -> AuditReport:
 
 
 def _show_grammar(options: dict[str, Any]) -> int:
-    from ..diagnose.grammar import describe_grammar, grammar_document
+    from ..show.grammar import describe_grammar, grammar_document
     from .inputs import make_renderer, read_tools
 
     renderer = make_renderer(options, **{name: options[name] for name in _PARSERS})

@@ -29,7 +29,6 @@ from ..samples.trajectories import owned_turns
 from ..show.document import Cell, Document, StreamBars, Table
 from ..show.visible import counted
 from ..tokens.ids import runs
-from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .questions import FollowUps, pick_questions, question_reward, question_task
 
@@ -85,7 +84,7 @@ class PathAgent(Agent):
         ids, _ = path_row(self._path, self.renderer, rollout, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
-        broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
+        broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.table().mask)
         if broken is None:
             trajectory.extend_to(ids, messages=len(rollout.messages))
         else:

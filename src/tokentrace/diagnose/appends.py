@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -23,13 +23,28 @@ from ..rendering.renderer import Renderer
 from ..study.probes import SYSTEM, USER, Message, call, calling, result
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
+from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import UNKNOWN
+from ..template.trace import Rendering
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import common_prefix as common_ids
-from .blame import Blame, find_blame
-from .cases import ANSWER, THOUGHT, TOOLS, Append, Request, Style, TurnForm, call_ids, inline_reasoning
-from .facts import contains_text, text_from
+from .blame import Blame, Request, find_blame
 from .finding import WordedEnum
 
+ANSWER: Final = "An Answer, naïve"
+THOUGHT: Final = "A Thought, naïve"
+"""Texts of replies. Capitals and the ï reveal a template that alters them."""
+_PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
+_SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
+TOOLS: Final[Sequence[Message]] = [
+    {"type": "function", "function": {"name": name, "description": "a probe", "parameters": _SCHEMA}}
+    for name in ("probe1", "probe2")
+]
+_CALLING: Final = (
+    *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
+    *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
+)
+"""Reasoning, content and arguments: each two values occur together."""
 NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 _ALTERED: Final = " is not written as it was given"
 """Follows the name of a field whose text the template changes."""
@@ -43,6 +58,50 @@ _ARGUMENTS: Final[Mapping[str, Any]] = {
     "empty": {},
     "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
 }
+
+
+class Append(WordedEnum):
+    """What follows an assistant turn: results of its `calls`, then perhaps other messages."""
+
+    words: str
+    calls: int
+    messages: tuple[Message, ...]
+
+    TOOL = "tool", "a tool's result", 1, ()
+    PARALLEL = "parallel tools", "two results", 2, ()
+    TOOL_USER = "tool, then user", "a result with a user after it", 1, (USER,)
+    USER = "user", "a user", 0, (USER,)
+    SYSTEM = "system", "a system message", 0, (SYSTEM,)
+    ASSISTANT = "assistant", "another turn", 0, ({"role": "assistant", "content": ANSWER},)
+
+
+class Style(StrEnum):
+    """How a turn's content is passed."""
+
+    PLAIN = ""
+    SPACED = "white space around content"
+    INLINE = "reasoning inside content"
+    """As by a client that keeps the sampled text and does not separate reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """The kind of an assistant turn, and what is appended to it."""
+
+    append: Append
+    reasoning: bool
+    content: bool = True
+    arguments: str = ""
+    style: Style = Style.PLAIN
+
+
+def turns() -> Iterator[TurnForm]:
+    """Yield every kind of turn that an audit tries."""
+    for append in Append:
+        plain = "object" if append.calls else ""
+        forms = _CALLING if append.calls else ((False, True, plain), (True, True, plain))
+        yield from (TurnForm(append, *form) for form in forms)
+        yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
 
 
 class AppendOutcome(StrEnum):
@@ -135,9 +194,9 @@ class AppendCell:
     @property
     def requests(self) -> tuple[Request, Request, Request]:
         """The requests for the turn's prompt, for the turn, and for the next prompt."""
-        until, prompts = self.messages[: self.index + 1], self.append is not Append.ASSISTANT
-        whole = Request(self.messages, self.tools, prompts)
-        return Request(until[:-1], self.tools, True), Request(until, self.tools), whole
+        tools, until = TOOLS if self.tools else None, self.messages[: self.index + 1]
+        whole = Request(self.messages, tools, self.append is not Append.ASSISTANT)
+        return Request(until[:-1], tools, True), Request(until, tools), whole
 
     def cause(self, in_turn: bool = False) -> str:
         """Say what goes wrong; with `in_turn`, in the turn itself."""
@@ -224,7 +283,7 @@ class AppendMatrix:
         """Find the line of a break, without the next prompt if the texts differ at the same place."""
         first, second = cell.requests[:2] if one.at_turn else cell.requests[1:]
         at = common_prefix(self._render(first).text, self._render(second).text)
-        study, rewrites = self._renderer.study(TOOLS if cell.tools else None), one.where is Where.PAST
+        study, rewrites = self._renderer.study(first.tools), one.where is Where.PAST
         requests = (second._replace(prompt=False), second) if one.where is not Where.SEAM else ()
         blames = (find_blame(study, first, request, at, rewrites=rewrites) for request in requests)
         return next((blame for blame in blames if blame is not None), None)
@@ -238,34 +297,34 @@ class AppendMatrix:
 
     def _render(self, request: Request) -> RenderedTokens:
         """Render a conversation, once."""
-        key, tools = json.dumps(request), TOOLS if request.tools else None
+        key = json.dumps(request)
         if key not in self._cache:
-            rendered = self._renderer.render(request.messages, tools=tools, add_generation_prompt=request.prompt)
-            self._cache[key] = rendered
+            messages, tools, prompt = request
+            self._cache[key] = self._renderer.render(messages, tools=tools, add_generation_prompt=prompt)
         return self._cache[key]
 
     def _try(self, case: AppendCell) -> AppendCell:
         try:
-            adapted = self._renderer.adapt_messages(case.messages, tools=TOOLS if case.tools else None)
+            adapted = self._renderer.adapt_messages(case.messages, tools=case.requests[0].tools)
             cell = replace(case, messages=tuple(adapted.messages))
-            _, turn, after = map(self._render, cell.requests)
+            rendered = [*map(self._render, cell.requests)]
         except TokentraceError as error:
             line = getattr(error, "line", None)
             problem = getattr(error, "problem", str(error)).removeprefix("the template refused the conversation: ")
             reason = problem if line is None else f"{problem} (line {line})"
             return replace(case, outcome=AppendOutcome.REFUSED, reason=reason)
+        _, turn, after = rendered
         lost = tuple(_missing(turn, cell))
         gone = [(one.field, one.message) for one in after.lost if one.message is not None and one.message > cell.index]
         follows = tuple(f"{field} of the {cell.messages[at]['role']} message that follows" for field, at in gone)
-        breaks = tuple(self._breaks(cell))
+        breaks = tuple(self._breaks(cell, rendered))
         outcome = AppendOutcome.LOSES if lost or follows else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
         ends = all(one.stop_token is not None for one in turn.turns[-1:] if one.message == cell.index)
         return replace(cell, outcome=outcome, breaks=breaks, lost=lost, lost_after=follows, ends=ends)
 
-    def _breaks(self, cell: AppendCell) -> Iterator[AppendBreak]:
+    def _breaks(self, cell: AppendCell, rendered: Sequence[RenderedTokens]) -> Iterator[AppendBreak]:
         """Compare prompt with stream, and stream with next prompt."""
-        rendered = [self._render(request) for request in cell.requests]
         encoded = [one.encoded for one in rendered]
         for end in rendered[1].turns[-1:]:
             if end.message == cell.index and end.stop < len(encoded[1].ids):
@@ -305,3 +364,31 @@ def _missing(turn: RenderedTokens, cell: AppendCell) -> Iterator[str]:
             yield f"{name}{_ALTERED}"
         elif style is Style.SPACED and name == "content" and not contains_text(_SPACED, output):
             yield f"white space around {name}"
+
+
+def inline_reasoning(study: TemplateStudy) -> str:
+    """Return content with reasoning inside, in the usual tags if the grammar has none."""
+    frame = study.grammar(True).reasoning
+    if frame is not None and frame.open and frame.close:
+        return f"{frame.open}{THOUGHT}{frame.close}{ANSWER}"
+    return f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
+
+
+def call_ids(study: TemplateStudy) -> tuple[str, str]:
+    """Return two call ids of a form that the template accepts."""
+    calls = study.grammar(True).calls
+    named = calls is not None and calls.id_is_name
+    return ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
+
+
+def text_from(rendering: Rendering, message: int, field: str) -> str:
+    """Return the text from a field of a message, and all text of unknown origin."""
+    names = REASONING_FIELDS if field in REASONING_FIELDS else ("tool_calls",) if field == "arguments" else (field,)
+    spans = ((text, origin) for text, _, origin in rendering.spans() if origin is not None)
+    mine = {("messages", message, name) for name in names}
+    return "".join(text for text, origin in spans if origin[:3] in mine or origin.source == UNKNOWN.source)
+
+
+def contains_text(text: str, output: str) -> bool:
+    """True if the output contains a text as it is or as JSON."""
+    return any(one in output for one in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +19,9 @@ from jinja2 import nodes
 from jinja2.compiler import operators
 from jinja2.visitor import NodeTransformer
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
+from ..study.probes import Message
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template import chat_template as templates
@@ -29,7 +30,6 @@ from ..template.environment import Proven, strftime_now
 from ..template.strings import plain_text
 from ..template.trace import GENERATION, TURN, Trace
 from ..template.traced import plain, text_of
-from .cases import TOOLS, Request
 
 TEST: Final = "test"
 SET: Final = "set"
@@ -44,24 +44,27 @@ _TRIES: Final = 8
 """Conditions to force one after another."""
 _FLIPS: Final = 300
 """Tests to flip one by one, where the runs pass different lines."""
-Assigned = tuple[int, str, Any, Any]
-"""The line that sets a variable, its name, both values."""
+
+
+class Request(NamedTuple):
+    """What a template has to write; with a generation prompt."""
+
+    messages: Messages
+    tools: Sequence[Message] | None = None
+    prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
     """Where a template makes two renderings differ.
 
-    `condition` is the test whose answer changed from `before`; without one, `line` writes the text.
-    `because` has the variables of the condition that changed.
+    `condition` is the proven test whose answer changed from `before`; without one, `line` writes the text.
     """
 
     line: int
     source: str
     condition: str = ""
     before: bool | None = None
-    proven: bool = False
-    because: tuple[Assigned, ...] = ()
 
 
 def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool) -> Blame | None:
@@ -77,25 +80,16 @@ def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *
     forced: dict[int, bool] = {}
     run: TracedRun | None = other
     while run is not None and len(forced) < _TRIES and (pair := _changed_test(one, run, at)):
-        test, assigned = one.events[pair[0]], run.events[: pair[1]]
+        test = one.events[pair[0]]
         forced[pair[1]] = test.value
         run = run_traced(study, second, forced=forced)
         if run is not None and common_prefix(one.text, run.text) > at:
-            because = tuple(_changed_names(test, one.events[: pair[0]], assigned))
-            return Blame(test.part.line, test.part.source, test.part.text, test.value, True, because)
+            return Blame(test.part.line, test.part.source, test.part.text, test.value)
     lengths = ((common_prefix(one.text, flipped.text), test) for test, flipped in flip_tests(study, second, other))
     length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
     if length <= at:
         return _blame_writer(one, at)
-    return Blame(test.part.line, test.part.source, test.part.text, not test.value, True)
-
-
-def _changed_names(test: Event, first: Sequence[Event], second: Sequence[Event]) -> Iterator[Assigned]:
-    """Yield the variables of a test whose last values differ."""
-    old, new = ({event.part.target: event for event in events} for events in (first, second))
-    for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", test.part.text)):
-        if name in old and name in new and old[name].value != new[name].value:
-            yield new[name].part.line, name, old[name].value, new[name].value
+    return Blame(test.part.line, test.part.source, test.part.text, not test.value)
 
 
 def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:
@@ -135,13 +129,12 @@ def _blame_writer(run: TracedRun, at: int) -> Blame | None:
 
 
 class TemplatePart(NamedTuple):
-    """An expression of a template, the variable it is assigned to, and the whole line."""
+    """An expression of a template, and its whole line."""
 
     number: int
     kind: str
     line: int
     text: str
-    target: str
     source: str
 
 
@@ -196,7 +189,7 @@ def run_traced(
 
     names = {
         "messages": rows,
-        "tools": templates.wrap_tools(TOOLS) if request.tools else None,
+        "tools": templates.wrap_tools(request.tools) if request.tools else None,
         "add_generation_prompt": request.prompt,
         "strftime_now": functools.partial(strftime_now, now=now),
         **study.variables,
@@ -235,7 +228,7 @@ class _Instrument(NodeTransformer):
     visit_CondExpr = visit_For = visit_If  # noqa: N815
 
     def visit_Assign(self, node: Any) -> nodes.Node:
-        node.node = self._hook(SET, node.node, node.lineno, source_text(node.target))
+        node.node = self._hook(SET, node.node, node.lineno)
         return self.generic_visit(node)
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
@@ -253,12 +246,11 @@ class _Instrument(NodeTransformer):
             return self._hook(TEST, node, node.lineno)
         return node
 
-    def _hook(self, kind: str, value: nodes.Expr, line: int, target: str = "") -> nodes.Expr:
+    def _hook(self, kind: str, value: nodes.Expr, line: int) -> nodes.Expr:
         number, text = len(self.parts), source_text(value)
         source = self._lines[line].strip() if line < len(self._lines) else ""
-        source = source if len(source) <= _LONG_LINE else text
-        source = source if len(source) <= _LONG_LINE else f"{source[:_LONG_LINE]}…"
-        self.parts.append(TemplatePart(number, kind, line, text, target, source))
+        source = source if len(source) <= _LONG_LINE else f"{text[:_LONG_LINE]}{'…' * (len(text) > _LONG_LINE)}"
+        self.parts.append(TemplatePart(number, kind, line, text, source))
         return nodes.Call(nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line)
 
 

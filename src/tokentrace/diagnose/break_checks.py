@@ -1,11 +1,15 @@
 """The checks of `explain_break`: the first that fits gives the cause of a difference."""
 
+from __future__ import annotations
+
 import codecs
 import contextlib
 import json
 import re
+from bisect import bisect_left
+from collections.abc import Collection
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,14 +19,30 @@ from ..errors import TokentraceError
 from ..formats.dialects import REASONING
 from ..formats.grammar import Channels
 from ..parsing.response import ParsedToolCall
-from ..show.alignment import Hunk
-from ..show.visible import counted
+from ..show.alignment import Hunk, hunks, up_to_shared_end
+from ..show.visible import counted, quoted
 from ..study.turns import common_prefix as shared_text
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.vocabulary import Vocabulary
 from .finding import Cause
-from .token_text import READ, TurnHeads, hunks, quoted, spell, spelled_alike, up_to_shared_end
 
+READ: Final = 65_536
+"""Tokens before and after a difference that are read as text."""
+_ROLE: Final = re.compile(
+    r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
+)
+_HEAD: Final = re.compile(r"(?!.*end)(?:.*start|.*turn|.*header|.*role|\]~b\])")
+_NAMED_HEAD: Final = re.compile(
+    r"[<\[]?[|｜]?(?:im_)?(system|developer|user|assistant|observation)[|｜]?>", re.IGNORECASE
+)
+_OTHER_HEADS: Final = {
+    "[INST]": "user",
+    "[SYSTEM_PROMPT]": "system",
+    "[TOOL_RESULTS]": "tool",
+    "<｜tool▁output▁begin｜>": "tool",
+    "<｜tool▁calls▁begin｜>": "assistant",
+}
 _ALIKE: Final = 12
 """Characters that texts must share to go on alike."""
 _HARMONY: Final = Channels()
@@ -82,8 +102,7 @@ class Case:
         model: Any,
         hunk: Hunk,
         mask: npt.NDArray[np.bool_] | None,
-        back: int = READ,
-        forward: int = READ,
+        reach: int = READ,
     ) -> None:
         self.stream, self.prompt, self.model, self.hunk = stream, prompt, model, hunk
         self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
@@ -95,14 +114,14 @@ class Case:
         where = "" if self.completion else "context after "
         self.region = None if mask is None else f"{where}completion {number}" if number else "first prompt"
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.lead = decoder.decode(spell(self.vocabulary, stream[max(0, hunk.start - back) : hunk.start]))
+        self.lead = decoder.decode(spell(self.vocabulary, stream[max(0, hunk.start - reach) : hunk.start]))
         partial = decoder.getstate()[0]  # the first bytes of a character that both sides complete
         self.ours, self.theirs = (
-            self.lead + (partial + spell(self.vocabulary, ids[at : at + forward])).decode("utf-8", "replace")
+            self.lead + (partial + spell(self.vocabulary, ids[at : at + reach])).decode("utf-8", "replace")
             for ids, at in ((stream, hunk.start), (prompt, hunk.other_start))
         )
         self.at = shared_text(self.ours, self.theirs)
-        self.ended = hunk.start + forward >= len(stream)
+        self.ended = hunk.start + reach >= len(stream)
         self.sides = hunk.sides(stream, prompt)
 
     def explain(self) -> Match:
@@ -178,8 +197,21 @@ class Case:
         return None
 
     def remerge(self) -> Match | None:
-        hunk = spelled_alike(self.vocabulary, self.stream, self.prompt, self.hunk)
-        return None if hunk is None else Match(Cause.BPE_REMERGE, hunk=hunk)
+        """Other tokens that spell the same bytes at the start of the difference.
+
+        A token that both sides share must follow, or the end of the stream: next to a change of
+        the text, other merges are only its consequence.
+        """
+        start, other_start = self.hunk.start, self.hunk.other_start
+        sides = [[*map(self.vocabulary.token_bytes, side[:READ].tolist())] for side in self.sides]
+        same = common_prefix(*(np.frombuffer(b"".join(side), np.uint8) for side in sides))
+        ours, theirs = ([*accumulate(map(len, side))] for side in sides)
+        for end in sorted({*ours} & {*theirs}):
+            at, other = start + bisect_left(ours, end) + 1, other_start + bisect_left(theirs, end) + 1
+            shared = other < len(self.prompt) and at < len(self.stream) and self.stream[at] == self.prompt[other]
+            if 0 < end <= same and (at == len(self.stream) or shared):
+                return Match(Cause.BPE_REMERGE, hunk=Hunk(start, at, other_start, other))
+        return None
 
     # -- reasoning and endings
 
@@ -309,7 +341,8 @@ class Case:
         """
         if self.model is self.tokenizer or (self.completion is None and self.region is not None):
             return None
-        start, stop = self.completion or (self._turn_start(), self._turn_stop(self.stream, self.hunk.start))
+        heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads)).tolist()
+        start, stop = self.completion or ([0, *heads][-1], self._turn_stop(self.stream, self.hunk.start))
         sides = self.stream[start:stop], self.prompt[start : self._turn_stop(self.prompt, self.hunk.other_start)]
         turns = [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
         ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
@@ -317,10 +350,6 @@ class Case:
         if match is None and len(ours) > len(theirs):
             match = Match(Cause.REWRITTEN_CALL, (str(ours[len(theirs)].name), ""))
         return None if match is None else match._replace(covered=stop)
-
-    def _turn_start(self) -> int:
-        heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads))
-        return int(heads[-1]) if len(heads) else 0
 
     def _turn_stop(self, ids: Ids, at: int) -> int:
         stops = np.isin(ids[at:], [*self.model.get_stop_token_ids()])
@@ -401,3 +430,40 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     if (one.arguments is None) != (other.arguments is None) or "".join(one.raw.split()) != "".join(other.raw.split()):
         return Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
     return None
+
+
+# -- tokens as text, and the turns that they lie in
+
+
+def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
+    return b"".join(map(vocabulary.token_bytes, ids.tolist()))
+
+
+class TurnHeads:
+    """Control tokens that begin turns, by their names; `structural` are all but `tags`."""
+
+    def __init__(self, tokenizer: Tokenizer, tags: Collection[str] = ()) -> None:
+        roles: dict[int, str] = {}
+        self.tokenizer, self.roles, self.structural = tokenizer, roles, set[int]()
+        for text, token in tokenizer.vocabulary.control.items():
+            match = _NAMED_HEAD.fullmatch(text)
+            role = _OTHER_HEADS.get(text) or (match[1].lower() if match else "")
+            if role or _HEAD.match(text):
+                roles[token.id] = role
+            if token.id in roles or (token.special and text not in tags):
+                self.structural.add(token.id)
+        self.heads = np.asarray([*roles], np.int32)
+
+    def count(self, ids: Ids) -> int:
+        return int(np.isin(ids, self.heads).sum())
+
+    def role(self, ids: Ids, at: int) -> str | None:
+        """The role of the turn that a token lies in; None if no head tells."""
+        start = max(0, at - READ)
+        for index in reversed((np.flatnonzero(np.isin(ids[start : at + 1], self.heads)) + start).tolist()):
+            match = _ROLE.match(self.tokenizer.decode(ids[index + 1 : index + 5]))
+            if match:
+                return "tool" if match[2] else match[1]
+            if role := self.roles[int(ids[index])]:
+                return role
+        return None

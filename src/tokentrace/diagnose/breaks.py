@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
-from ..show.alignment import Hunk
+from ..show.alignment import Hunk, hunks
 from ..show.document import Contrast, Document
+from ..show.results import excerpt
 from ..show.terminal import plain_view
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
@@ -19,7 +20,6 @@ from .break_checks import Case
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain, shared_prefix
-from .token_text import contrast, hunks
 
 _LATER: Final = 8
 """Further differences that are explained."""
@@ -62,7 +62,7 @@ class Break(ShowsItself):
     def contrast(self, name: str = "stream → next prompt") -> Contrast:
         """The tokens of the stream and of the prompt around the difference."""
         hunk, names = Hunk(*self.stream_range, *self.prompt_range), ("stream", "next prompt")
-        return replace(contrast(self.tokenizer, self.stream, self.prompt, hunk, names), name=name)
+        return replace(excerpt(self.tokenizer, self.stream, self.prompt, hunk, names), name=name)
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         later = ", ".join(dict.fromkeys(map(str, self.later)))
@@ -129,13 +129,14 @@ def explain_break(
     cause, words = match.cause, case.words(match)
     if cause in _CONTEXT and before is not None and after is not None:
         cause, words = _prove(cause, words, before, after)
-    same = len(ours) if anchor is None else common_prefix(check_ids(anchor, "anchor", error=TrajectoryError), ours)
-    if anchor is not None and same <= position and same < len(ours) and not np.any(anchor[same:]):
+    anchored = ours if anchor is None else check_ids(anchor, "anchor", error=TrajectoryError)
+    same = common_prefix(anchored, ours)
+    if same <= position and same < len(ours) and not anchored[same:].any():
         words = f"the client's anchor has {same:,} of {len(ours):,} ids, so it rendered the history again: {cause}"
         cause = Cause.ZEROED_ANCHOR
     hunk = match.hunk or case.hunk
     later = [
-        Case(ours, theirs, tokenizer, one, mask, back=1024, forward=4096).explain().cause
+        Case(ours, theirs, tokenizer, one, mask, reach=4096).explain().cause
         for one in islice(hunks(ours, theirs, hunk.stop, hunk.other_stop), _LATER)
         if match.covered <= one.start < len(ours)
     ]

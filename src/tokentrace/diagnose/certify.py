@@ -1,5 +1,6 @@
 """`audit_template`: run everything that an audit asks of a template, and report it."""
 
+import itertools
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +20,12 @@ from ..settings import choose
 from ..show.document import Cell, Document, Table
 from ..show.visible import counted, listed
 from ..showing import ShowsItself
+from ..study import probes
 from ..study.probes import SYSTEM, USER
 from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template
-from .appends import NO_END, AppendCell, AppendMatrix, Where
-from .cases import TOOLS, Append, turns
-from .facts import TemplateFacts, find_facts, probe_renderings
+from .appends import NO_END, TOOLS, Append, AppendCell, AppendMatrix, Where, turns
+from .facts import TemplateFacts, find_facts
 from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
 _MAX_TEXT: Final = 200_000
@@ -46,10 +47,10 @@ _Row = Sequence[str | Cell]
 class AuditReport(ShowsItself):
     """The certificate of a template: its matrix, facts, and a verdict for each use.
 
-    `conclusion` is one line about fine-tuning and rollouts, and the commands to type. `grades` has one for each append,
-    None if the template refuses it, and one for each use. `findings` are all that does not hold, once for each cause.
-    `switches` are settings that change the text of a probe, with their verdicts; those `without_effect` do not.
-    `bridging` counts how many cells that break are bridged, and why others are not.
+    `conclusion` is one line about fine-tuning and rollouts, and the commands to type.
+    `grades` has one for each append, None if the template refuses it, and one for each use.
+    `findings` are all that does not hold, once for each cause. `switches` are settings that
+    change the text of a probe. `bridging` counts the cells that break and are bridged, and why others are not.
     """
 
     name: str
@@ -65,7 +66,6 @@ class AuditReport(ShowsItself):
     grammar: TurnGrammar
     cells: Sequence[AppendCell]
     switches: Mapping[str, Sequence[Verdict]]
-    without_effect: Sequence[str]
     bridging: Mapping[str, int]
     notes: Sequence[str]
 
@@ -98,7 +98,6 @@ class AuditReport(ShowsItself):
             "notes on the grammar": self.grammar.notes,
             "appends that break": self.bridging,
             **{f"with {name}": {one.use: one.grade for one in verdicts} for name, verdicts in self.switches.items()},
-            "has no effect": self.without_effect,
         }
         settings = [f"{name}={value!r}" for name, value in self.settings.items()]
         return Document(
@@ -146,8 +145,6 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
             yield f"line {blame.line}", blame.source
             words = f"`{blame.condition}` is {'true, then false' if blame.before else 'false, then true'}"
             yield from [("", words)] * bool(blame.condition)
-            for line, name, before, after in blame.because:
-                yield "", f"line {line} sets {name}: {before}, then {after}"
         yield from (("had", repr(one.before)), ("has", repr(one.after)))
     yield ["", Cell("the smallest conversation that shows it:", "dim")]
     for at, message in enumerate(cell.messages):
@@ -226,17 +223,13 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
     broken = [one for append, group in groups.items() for one in group if one.breaks and append is not Append.ASSISTANT]
     bridging = dict(Counter(_bridge(renderer, cell) for cell in broken).most_common())
-    switches, without_effect, notes = _run_switches(renderer, study)
+    switches, notes = _run_switches(renderer, study)
     verdicts = list(judge(cells, facts))
     for at, one in enumerate(verdicts):
         holding = (setting for setting, others in switches.items() if others[at].grade is Grade.HOLDS)
         verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
-    if not isinstance(study.template, ChatTemplate):
-        notes.append("the format is written in Python: there are no template lines to name")
-    elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
-        notes.append(
-            "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
-        )
+    if any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
+        notes.append("breaks without a line: the format is written in Python, or the line could not be found")
     grammar, kwargs = renderer.grammar(TOOLS), dict(renderer.template_kwargs)
     name = name or PurePath(renderer.tokenizer.name).name or renderer.family
     typed = [f"--kwargs {shlex.quote(f'{key}={value}')}" for key, value in kwargs.items()]
@@ -255,7 +248,6 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
         grammar=grammar,
         cells=cells,
         switches=switches,
-        without_effect=without_effect,
         bridging=bridging,
         notes=notes,
     )
@@ -263,48 +255,48 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
 
 def _bridge(renderer: Renderer, cell: AppendCell) -> str:
     """Return `_BRIDGED`, or why a cell cannot be bridged."""
-    tools, before = TOOLS if cell.tools else None, cell.index
+    (before, tools, _), (until, *_), _ = cell.requests
     try:
-        prompt = renderer.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
-        answered = renderer.render(cell.messages[: before + 1], tools=tools)
-        turn = next((turn for turn in answered.turns if turn.message == before), None)
+        prompt = renderer.render(before, tools=tools, add_generation_prompt=True)
+        answered = renderer.render(until, tools=tools)
+        turn = next((turn for turn in answered.turns if turn.message == cell.index), None)
         if turn is None:
             return "the template writes no turn"
         sampled = answered.ids[turn.start : turn.stop]
-        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
+        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[cell.index + 1 :], tools=tools)
     except TokentraceError as error:
         return str(error)
     return _BRIDGED if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
-def _run_switches(
-    renderer: Renderer, study: TemplateStudy
-) -> tuple[dict[str, tuple[Verdict, ...]], list[str], list[str]]:
-    """Judge settings that change a probe; name those that change none, and note variables refused.
+def _run_switches(renderer: Renderer, study: TemplateStudy) -> tuple[dict[str, tuple[Verdict, ...]], list[str]]:
+    """Judge each setting that changes a probe, and note the variables that are not tried.
 
-    A variable, a list say, is refused if the template then fails on a plain question.
+    With such a variable, a list say, the template fails on a plain question.
     """
     audits: dict[str, tuple[Verdict, ...]] = {}
-    without_effect, refused, plain = [], [], _texts(study)
+    refused, plain = [], _texts(study)
     forms = [form for form in turns() if form.arguments in ("", "object")]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
     for name, values in _variables(renderer, study).items():
-        others = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
-        studies = [other.study(TOOLS) for other in others.values()]
+        switched = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
+        studies = [one.study(TOOLS) for one in switched.values()]
         if any(one.readable((SYSTEM, USER), tools, True) is None for one in studies for tools in writes):
             refused.append(name)
             continue
-        for setting, other in others.items():
-            if _texts(other.study(TOOLS)) == plain:
-                without_effect.append(setting)
-            else:
-                audits[setting] = judge([*map(AppendMatrix(other).cell, forms)], find_facts(other))
+        for setting, one in switched.items():
+            if _texts(one.study(TOOLS)) != plain:
+                audits[setting] = judge([*map(AppendMatrix(one).cell, forms)], find_facts(one))
     words = f"not tried, because the template then fails on a plain question: {', '.join(refused)}"
-    return audits, without_effect, [words] * bool(refused)
+    return audits, [words] * bool(refused)
 
 
 def _texts(study: TemplateStudy) -> list[str | None]:
-    return [None if rendering is None else rendering.text for rendering in probe_renderings(study)]
+    """Render the probes, with and without tools and prompt; None where refused."""
+    flags = (False, True)
+    every = itertools.product((*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS), flags, flags)
+    renderings = itertools.starmap(study.readable, every)
+    return [None if rendering is None else rendering.text for rendering in renderings]
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
@@ -324,8 +316,8 @@ def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]
                 compared[side.name] = [*dict.fromkeys([*compared.get(side.name, ()), *values])]
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     names = template.variables - set(renderer.tokenizer.variables) - {name.name for name in loops}
-    probes = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
-    printed = {name for name, rendering in probes if rendering is not None and _VALUE in rendering.text}
+    tried = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
+    printed = {name for name, rendering in tried if rendering is not None and _VALUE in rendering.text}
     names -= printed - compared.keys()
     choices = {name: compared.get(name, [False, True]) for name in sorted(names)[:_MAX_VARIABLES]}
     return {name: [one for one in values if repr(settings.get(name)) != repr(one)] for name, values in choices.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -154,13 +154,12 @@ class HistoryFinding:
         return f"{listed(self.views).capitalize()} {verb} the {self.what}{of}{where}: {how}{counted(self.tokens)}."
 
 
-@dataclass(slots=True)
-class _Change:
+class _Change(NamedTuple):
     """Tokens of a view and of the rollout in one field of a message, and the texts that differ."""
 
-    view: int = 0
-    rollout: int = 0
-    texts: set[tuple[str, str]] = field(default_factory=set)
+    view: int
+    rollout: int
+    texts: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,16 +194,13 @@ class HistoryReport(ShowsItself):
         """The differences from the rollout, by views, verb and kind of field."""
         groups = defaultdict[Any, list[tuple[int, int, _Change]]](list)
         for step in self.steps:
-            places = defaultdict[tuple[int, str, bool], dict[View, _Change]](dict)
+            views = defaultdict[Any, tuple[View, ...]](tuple)
             for view in (View.PRODUCTION, View.TRAINING):
-                for place, change in self._changes(step, view).items():
-                    places[place][view] = change
-            for (message, what, in_turn), each in places.items():
-                one, *more = each.values()
-                for views in [tuple(each)] if more == [one] else [(view,) for view in each]:
-                    change = each[views[0]]
-                    verb = "drops" if not change.view else "changes" if change.rollout else "adds"
-                    groups[views, verb, what, in_turn].append((step.index, message, change))
+                for one in self._changes(step, view):
+                    views[one] += (view,)
+            for (message, what, in_turn, change), who in views.items():
+                verb = "drops" if not change.view else "changes" if change.rollout else "adds"
+                groups[who, verb, what, in_turn].append((step.index, message, change))
         findings = []
         for (views, verb, what, in_turn), group in groups.items():
             tokens = Counter[int]()
@@ -218,23 +214,23 @@ class HistoryReport(ShowsItself):
             )
         return tuple(sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps)))
 
-    def _changes(self, step: Step, view: View) -> dict[tuple[int, str, bool], _Change]:
-        """Map message, field and `in_turn` to a change. Scaffold counts with the text in it."""
-        changes = defaultdict[tuple[int, str, bool], _Change](_Change)
+    def _changes(self, step: Step, view: View) -> Iterator[tuple[int, str, bool, _Change]]:
+        """Yield message, field, `in_turn` and change. Scaffold counts with the text in it."""
+        ours, theirs, texts = Counter[Any](), Counter[Any](), defaultdict[Any, set[tuple[str, str]]](set)
         for hunk in step.compare(view, View.ROLLOUT) or ():
             sides = hunk.sides(step.views[view].rows, step.rollout.rows)
             in_turn = hunk.start >= step.views[view].prompt and hunk.other_start >= step.rollout.prompt
-            ours, theirs = map(_sizes, sides)
-            total = ours + theirs
-            texts = [key for key in total if key[1] not in _SCAFFOLD]
-            main = max(texts or total, key=total.__getitem__)
+            here, there = map(_sizes, sides)
+            total = here + there
+            fields = [key for key in total if key[1] not in _SCAFFOLD]
+            main = max(fields or total, key=total.__getitem__)
             for key in total:
-                change = changes[*(key if key in texts else main), in_turn]
-                change.view += ours[key]
-                change.rollout += theirs[key]
+                place = *(key if key in fields else main), in_turn
+                ours[place] += here[key]
+                theirs[place] += there[key]
             one, other = map(self._text, sides)
-            changes[*main, in_turn].texts.add((one, other))
-        return changes
+            texts[*main, in_turn].add((one, other))
+        yield from ((*place, _Change(ours[place], theirs[place], frozenset(texts[place]))) for place in ours)
 
     def _text(self, rows: Rows) -> str:
         return self.row.tokenizer.decode(rows["ids"].tolist())

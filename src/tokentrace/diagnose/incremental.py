@@ -5,7 +5,7 @@ on its own. That proves nothing, so the sanity check compares the result with a 
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -18,16 +18,17 @@ from ..errors import InputError, TemplateError, TemplateLimitError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose
+from ..show.alignment import hunks
+from ..show.visible import quoted
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
+from .break_checks import spell
 from .finding import Cause, Finding
-from .token_text import hunks, quoted, spell
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
 ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
-_NO_ARGUMENTS: Final[Sequence[Any]] = ({}, "{}")
 
 
 class IncrementalMode(StrEnum):
@@ -51,15 +52,11 @@ class TokenizationMismatchWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncrementalTokens:
-    """The ids, and a mask that is True for the tokens of assistants.
-
-    `mismatches` are what the sanity check reports. `notes` name messages written otherwise in their context.
-    """
+    """The ids, a mask that is True for the tokens of assistants, and what the sanity check reports."""
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
     mismatches: list[Finding]
-    notes: list[str]
 
 
 def tokenize_incrementally(
@@ -102,7 +99,7 @@ def tokenize_incrementally(
         lines = [str(one) for one in mismatches[:3]] + [f"and {len(mismatches) - 3} more"] * (len(mismatches) > 3)
         problem = f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} places"
         warnings.warn("\n  ".join([f"{problem}:", *lines]), TokenizationMismatchWarning, stacklevel=2)
-    return IncrementalTokens(ids, mask, mismatches, [note for piece in pieces for note in piece.notes])
+    return IncrementalTokens(ids, mask, mismatches)
 
 
 def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
@@ -128,7 +125,6 @@ class _Piece(NamedTuple):
     ids: Ids
     message: int = -1
     sampled: bool = False
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,48 +155,43 @@ class _Pieces:
         """Encode what ``messages[start:stop]`` adds after its context; if empty, the generation prompt."""
         unit = self.messages[start:stop]
         role = unit[0]["role"] if unit else ""
-        tried: list[tuple[int, int, Ids, list[str]]] = []
-        refusal: TemplateError | None = None
-        for number, context in enumerate(self._contexts(start, unit, role)):
+        tried: dict[int, Ids] = {}
+        refusals: list[TemplateError] = []
+        for context in self._contexts(start, unit, role):
             try:
-                ids, notes = self._added(context, unit, role == "assistant")
+                added, problems = self._added(context, unit, role == "assistant")
             except TemplateLimitError:
                 raise
             except TemplateError as error:
-                refusal = refusal or error
+                refusals.append(error)
                 continue
             except InputError as error:
                 raise error.renumbered(len(context) - start) from None
-            roles = ", ".join(message["role"] for message in context)
-            other = [f"rendered after {roles} instead of the usual base"] if number else []
-            tried.append((len(notes), number, ids, notes + other))
-            if not notes:
+            tried.setdefault(problems, added)
+            if not problems:
                 break
-        if refusal is not None and not tried:
-            what = f"the {role} message" if unit else "to ask for a reply"
-            where = "every fixed base" if self.has_base else "the messages before it"
-            advice = "use another mode, or Renderer.render on the whole conversation"
-            problem = f"the template refuses {what} after {where} ({refusal.problem}); {advice}"
-            raise TemplateError(problem, message=start if unit else start - 1, line=refusal.line)
-        *_, ids, notes = min(tried)
-        return _Piece(ids, start, role == "assistant", [f"message {start}: {note}" for note in notes])
+        if tried:
+            return _Piece(tried[min(tried)], start, role == "assistant")
+        what = f"the {role} message" if unit else "to ask for a reply"
+        where = "every fixed base" if self.has_base else "the messages before it"
+        advice = "use another mode, or Renderer.render on the whole conversation"
+        problem = f"the template refuses {what} after {where} ({refusals[0].problem}); {advice}"
+        raise TemplateError(problem, message=start if unit else start - 1, line=refusals[0].line)
 
-    def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, list[str]]:
-        """Encode what a unit adds to a context by itself, cut by length, and note why that may be wrong."""
+    def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
+        """Encode what a unit adds to a context by itself, cut by length, and count what may be wrong with that."""
         render, tokenizer = self.renderer.render_text, self.renderer.tokenizer
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
         after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit)
-        notes = [] if after.text.startswith(before) else ["the template rewrites what is before it"]
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
-        if any(origin in base for *_, origin in spans):
-            notes.append("the template writes text of the base conversation into it")
+        rewrites, repeats = not after.text.startswith(before), any(origin in base for *_, origin in spans)
         # A control token goes first if the tokenizer adds a space to the first word.
         control = tokenizer.vocabulary.control.values() if tokenizer.vocabulary.first_prefixed else ()
         guard = next((one.text for one in control if not (one.lstrip or one.rstrip or one.single_word)), "")
         piece = Rendering.of([(guard, -1, None), *spans])
         encoded = self.renderer.encode_text(piece, [*context, *unit], tools=self.tools)
-        return encoded.ids[bool(guard) :], notes
+        return encoded.ids[bool(guard) :], rewrites + repeats
 
     def _contexts(self, start: int, unit: Messages, role: str) -> Iterator[Messages]:
         """Yield what to render a unit after.
@@ -213,7 +204,7 @@ class _Pieces:
         yield from ([SYSTEM, USER], [USER])
         answers: list[Mapping[str, Any]] = [ASSISTANT] if role not in ("", "assistant") else []
         if role in RESULT_ROLES:
-            calls = [list(self._calls(start, unit, arguments)) for arguments in _NO_ARGUMENTS]
+            calls = [list(self._calls(start, unit, arguments)) for arguments in (dict[str, Any](), "{}")]
             answers = [{"role": "assistant", "content": "", "tool_calls": each} for each in calls]
         for answer in answers:
             yield from ([SYSTEM, USER, answer], [USER, answer])

@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from ..show.visible import listed
-from .appends import NO_END, AppendCell, AppendOutcome
-from .cases import Append, Style, TurnForm
+from .appends import NO_END, Append, AppendCell, AppendOutcome, Style, TurnForm
 from .facts import TemplateFacts
 from .finding import WordedEnum
 

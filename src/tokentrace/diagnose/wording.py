@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from ..study.turns import common_prefix
 
-_LONG: Final = 20_000
-"""Only the two ends of a longer text are read."""
+_END: Final = 10_000
+"""Of a longer text only both ends are read."""
 _QUOTED: Final = 80
 _SHORT_NOTE: Final = 300
 
@@ -76,8 +76,8 @@ def changed_words(new: str, old: str) -> str:
     return f"{ours} is new" if not other else f"{ours} in place of {theirs}" if one else f"{theirs} was left out"
 
 
-def _ends(text: str, limit: int = _LONG) -> str:
-    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-limit // 2 :]
+def _ends(text: str) -> str:
+    return text if len(text) <= 2 * _END else f"{text[:_END]}\n{text[-_END:]}"
 
 
 def is_summary(text: str) -> bool:

@@ -15,8 +15,7 @@ from typing import Final
 
 from ..formats.grammar import Style
 from ..study.reading import trailing
-from .arguments import JsonReader, PairReader
-from .bracketed import BracketReader
+from .arguments import ArgumentsReader
 from .compiled import Compiled, CompiledCalls
 from .marked import unforgeable
 from .output import OpenCall, Output, Placed
@@ -31,7 +30,7 @@ _INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
 """A control token before a call without delimiters: ``<|python_tag|>``."""
 
 
-class CallParser(JsonReader, PairReader, BracketReader):
+class CallParser(ArgumentsReader):
     """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
     def read(self, start: int | None = None) -> Reading[None]:
@@ -43,14 +42,12 @@ class CallParser(JsonReader, PairReader, BracketReader):
         if calls.section_open and (yield from reader.sees(calls.section_open[0])):
             yield from self._section()
             return
-        while True:
+        again = True
+        while again:
             yield from self._delimited(start, outside=calls.named_section)
-            start = None
-            at, opens = reader.at + len(calls.separator), calls.separator + calls.open[0]
-            if (yield from reader.sees(opens)) and (yield from reader.sees_all(calls.open, at)) is not None:
-                reader.at = at
-                continue
-            break
+            start, at, opens = None, reader.at + len(calls.separator), calls.separator + calls.open[0]
+            again = (yield from reader.sees(opens)) and (yield from reader.sees_all(calls.open, at)) is not None
+            reader.at = at if again else reader.at
         for stop in calls.stops if calls.after else ():  # white space that the grammar writes before the end
             if (yield from reader.sees(calls.after + stop)):
                 reader.at += len(calls.after)
@@ -132,6 +129,17 @@ class CallParser(JsonReader, PairReader, BracketReader):
             call.announce()
             yield from self.python_call(call)
         return call.announced
+
+    def attempt(self) -> Reading[None]:
+        """Calls that begin here, outside their place."""
+        calls, reader = self.calls, self.reader
+        if calls.bare:
+            if not (yield from self.bare()):
+                yield from self.json_value()  # what is inside of some other JSON is no call
+        elif calls.headless_opener and (yield from reader.sees(calls.headless_opener)):
+            yield from self.calls_from(reader.at)
+        else:
+            yield from self.read()
 
     def _delimited(self, start: int | None = None, *, outside: bool = False) -> Reading[None]:
         calls, reader = self.calls, self.reader
@@ -269,55 +277,47 @@ def find_attempts(compiled: Compiled, output: Output) -> list[Placed]:
 
 
 def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Placed]:
-    data, count = output.reader.data, 0
-    for place, openers, why in _places(calls, output, problem):
-        pattern, at = re.compile(b"|".join(map(re.escape, openers))), place.start
-        while (match := pattern.search(data, at, place.stop)) is not None:
-            base = match.start()
-            introduction = _INTRODUCTION.search(data, at, base) if calls.bare else None
-            scratch = _read_calls(calls, output, base, place.stop)
-            at = base + max(scratch.reader.at, len(match[0]))
-            for part, start, stop, call in scratch.placed:
-                if call is not None and call.status in _RUNNABLE:
-                    # the first and the last with what opens and closes a section
-                    start = base + start if call.index else introduction.start() if introduction is not None else base
-                    stop = base + (scratch.reader.at if call is scratch.calls[-1] else stop)
-                    raw, span = output.reader.text(start, stop), output.span(start, stop)
-                    call = replace(call, index=count, raw=raw, span=span)
-                    if not output.lenient:
-                        reason = problem or (calls.bare and call.problem) or why
-                        call = replace(call, status=CallStatus.MALFORMED, problem=reason)
-                    count += 1
-                    yield Placed(replace(part, lead=""), start, stop, call)
-
-
-def _places(calls: CompiledCalls, output: Output, problem: str) -> Iterator[tuple[Placed, list[bytes], str]]:
-    """Parts that may hold attempts, what these begin with, and why they are none."""
-    for place in output.placed:
-        openers = [*(calls.openers if problem else []), calls.headless_opener]
-        why = f"{calls.grammar.open.strip()!r} is missing before the call"
-        if calls.bare:
-            why = "the call comes after something else, and only its place says that it is a call"
-        if place.part.kind is PartKind.REASONING is output.open and place is output.placed[-1]:
-            openers, why = calls.openers, "the call is inside reasoning that is not closed"
-        elif place.part.kind is not PartKind.CONTENT:
-            continue
-        openers = [opener for opener in openers if opener]
-        if any(output.reader.data.find(opener, place.start, place.stop) >= 0 for opener in openers):
-            yield place, openers, why
-
-
-def _read_calls(calls: CompiledCalls, output: Output, start: int, stop: int) -> Output:
-    reader = Reader(output.reader.marked, bytes(output.reader.data[start:stop]), ended=True)
-    scratch = Output(reader, 0, output.tools, lenient=True)
+    reader, count = Reader(output.reader.marked, ended=True), 0
+    scratch = Output(reader, output.base, output.tools, lenient=True)
+    scratch.starts = output.starts
     parser = CallParser(calls, scratch, any_key=True)
-    headless = calls.headless_opener and reader.data.startswith(calls.headless_opener)
-    for _ in parser.bare() if calls.bare else parser.calls_from(0) if headless else parser.read():
-        pass
-    if calls.bare and not scratch.calls:  # what is inside of some other JSON is no call
-        for _ in parser.json_value():
-            pass
-    return scratch
+    for place in output.placed:
+        openers, reason = _openers(calls, output, place, problem)
+        if not any(output.reader.data.find(opener, place.start, place.stop) >= 0 for opener in openers):
+            continue
+        reader.data, at = output.reader.data[: place.stop], place.start
+        pattern = re.compile(b"|".join(map(re.escape, openers)))
+        while (match := pattern.search(reader.data, at)) is not None:
+            introduction = _INTRODUCTION.search(reader.data, at, match.start()) if calls.bare else None
+            reader.at, scratch.placed = match.start(), []
+            for _ in parser.attempt():
+                pass
+            at = max(reader.at, match.end())
+            read = [one for one in scratch.placed if one.call is not None]
+            for one in read:
+                if one.call is not None and one.call.status in _RUNNABLE:
+                    # the first and the last with what opens and closes a section
+                    first = introduction.start() if introduction is not None else match.start()
+                    start, stop = first if one is read[0] else one.start, reader.at if one is read[-1] else one.stop
+                    call = replace(one.call, index=count, raw=reader.text(start, stop), span=output.span(start, stop))
+                    if not output.lenient:
+                        why = problem or (calls.bare and call.problem) or reason
+                        call = replace(call, status=CallStatus.MALFORMED, problem=why)
+                    count += 1
+                    yield Placed(replace(one.part, lead=""), start, stop, call)
+
+
+def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) -> tuple[list[bytes], str]:
+    """What attempts in a part begin with, and why they are no calls."""
+    if place.part.kind is PartKind.REASONING is output.open and place is output.placed[-1]:
+        return calls.openers, "the call is inside reasoning that is not closed"
+    openers = (
+        [*(calls.openers if problem else []), calls.headless_opener] if place.part.kind is PartKind.CONTENT else []
+    )
+    reason = f"{calls.grammar.open.strip()!r} is missing before the call"
+    if calls.bare:
+        reason = "the call comes after something else, and only its place says that it is a call"
+    return [opener for opener in openers if opener], reason
 
 
 def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:

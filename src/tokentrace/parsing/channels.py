@@ -28,15 +28,9 @@ from .response import CallStatus, PartKind
 
 _NOT_TOOLS: Final = frozenset({"user", "assistant", "all"})
 """Recipients that are not tools."""
-_WORD: Final = re.compile(rb"[^\s\xff]+|\xff[\x80-\xbf]{4}")
-"""A word of a header, or a control token."""
-
-
-class _Word(NamedTuple):
-    text: bytes
-    start: int
-    """Where the white space before it begins, unless it is a control token."""
-    stop: int
+_WORD: Final = re.compile(rb"\s*[^\s\xff]+|\xff[\x80-\xbf]{4}")
+"""A word of a header with the white space before it, or a control token."""
+_Word = re.Match[bytes]
 
 
 class _Header(NamedTuple):
@@ -53,6 +47,10 @@ class _Header(NamedTuple):
     stray_stop: int
     types: list[_Word]
     stop: int
+
+
+def _text(word: _Word) -> bytes:
+    return word[0].strip()
 
 
 class ChannelParser:
@@ -106,38 +104,35 @@ class ChannelParser:
 
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
         """The header from `at` to `stop`. It names a role if it is `started`, and otherwise may."""
-        words: list[_Word] = []
-        for match in _WORD.finditer(self.reader.data, at, stop):
-            words.append(_Word(match[0], match.start() if match[0][0] == 0xFF else at, match.end()))
-            at = match.end()
+        words = list(_WORD.finditer(self.reader.data, at, stop))
         special = (b"\xff", self._to)
-        lead = list(takewhile(lambda word: not word.text.startswith(special), words))
+        lead = list(takewhile(lambda word: not _text(word).startswith(special), words))
         remaining = words[len(lead) :]
-        role = lead.pop(0) if lead and (started or lead[0].text == self._role) else None
-        recipient = next((word for word in remaining if word.text.startswith(self._to)), None)
-        to = recipient.text.removeprefix(self._to).decode("utf-8", "replace") if recipient is not None else None
-        marker = next((word.start for word in remaining if word.text == self.delimiters.channel), stop)
-        plain = [word for word in remaining if not word.text.startswith(special)]
-        channel = next((word for word in plain if word.start > marker), None)
-        name = (channel.text.decode("utf-8", "replace") if channel is not None else "") if self.channels.channel else to
+        role = lead.pop(0) if lead and (started or _text(lead[0]) == self._role) else None
+        recipient = next((word for word in remaining if _text(word).startswith(self._to)), None)
+        to = _text(recipient).removeprefix(self._to).decode("utf-8", "replace") if recipient else None
+        marker = next((word.start() for word in remaining if word[0] == self.delimiters.channel), stop)
+        plain = [word for word in remaining if not _text(word).startswith(special)]
+        channel = next((word for word in plain if word.start() > marker), None)
+        name = (_text(channel).decode("utf-8", "replace") if channel else "") if self.channels.channel else to
         text = self.output.reasoning if name == self.channels.reasoning else self.output.content
         types = [word for word in plain if word is not channel]
-        stray_stop = remaining[0].start if remaining else stop
+        stray_stop = remaining[0].start() if remaining else stop
         return _Header(role, recipient, to if to not in self._not_tools else None, text, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
         role = header.role
-        if role is None or role.text == self._role:
+        if role is None or _text(role) == self._role:
             return False
-        return not (cut and role.stop == header.stop and self._role.startswith(role.text))
+        return not (cut and role.end() == header.stop and self._role.startswith(_text(role)))
 
     def _stray(self, header: _Header, start: int, *, cut: bool) -> int:
         """Report stray words as content. Returns where the header begins."""
         stray = header.stray
-        if not stray or (cut and stray[0].stop == header.stop and self._to.startswith(stray[0].text)):
+        if not stray or (cut and stray[0].end() == header.stop and self._to.startswith(_text(stray[0]))):
             return start
         self.output.enter(PartKind.CONTENT, start)
-        self.output.content(stray[0].start, header.stray_stop)
+        self.output.content(stray[0].start(), header.stray_stop)
         self.output.end_text()
         return header.stray_stop
 
@@ -148,11 +143,11 @@ class ChannelParser:
             assert header.recipient is not None
             if match is not None:
                 call.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
-            if match is not None or header.recipient.stop < header.stop:  # else there may be more of it
+            if match is not None or header.recipient.end() < header.stop:  # else there may be more of it
                 call.set_name(header.tool.removeprefix(self.channels.namespace))
             self._finish(call, match)
         elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type
-            header.text(header.types[0].start, header.stop)
+            header.text(header.types[0].start(), header.stop)
             self.output.end_text()
 
     def _empty_message(self, header: _Header, at: int, started: bool) -> str:
@@ -160,7 +155,7 @@ class ChannelParser:
         channels, marker = self.channels, self.delimiters.channel
         if header.recipient is not None or (marker and marker in self.reader.data[at : header.stop]):
             return f"{channels.message}{channels.end}"
-        role = self._role[len(header.role.text) if header.role is not None else 0 :] if started else b""
+        role = self._role[len(_text(header.role)) if header.role else 0 :] if started else b""
         return f"{role.decode()}{channels.opening(channels.content)}{channels.end}"
 
     def _text(self, header: _Header) -> Reading[Match | None]:
@@ -179,7 +174,7 @@ class ChannelParser:
             match = yield from self.reader.find(self.delimiters.in_body, self.output.content)
             self.output.end_text()
             return match
-        takes_json = tool.startswith(self.channels.namespace) or any(word.text == b"json" for word in header.types)
+        takes_json = tool.startswith(self.channels.namespace) or any(_text(word) == b"json" for word in header.types)
         takes_json = takes_json or (tools.declared_any and tools.knows(tool))
         call = self.output.start_call(begin, takes_json=takes_json)
         call.set_name(tool.removeprefix(self.channels.namespace))

@@ -32,6 +32,7 @@ def _first(kind: str, *delimiters: Pieces) -> Kinds:
 
 class CompiledFrame:
     def __init__(self, frame: Frame, marked: MarkedBytes) -> None:
+        self.frame = frame
         texts = (frame.open, frame.lead, frame.trail, frame.close, frame.after)
         self.open, self.lead, self.trail, self.close, self.after = map(marked.scaffold, texts)
 
@@ -170,7 +171,7 @@ class Compiled:
         self.marked = marked
         self.stops = {mark(index): index for index in stops}
         frame, channels = grammar.reasoning, grammar.channels
-        self.reasoning = CompiledFrame(frame, marked) if frame is not None and frame.close else None
+        self.reasoning = CompiledFrame(frame if frame is not None and frame.close else Frame(), marked)
         self.after_empty = grammar.after_empty.encode()
         self.content = CompiledFrame(grammar.content, marked)
         ends = [*self.stops, *([marked.scaffold(channels.end)] if channels is not None else [])]
@@ -181,11 +182,9 @@ class Compiled:
         self.head_trail = head[len(self.head) :]
         self.prompt = marked.scaffold(grammar.prompt)
         stopping = [("stop", stop) for stop in self.stops]
-        closing = self.reasoning.close if self.reasoning else b""
-        trail = self.reasoning.trail if self.reasoning else b""
-        self.in_reasoning = Delimiters([("close", closing), *stopping], {"close": trail})
+        self.in_reasoning = Delimiters([("close", self.reasoning.close), *stopping], {"close": self.reasoning.trail})
         opening = [("call", opener) for opener in self.calls.openers] if self.calls else []
-        if self.reasoning and unforgeable(self.reasoning.open):
+        if unforgeable(self.reasoning.open):
             opening.append(("reasoning", self.reasoning.open))
         pads = {"answered" if self.content.close else "stop": self.content.trail}
         pads |= {"call": self.calls.before} if self.calls else {}
@@ -203,7 +202,7 @@ class Compiled:
     def reasoning_close(self) -> bytes:
         """The first tag of what closes reasoning; empty if the grammar has none."""
         channels = self.grammar.channels
-        close = self.reasoning.close if self.reasoning else self.marked.scaffold(channels.end) if channels else b""
+        close = self.reasoning.close or (self.marked.scaffold(channels.end) if channels else b"")
         return tags(close)[0][0] if tags(close) else close
 
     def prompt_bytes(self, ids: Sequence[int] | Ids, name: str = "prompt_ids") -> bytes:

@@ -5,9 +5,7 @@ bytes they spell, a lone FF as FE: both decode to U+FFFD. So delimiters can be s
 """
 
 import functools
-import operator
 import re
-from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, Final
 
@@ -30,68 +28,35 @@ def mark(index: int) -> bytes:
     return bytes((0xFF, *(0x80 | (index >> shift) & 0x3F for shift in (18, 12, 6, 0))))
 
 
-class _Table(dict[int, bytes]):
-    """The bytes of tokens: one by one, cached, or many without a step for each of them."""
-
+class MarkedBytes:
     def __init__(self, vocabulary: Vocabulary) -> None:
-        control = [token.id for token in vocabulary.control.values()]
-        super().__init__({index: mark(index) for index in control})
-        spelled, self._unknown = vocabulary.spelled, len(vocabulary.spelled_ends)
+        self._control, self._pattern = vocabulary.control, vocabulary.control_pattern
+        self._tokens = {mark(token.id): token for token in vocabulary.control.values()}
+        self.token_bytes = functools.cache(lambda index: self._table(np.array([index]))[0])
+        control, spelled = [token.id for token in self._tokens.values()], vocabulary.spelled
         starts = np.concatenate([[0], vocabulary.spelled_ends]).astype(np.int32)
         lengths = np.diff(starts, append=starts[-1])
         starts[lengths == 0], lengths[lengths == 0] = len(spelled), len(_UNKNOWN)
         starts[control], lengths[control] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(control)), 5
-        self._bytes = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(map(mark, control))
-        self._array = np.frombuffer(self._bytes, np.uint8)
-        self._starts, self._lengths = starts, lengths
-        self._places = starts.data, lengths.data
+        table = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(self._tokens)
+        self._bytes, self._starts, self._lengths = np.frombuffer(table, np.uint8), starts, lengths
 
-    def __missing__(self, index: int) -> bytes:
-        starts, lengths = self._places
-        at = operator.index(index) if 0 <= index < self._unknown else self._unknown
-        piece = self[int(index)] = self._bytes[starts[at] : starts[at] + lengths[at]]
-        return piece
-
-    def many(self, ids: npt.NDArray[Any]) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """The bytes of many tokens, and where each begins."""
-        index = np.minimum(ids.astype(np.uint64), np.uint64(self._unknown)).view(np.int64)  # negative ones are large
+    def _table(self, ids: npt.NDArray[Any]) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """Tokens as bytes, and where each begins, without a step for each of them."""
+        unknown = np.uint64(len(self._starts) - 1)
+        index = np.minimum(ids.astype(np.uint64), unknown).view(np.int64)  # negative ones are large
         lengths = self._lengths.take(index)
         begins = np.cumsum(lengths) - lengths
         places = np.repeat(self._starts.take(index) - begins, lengths)
         places += np.arange(len(places))
-        return self._array.take(places).tobytes(), begins
-
-
-class PlainTexts(dict[int, str | None]):
-    """Tokens as text, cached: None if one has a special byte, empty if it does not end where a character does."""
-
-    def __init__(self, table: Mapping[int, bytes], special: re.Pattern[bytes]) -> None:
-        super().__init__()
-        self._table, self._special = table, special
-
-    def __missing__(self, index: int) -> str | None:
-        piece = self._table[index]
-        try:
-            text = piece.decode() if self._special.search(piece) is None else None
-        except UnicodeDecodeError:
-            text = ""
-        self[index] = text
-        return text
-
-
-class MarkedBytes:
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.table = _Table(vocabulary)
-        self._control, self._pattern = vocabulary.control, vocabulary.control_pattern
-        self._tokens = {mark(token.id): token for token in vocabulary.control.values()}
-        self.plain_texts = functools.cache(functools.partial(PlainTexts, self.table))
+        return self._bytes.take(places).tobytes(), begins
 
     def spelled(self, ids: Ids, base: int) -> tuple[bytes, list[int]]:
         """Tokens as bytes, and where each begins after `base` others."""
         if len(ids) > _FEW:
-            spelled, starts = self.table.many(ids)
+            spelled, starts = self._table(ids)
             return spelled, (starts + base).tolist()
-        pieces = list(map(self.table.__getitem__, ids.tolist()))
+        pieces = list(map(self.token_bytes, ids.tolist()))
         return b"".join(pieces), list(accumulate(map(len, pieces), initial=base))[:-1]
 
     def scaffold(self, text: str) -> bytes:
@@ -114,11 +79,9 @@ class MarkedBytes:
 
     def visible(self, data: bytes | bytearray) -> bytes:
         """Marked bytes as people read them: control tokens by their names."""
-        return (
-            bytes(data)
-            if 0xFF not in data
-            else _MARK.sub(lambda match: self._tokens[match[0]].text.encode("utf-8", "surrogatepass"), data)
-        )
+        if 0xFF not in data:
+            return bytes(data)
+        return _MARK.sub(lambda match: self._tokens[match[0]].text.encode("utf-8", "surrogatepass"), data)
 
     def text(self, data: bytes | bytearray) -> str:
         """Marked bytes as text, what is not UTF-8 as U+FFFD."""
@@ -142,10 +105,11 @@ def pieces(data: bytes) -> tuple[bytes, ...]:
     """
     out: list[bytes] = []
     for word in data.split():
-        match = _MARKS.match(word)
-        after = word[match.end() :] if match is not None else b""
-        out += [word] if not after or after.startswith((b"<", b">")) else [word[: len(word) - len(after)], after]
-    return tuple(out)
+        marks = _MARKS.match(word)
+        end = marks.end() if marks else 0
+        in_tag = word[end : end + 1] in (b"<", b">")
+        out += [word] if in_tag or not end else [word[:end], word[end:]]
+    return tuple(filter(None, out))
 
 
 def parts(data: bytes) -> tuple[bytes, ...]:

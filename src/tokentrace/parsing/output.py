@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ..errors import kind_of
-from .compiled import CompiledCalls
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from .reader import Reader, Report
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, TokenRange
@@ -133,13 +132,11 @@ class OpenCall:
         output.events.append(CallFinished(self.index, call, lead))
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:
-        repeated: list[str] = []
+        keys: list[str] = []
 
         def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            value = dict(pairs)
-            counts = Counter(key for key, _ in pairs) if len(value) < len(pairs) else {}
-            repeated[:] = [key for key, count in counts.items() if count > 1]
-            return value
+            keys[:] = [key for key, _ in pairs]  # of the outermost object in the end
+            return dict(pairs)
 
         try:
             value = read_json(text, members)
@@ -149,8 +146,9 @@ class OpenCall:
         if not isinstance(value, dict):
             self.fail(CallStatus.MALFORMED, f"the arguments are {kind_of(value)}, not an object")
             return None
-        if repeated:
-            self.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {repeated[0]!r} is given twice", lenient=True)
+        if len(value) < len(keys):
+            twice = next(key for key, count in Counter(keys).items() if count > 1)
+            self.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {twice!r} is given twice", lenient=True)
         return value
 
 
@@ -272,11 +270,3 @@ class Output:
             if first < end:
                 regions.append(Region(kind, TokenRange(first, end)))
         return regions
-
-
-class CallReader:
-    """Reads calls, or a part of them, into an output. With `any_key`, arguments may be under either usual key."""
-
-    def __init__(self, calls: CompiledCalls, output: Output, *, any_key: bool = False) -> None:
-        self.calls, self.reader, self.output = calls, output.reader, output
-        self.keys = calls.keys | ({path[0] for path in calls.fields} if any_key else set())

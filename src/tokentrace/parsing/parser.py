@@ -79,7 +79,7 @@ class TurnParser:
     def _begin(self) -> Reading[None]:
         reader, frame, output = self.reader, self.compiled.reasoning, self.output
         output.enter(PartKind.CONTENT, reader.at)
-        if frame is not None:
+        if frame.close:
             at = yield from reader.past_space()
             opens = bool(frame.open) and (yield from reader.sees(frame.open, at))
             if opens or (yield from reader.sees(frame.close, at)):
@@ -95,10 +95,7 @@ class TurnParser:
 
     def _reasoning(self) -> Reading[None]:
         compiled, reader, output = self.compiled, self.reader, self.output
-        frame, grammar = compiled.reasoning, compiled.grammar.reasoning
-        assert frame is not None
-        assert grammar is not None
-        by_prompt = reader.at <= output.base
+        frame, by_prompt = compiled.reasoning, reader.at <= output.base
         yield from reader.skip(frame.lead)
         if by_prompt and not self.prompted:
             if frame.open and (yield from reader.skip(frame.open)):
@@ -110,8 +107,9 @@ class TurnParser:
         output.end_text()
         if match is None or match.kind != "close":
             output.open = PartKind.REASONING
-            after = compiled.grammar.after_empty if start == reader.at else grammar.after
-            output.missing += [f"{grammar.trail}{grammar.close}{after}"] if match is None else []
+            text = frame.frame
+            after = compiled.grammar.after_empty if start == reader.at else text.after
+            output.missing += [f"{text.trail}{text.close}{after}"] if match is None else []
             return
         reader.at = match.stop
         yield from reader.skip(compiled.after_empty if match.text == start else frame.after)
@@ -141,14 +139,13 @@ class StreamingParser:
         self._compiled = compiled
         self._lenient = calls is CallReading.LENIENT
         prefix = compiled.prefix(compiled.prompt if prompt is None else prompt)
-        self._reader, self._table = Reader(compiled.marked, prefix), compiled.marked.table
+        self._reader, self._token_bytes = Reader(compiled.marked, prefix), compiled.marked.token_bytes
         self._output = output = Output(self._reader, len(prefix), tools or Tools(None), lenient=self._lenient)
         if compiled.channels is not None:
             self._reading = ChannelParser(compiled, output).read()
         else:
             self._reading = TurnParser(compiled, output, prompted=prompt is not None).read()
         self._stop: Match | None = None
-        self._over = False
         self._response: ParsedResponse | None = None
         self._resume()
 
@@ -159,22 +156,18 @@ class StreamingParser:
         """
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
-            start, piece, plain = len(reader.data), self._table[index], reader.plain  # as streams bring them
+            # as streams bring them
+            start, piece, plain = len(reader.data), self._token_bytes(index), reader.plain
             output.starts.append(start)
             reader.data += piece
-            if plain is None or (text := plain.texts[index]) is None:
+            if plain is None or (text := plain.text(piece)) is None:
                 self._resume()
-            elif not plain.pending:
+            else:
                 reader.reported = stop = start + len(piece)
                 if text and not plain.report.pending:
                     plain.report.put(text, start, stop)
                 else:
                     plain.report.add(piece, start, stop)
-            elif any(plain.pending[at:] + piece[:1] in plain.starts for at in range(len(plain.pending))):
-                self._resume()
-            else:  # by place: some of it may be the prompt's
-                plain.report(reader.reported, len(reader.data))
-                reader.reported, plain.pending = len(reader.data), b""
         else:
             checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
             data, starts = reader.marked.spelled(checked, len(reader.data))
@@ -206,11 +199,10 @@ class StreamingParser:
 
     def _resume(self) -> None:
         self._reader.plain = None
-        if not self._over:
-            try:
-                next(self._reading)
-            except StopIteration as end:
-                self._over, self._stop = True, end.value
+        try:
+            next(self._reading)
+        except StopIteration as end:
+            self._stop = self._stop or end.value
 
     def _read_response(self, placed: list[Placed], attempts: list[Placed]) -> ParsedResponse:
         output, match, data, count = self._output, self._stop, self._reader.data, len(self._output.starts)

@@ -6,12 +6,12 @@ It reports only what is certain, and looks at every byte a bounded number of tim
 from __future__ import annotations
 
 import codecs
+import functools
 import re
-from collections.abc import Generator, Iterable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
-from .marked import MarkedBytes, PlainTexts
+from .marked import MarkedBytes
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -55,17 +55,25 @@ class Match(NamedTuple):
     stop: int
 
 
-@dataclass(slots=True)
-class Plain:
-    """While a parser waits here, a token with one of `texts` is text.
+class Plain(NamedTuple):
+    """While a parser waits here, a token that `text` decodes goes to `report` as it is."""
 
-    So is `pending`, unless with that token it begins like one of `starts`.
-    """
-
-    texts: PlainTexts
+    text: Callable[[bytes], str | None]
     report: Report
-    starts: Set[bytes] = frozenset()
-    pending: bytes = b""
+
+
+@functools.cache
+def plain_text(special: re.Pattern[bytes]) -> Callable[[bytes], str | None]:
+    """Decodes tokens: None if one has a special byte, empty if it does not end where a character does."""
+
+    @functools.cache
+    def text(piece: bytes) -> str | None:
+        try:
+            return piece.decode() if special.search(piece) is None else None
+        except UnicodeDecodeError:
+            return ""
+
+    return text
 
 
 class Delimiters:
@@ -82,12 +90,11 @@ class Delimiters:
         padded = {self.pads.get(kind, b"") + delimiter for delimiter, kind in self.kinds.items()} | set(self.kinds)
         prefixes = {text[:length] for text in padded for length in range(1, len(text))}
         self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
-        self.starts = prefixes | set(self.kinds)
         self.longest = max(map(len, prefixes), default=0)
         self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
-        self.special = re.compile(b"[" + re.escape(first_bytes) + b"]")
-        """Finds a byte that a delimiter or a control token may begin with."""
+        self.plain_text = plain_text(re.compile(b"[" + re.escape(first_bytes) + b"]"))
+        """Decodes tokens in which neither a delimiter nor a control token begins."""
 
     def pending(self, data: bytearray, start: int) -> int:
         """Where a delimiter may begin that has not arrived in full; the end if there is none."""
@@ -186,7 +193,7 @@ class Reader:
         """Go to the next delimiter, or to the end (None), and report the text before."""
         data, start = self.data, self.at
         self.reported = scan = start
-        plain = Plain(self.marked.plain_texts(delimiters.special), report, delimiters.starts) if report else None
+        plain = Plain(delimiters.plain_text, report) if report is not None else None
         while True:
             match = delimiters.pattern.search(data, scan)
             if match is None and self.ended:
@@ -206,9 +213,7 @@ class Reader:
                 return Match(kind, text, match.start(), match.end())
             if match is None:  # else it may still become a longer delimiter
                 self._report(report, pending)
-                if plain is not None:
-                    plain.pending = bytes(data[pending:])
-                    self.plain = plain if _CONTROL not in plain.pending else None
+                self.plain = plain if pending == len(data) else None
             scan = pending
             yield
             scan = max(scan, self.reported)
@@ -238,7 +243,7 @@ class Reader:
                     return False
                 if report is not None and at == len(data):
                     special = notation.in_string if quote else notation.outside
-                    self.plain = Plain(self.marked.plain_texts(special), report)
+                    self.plain = Plain(plain_text(special), report)
                 yield
                 at = max(at, self.reported)
                 continue

@@ -31,7 +31,6 @@ _EXACT: Final = 2**53
 """Below it, every integer is a float."""
 _NAMES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 _TYPES: Final[dict[type, str]] = dict(zip((type(None), bool, int, float, str, list, dict), _NAMES, strict=True))
-"""With ``bool`` before ``int``, of which it is a kind."""
 _WORDS: Final = {"True": True, "False": False, "None": None}
 _SPACE: Final = " \t\n\r"
 
@@ -49,7 +48,7 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
         return (None, True) if is_null else (text, text_allowed)
     if isinstance(value, float) and types is not None and "number" not in types:
         value = int(value) if "integer" in types and value.is_integer() and abs(value) < _EXACT else value
-    if not isinstance(value, str) and (types is None or _type_of(value) in types):
+    if not isinstance(value, str) and (types is None or _TYPES.get(type(value)) in types):
         return value, True
     return (text if text_allowed else value), True
 
@@ -89,11 +88,6 @@ _LITERAL_TEXT: Final = re.compile(
 )
 """What literals of JSON's kind consist of. Anything else never reaches Python's parser."""
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
-
-
-def _type_of(value: Any) -> str:
-    """The JSON type of a value; empty if JSON has no such value."""
-    return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), "")
 
 
 # -- schemas
@@ -161,7 +155,9 @@ def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
     named = node.get("type")
     names = [named] if isinstance(named, str) else _entries(node, "type")
     if not names or not all(isinstance(name, str) and name in _TYPES.values() for name in names):
-        names = [_type_of(value) for value in ((node["const"],) if "const" in node else _entries(node, "enum"))]
+        names = [
+            _TYPES.get(type(value), "") for value in ((node["const"],) if "const" in node else _entries(node, "enum"))
+        ]
     stated = frozenset(names) | ({"integer"} if "number" in names else set())
     types: Types = stated if stated and "" not in stated else None
     statements = [_types(other, root, memo) for other in _joined(node, root)]
@@ -204,21 +200,16 @@ def _target(root: Any, reference: Any) -> Any:
 
 
 class Tools:
-    """Schemas by name, of tools in OpenAI's or Anthropic's shape. Never raises."""
+    """Schemas by name, of tools in OpenAI's or Anthropic's shape, checked."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             tools = json.loads(json.dumps(tools))  # a copy: a caller may change them
-        entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()
-        self.declared_any = bool(entries)
-        self._schemas: dict[str | None, Schema] = {}
-        for tool in entries:
-            function = tool.get("function") if isinstance(tool, Mapping) else None
-            function = function if isinstance(function, Mapping) else tool
-            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-                stated = (function.get(word) for word in ("parameters", "input_schema"))
-                schema = next((one for one in stated if isinstance(one, Mapping)), {})
-                self._schemas[function["name"]] = Schema(schema)
+        functions = [tool.get("function", tool) for tool in tools or ()]
+        self.declared_any = bool(functions)
+        self._schemas: dict[str | None, Schema] = {
+            one["name"]: Schema(one.get("parameters", one.get("input_schema"))) for one in functions
+        }
 
     def knows(self, name: str) -> bool:
         return not self.declared_any or name in self._schemas

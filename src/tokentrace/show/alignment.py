@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
@@ -58,6 +59,48 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
         bounds = [(0, 0), *anchors, (len(here), len(there))]
         parts = [Hunk(a, b, c, d).moved(hunk.start, hunk.other_start) for (a, c), (b, d) in pairwise(bounds)]
         todo += reversed(parts)
+
+
+def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
+    """The differences from two tokens on, what `other` adds at its end included.
+
+    After each, both sides agree for a while: a few equal tokens between two differences are
+    part of one, and the larger it is, the more may be, since tokens of a template recur everywhere.
+    """
+    while True:
+        same = common_prefix(one[at:], other[other_at:])
+        at, other_at = at + same, other_at + same
+        if at == len(one) and other_at == len(other):
+            return
+        hunk = _first_hunk(one, other, at, other_at)
+        yield hunk
+        at, other_at = hunk.stop, hunk.other_stop
+
+
+def _first_hunk(one: Ids, other: Ids, at: int, other_at: int) -> Hunk:
+    window = 8192
+    while True:
+        for part in align(one[at : at + window], other[other_at : other_at + window]):
+            stop, other_stop = at + part.stop, other_at + part.other_stop
+            same = common_prefix(one[stop:], other[other_stop:])
+            least = min(64, max(8, (part.stop + part.other_stop) // 4))
+            if same >= least or 0 < same == len(one) - stop:
+                return Hunk(at, stop, other_at, other_stop)
+        if at + window >= len(one) and other_at + window >= len(other):
+            return Hunk(at, len(one), other_at, len(other))
+        window *= 4
+
+
+def up_to_shared_end(one: Ids, other: Ids, at: int) -> Hunk | None:
+    """All that differs after `at` as one hunk, if the end of `one` is in `other`."""
+    size = min(16, len(one) - at)
+    if size < 8 or len(other) - at < size:
+        return None
+    windows = sliding_window_view(other[at:], size)
+    ends = np.flatnonzero((windows == one[-size:]).all(1))[:64] + at + size
+    pairs = ((common_suffix(one[at:], other[at:end]), end) for end in ends.tolist())
+    run, end = max(pairs, default=(0, 0))
+    return Hunk(at, len(one) - run, at, end - run) if run else None
 
 
 def _trimmed(one: Ids, other: Ids, hunk: Hunk) -> Hunk:

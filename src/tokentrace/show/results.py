@@ -20,16 +20,21 @@ from ..samples.sample import CompletionSpan, Sample
 from ..study.sampling import SampledTurn
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
-from ..tokens.kinds import Kind, Part
+from ..tokens.ids import common_prefix as common_ids
+from ..tokens.kinds import Part
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.storage import Loaded
 from ..trajectory.trajectory import Trajectory
-from .alignment import align
+from .alignment import Hunk, align
 from .document import HUES, KIND_HUES, Card, Cell, Contrast, Document, Edit, Table, Track, token_columns
 from .visible import counted, visible
 
 _LEAD: Final = 240
 """Longer metadata is shown as a table."""
+_AROUND: Final = 12
+"""Equal tokens shown on either side of a difference."""
+_LIMIT: Final = 256
+"""Tokens shown of one side of a difference."""
 _PART_HUES: Final = {PartKind.REASONING: "reasoning", PartKind.CONTENT: "assistant", PartKind.TOOL_CALL: "calls"}
 _ROLE_HUES: Final = {
     "assistant": "assistant",
@@ -111,6 +116,22 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
     about = f"{counted(removed)} only in the first, {added:,} only in the second" if hunks else "the same tokens"
     contrast = Contrast(first, second, hunks, (first.name, second.name), "difference", about)
     return Document("Two results compared", "tokentrace", contrasts=[contrast])
+
+
+def excerpt(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tuple[str, str]) -> Contrast:
+    """The tokens of both sides in and around a difference."""
+    lead = one[max(0, hunk.start - _AROUND) : hunk.start]
+    sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
+    same = common_ids(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
+    after = one[hunk.stop : hunk.stop + same]
+
+    def track(side: Ids, start: int) -> Track:
+        ids = np.concatenate([lead, side, after])
+        hues = np.full(len(ids), HUES["plain"], np.uint8)
+        return Track("", ids, hues, first=max(0, start - len(lead)), **token_columns(tokenizer, ids))
+
+    parts = [part.moved(len(lead), len(lead)) for part in align(*sides)]
+    return Contrast(track(sides[0], hunk.start), track(sides[1], hunk.other_start), parts, names)
 
 
 def _texts(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
@@ -304,9 +325,8 @@ def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:
     branch = trajectory.branches[at]
     start = branch.start
-    kinds = trajectory.kinds(at)[start:]
-    ids = trajectory.stream(at)[start:]
-    turns = np.full(len(ids), -1, np.int32)
+    tokens = trajectory.table(at).slice(start, branch.stop)
+    turns = np.full(len(tokens), -1, np.int32)
     versions: list[tuple[Any, int, int]] = []
     for turn in trajectory.turns(at):
         if turn.branch == at:
@@ -315,11 +335,11 @@ def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer:
             versions += [(one.version, offset + one.start, offset + one.stop) for one in turn.versions]
     return Track(
         f"branch {at}" + (f": {branch.cause}" if branch.cause else ""),
-        ids,
-        KIND_HUES[kinds],
-        trajectory.message_indices(at)[start:],
-        **_texts(tokenizer, ids),
-        mask=kinds == Kind.SAMPLED,
+        tokens.ids,
+        KIND_HUES[tokens.kinds],
+        tokens.messages,
+        **_texts(tokenizer, tokens.ids),
+        mask=tokens.mask,
         logprobs=trajectory.logprobs(at)[start:] if trajectory.has_logprobs else None,
         turns=turns,
         versions=versions,

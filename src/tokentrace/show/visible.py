@@ -63,6 +63,14 @@ def spelled(pieces: Iterable[bytes]) -> list[str]:
     return texts
 
 
+def quoted(text: str, limit: int = 48) -> str:
+    """Text for a sentence: on one line, cut if it is long."""
+    text = visible(text[: limit + 1]).replace("\n", "⏎").replace("\t", "⇥")
+    if not text:
+        return "nothing"
+    return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
+
+
 def counted(count: int, noun: str = "token") -> str:
     """A number with its noun.
 

@@ -1,5 +1,6 @@
 """When there is no bridge, and why; what is no input at all; and what holds for every call."""
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -165,6 +166,11 @@ READINGS = [
 ]
 
 
+@functools.cache
+def pocket_with(history: str) -> Renderer:
+    return create_renderer(POCKET, history=history)
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     history=st.sampled_from(["train", "inference"]),
@@ -174,7 +180,7 @@ READINGS = [
     data=st.data(),
 )
 def test_no_id_comes_out_that_was_not_put_in(history: str, count: int, wrong: Any, read: Any, data: Any) -> None:
-    renderer = create_renderer(POCKET, history=history)
+    renderer = pocket_with(history)
     prompt = renderer.render_ids([user("word " * count)], add_generation_prompt=True)
     at = data.draw(st.integers(0, len(prompt) - 1))
     ids: Any = [*prompt[:at], wrong, *prompt[at + 1 :]]
