@@ -34,7 +34,6 @@ from .samples import truncate as truncate
 from .tokens import load_tokenizer as load_tokenizer
 from .trajectory import Trajectory as Trajectory
 from .trajectory import load_trajectory as load_trajectory
-from .trajectory import save_trajectory as save_trajectory
 from .version import __version__ as __version__
 
 __all__: list[str]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from tests.data.generate import write_conversations, write_lines
 from tests.diagnose.planted import SHAPES, clean, rollouts
-from tokentrace import Trajectory, create_renderer, save_trajectory
+from tokentrace import Trajectory, create_renderer
 from tokentrace.cli import main
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import build_supervised_sample
@@ -230,7 +230,7 @@ def test_a_prompt_is_compared_with_a_stream(tmp_path: Path) -> None:
     trajectory = Trajectory(logprobs=False)
     trajectory.begin(PROMPT)
     trajectory.append_completion(SAMPLED, None, finish_reason="stop")
-    save_trajectory(trajectory, record)
+    trajectory.save(record)
     prompt, stream = tmp_path / "next.json", tmp_path / "stream.json"
     prompt.write_text(json.dumps(AGAIN), encoding="utf-8")
     result = run(record, "--prompt", prompt)

@@ -16,7 +16,7 @@ from tests.assets import family_dir
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
 from tests.support import PYTHON_FORMATS, SPECIAL, rotating, tokenizer_json_for
 from tokentrace import InputError, Renderer, TokentraceError, create_renderer
-from tokentrace.conversation.forms import MEDIA_PARTS, SILENT, Silence, adapt
+from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt
 from tokentrace.tokens import Tokenizer
 
 STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
@@ -30,6 +30,7 @@ def reads(content: Any = (), calls: Any = (), alone: tuple[Silence, ...] = tuple
     return SimpleNamespace(content=lambda role: form, calls=of_calls, alone=alone)
 
 
+SILENT: list[dict[str, Any]] = [way.fields for way in Silence]
 STRINGS, PARTS = reads(), reads({"text": False, "parts": True})
 MAPPINGS, JSON_TEXT = reads(calls={"text": False}), reads(calls={"mapping": False})
 
@@ -85,16 +86,16 @@ def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, 
     assert adapt([ASK, assistant("", call("add", arguments))], JSON_TEXT).changes == []
 
 
-@pytest.mark.parametrize("content", SILENT.values(), ids=SILENT)
-@pytest.mark.parametrize("way", SILENT)
+@pytest.mark.parametrize("content", SILENT)
+@pytest.mark.parametrize("way", Silence)
 def test_no_content_is_written_as_the_template_reads_it(content: dict[str, Any], way: Silence) -> None:
     for extra, forms in (
         ({"tool_calls": [call("now", {})]}, reads(calls={"silence": (way,)})),
         ({}, reads(alone=(way,))),
     ):
         adapted = adapt([{"role": "assistant", **content, **extra}], forms)
-        assert adapted.messages == [{"role": "assistant", **SILENT[way], **extra}]
-        assert len(adapted.changes) == (content != SILENT[way])
+        assert adapted.messages == [{"role": "assistant", **way.fields, **extra}]
+        assert len(adapted.changes) == (content != way.fields)
 
 
 # -- with templates, and a vocabulary of bytes
@@ -129,10 +130,9 @@ SAME: dict[str, list[list[Any]]] = {
         [ASK, assistant("", call("get_weather", form)), SUNNY] for form in (ARGUMENTS, json.dumps(ARGUMENTS))
     ],
     "nothing beside calls": [
-        [ASK, {"role": "assistant", **nothing, "tool_calls": [PARIS]}, SUNNY]
-        for nothing in (*SILENT.values(), {"content": []})
+        [ASK, {"role": "assistant", **nothing, "tool_calls": [PARIS]}, SUNNY] for nothing in (*SILENT, {"content": []})
     ],
-    "nothing alone": [[HI, {"role": "assistant", **nothing}, user("Are you there?")] for nothing in SILENT.values()],
+    "nothing alone": [[HI, {"role": "assistant", **nothing}, user("Are you there?")] for nothing in SILENT],
     "no calls": [
         [user("q"), {**assistant("hello"), **calls}, user("z")]
         for calls in ({}, {"tool_calls": None}, {"tool_calls": []})

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from tokentrace import InputError
 from tokentrace.conversation.messages import check_messages
-from tokentrace.conversation.responses import from_responses, sealed, unsealed
+from tokentrace.conversation.responses import from_responses, read_items, sealed, unsealed
 
 USER = {"role": "user", "content": "weather?"}
 ARGUMENTS = '{"city":  "Zürich" , "days":3}'
@@ -139,17 +139,14 @@ def test_references_are_part_of_the_turn_and_are_named() -> None:
     def refer(id: str) -> dict[str, Any]:
         return {"type": "item_reference", "id": id}
 
-    references: dict[int, list[str]] = {}
     items = [USER, refer("rs_a_0"), call("c1"), result("c1"), refer("fc_a_2"), result("c7"), {"id": "msg_b_0"}, USER]
-    messages = from_responses(items, "Be brief.", references=references)
+    read = read_items(items, [{"role": "system", "content": "Be brief."}])
     roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
-    assert [message["role"] for message in messages] == roles
-    assert references == {2: ["rs_a_0", "fc_a_2"], 5: ["msg_b_0"]}
-    assert [each["id"] for each in messages[2]["tool_calls"]] == ["c1"]
+    assert [message["role"] for message in read.messages] == roles
+    assert read.references == {2: ["rs_a_0", "fc_a_2"], 5: ["msg_b_0"]}
+    assert [each["id"] for each in read.messages[2]["tool_calls"]] == ["c1"]
     with pytest.raises(InputError, match="'msg_1'"):
-        from_responses([USER, refer("msg_1")], references={})
-    with pytest.raises(InputError, match="'msg_a_0'"):
-        from_responses([USER, refer("msg_a_0")])
+        read_items([USER, refer("msg_1")])
 
 
 def nested(depth: int) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.diagnose.planted import Told, clean, rollouts
 from tests.diagnose.two_requests import renderer_of
 from tests.gateway.recorded import Recording, user
-from tokentrace import Trajectory, create_renderer, save_trajectory
+from tokentrace import Trajectory, create_renderer
 from tokentrace.data.tables import write_samples
 from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.records import Call, Rollout
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     where = tmp_path / "run"
     (where / "trajectories").mkdir(parents=True)
     for told in (*clean("pocket"), BROKEN):
-        save_trajectory(recorded(told), where / "trajectories" / f"{told.name}.tt")
+        recorded(told).save(where / "trajectories" / f"{told.name}.tt")
     (where / "run.json").write_text(json.dumps({"engine": {"kind": "embedded"}}), encoding="utf-8")
     return where
 
@@ -134,11 +134,11 @@ def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
     def scores(ids: list[int]) -> list[float]:
         return asyncio.run(engine.score(ids)).tolist()
 
-    save_trajectory(recorded(told, scores), tmp_path / "same.tt")
+    recorded(told, scores).save(tmp_path / "same.tt")
     same = report_of(tmp_path / "same.tt", engine=connect).scores
     assert (same["completions"], same["tokens"]) == (5, sum(len(one.completion) for one in told.calls))
     assert same["most"] < 1e-4
-    save_trajectory(recorded(told, lambda ids: [one - 0.5 for one in scores(ids)]), tmp_path / "off.tt")
+    recorded(told, lambda ids: [one - 0.5 for one in scores(ids)]).save(tmp_path / "off.tt")
     apart = report_of(tmp_path / "off.tt", engine=connect).scores
     assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
     assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)

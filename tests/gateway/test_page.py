@@ -73,7 +73,7 @@ def test_the_tokens_of_a_branch_are_those_of_the_record(served: Served) -> None:
         assert [kind == "sampled" for kind in kinds] == trajectory.table(branch).mask.tolist()
         assert [value is not None for value in told["logprobs"]] == [kind == "sampled" for kind in kinds]
         owners = [piece["message"] for piece in told["pieces"] for _ in range(piece["stop"] - piece["start"])]
-        assert [-1 if owner is None else owner for owner in owners] == trajectory.message_indices(branch).tolist()
+        assert [-1 if owner is None else owner for owner in owners] == trajectory.table(branch).messages.tolist()
         assert sum(told["counts"].values()) == told["total"]
         assert told["roles"]["0"] == "system"
         for piece in told["pieces"]:

@@ -116,16 +116,16 @@ def check_same(rollout: Rollout, whole: Rollout) -> None:
     """The same tokens, messages, turns and rewards; what trains is what was sampled."""
     one, other = rollout.trajectory, whole.trajectory
     assert one.stream().tolist() == other.stream().tolist()
-    assert one.kinds().tolist() == other.kinds().tolist()
+    assert one.table().kinds.tolist() == other.table().kinds.tolist()
     np.testing.assert_allclose(one.logprobs(), other.logprobs(), rtol=0, atol=1e-4)
-    assert one.message_indices().tolist() == other.message_indices().tolist()
+    assert one.table().messages.tolist() == other.table().messages.tolist()
     assert rollout.messages == whole.messages
     assert metrics(rollout) == metrics(whole)
     assert rewards(one) == rewards(other)
     assert len(one.turns()) == len(rollout.per_turn)
     check_trajectory(one)
     (sample,) = trajectory_samples(one)
-    assert sample.mask.tolist() == (other.kinds() == Kind.SAMPLED).tolist()
+    assert sample.mask.tolist() == (other.table().kinds == Kind.SAMPLED).tolist()
 
 
 @pytest.mark.parametrize("seed", range(4 if FULL else 2))

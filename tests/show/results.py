@@ -15,7 +15,6 @@ from tokentrace import (
     compare_histories,
     create_renderer,
     explain_break,
-    save_trajectory,
     trajectory_samples,
 )
 from tokentrace.diagnose.finding import Cause, Finding
@@ -98,7 +97,7 @@ def checked() -> CheckReport:
 def inspected() -> Any:
     """What an inspection finds in a trajectory whose history was rewritten."""
     with tempfile.TemporaryDirectory() as folder:
-        save_trajectory(trajectory(), Path(folder) / "one.tt")
+        trajectory().save(Path(folder) / "one.tt")
         report = check_rollouts([str(Path(folder) / "one.tt")], RENDERER)
     report.notes.append(EVIL)
     return report

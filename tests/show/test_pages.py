@@ -23,7 +23,7 @@ from tests.show.results import (
 )
 from tests.show.test_views import hostile
 from tests.tokens.test_encoding import made as tokenizer_of
-from tokentrace import create_renderer, load_trajectory, save_trajectory
+from tokentrace import create_renderer, load_trajectory
 from tokentrace.diagnose import Cause
 from tokentrace.errors import InputError
 from tokentrace.show import show
@@ -88,8 +88,8 @@ def test_a_trajectory_is_told_branch_by_branch() -> None:
         told = columns(document, at)
         assert told["id"] == record.stream(at).tolist()
         assert "".join(told["text"]) == RENDERER.tokenizer.decode(told["id"])
-        assert told["hue"] == [Kind(kind).name.lower() for kind in record.kinds(at).tolist()]
-        assert told["message"] == record.message_indices(at).tolist()
+        assert told["hue"] == [Kind(kind).name.lower() for kind in record.table(at).kinds.tolist()]
+        assert told["message"] == record.table(at).messages.tolist()
         expected = [None if np.isnan(value) else round(value, 4) for value in record.logprobs(at).tolist()]
         assert told["logprob"] == expected
         assert document["branches"][at] == [branch.parent, branch.start, branch.stop, branch.cause]
@@ -105,7 +105,7 @@ def test_a_trajectory_is_told_branch_by_branch() -> None:
 
 
 def test_a_trajectory_from_a_file_is_one_and_what_is_missing_of_it_is_said(tmp_path: Path) -> None:
-    save_trajectory(trajectory(), tmp_path / "one.tt")
+    trajectory().save(tmp_path / "one.tt")
     assert document_of(load_trajectory(tmp_path / "one.tt")).to_json() == document_of(trajectory()).to_json()
     (tmp_path / "cut.tt").write_bytes((tmp_path / "one.tt").read_bytes()[:-3])
     cut = load_trajectory(tmp_path / "cut.tt")

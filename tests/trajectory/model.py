@@ -143,7 +143,7 @@ def assert_same(model: Model, trajectory: Trajectory) -> None:
         tokens = expected.tokens
         assert found.stop == len(tokens)
         assert trajectory.stream(index).tolist() == expected.ids
-        assert trajectory.kinds(index).tolist() == [token.kind for token in tokens]
+        assert trajectory.table(index).kinds.tolist() == [token.kind for token in tokens]
         assert trajectory.table(index).mask.tolist() == [token.kind == Kind.SAMPLED for token in tokens]
         once = [token.kind == Kind.SAMPLED and token.owner == index for token in tokens]
         assert trajectory.loss_mask(index).tolist() == once
@@ -155,7 +155,7 @@ def assert_same(model: Model, trajectory: Trajectory) -> None:
         else:
             with pytest.raises(TrajectoryError, match="logprobs=False"):
                 trajectory.logprobs(index)
-        assert trajectory.message_indices(index).tolist() == [token.message for token in tokens]
+        assert trajectory.table(index).messages.tolist() == [token.message for token in tokens]
         assert trajectory.message_count(index) == expected.messages
         assert_same_turns(expected, trajectory, index)
         assert_same_channels(expected, trajectory, index)
@@ -243,7 +243,7 @@ def replayed(trajectory: Trajectory) -> Trajectory:
 
 
 def _check_tokens(trajectory: Trajectory, index: int) -> None:
-    stream, kinds = trajectory.stream(index), trajectory.kinds(index)
+    stream, kinds = trajectory.stream(index), trajectory.table(index).kinds
     assert len(kinds) == len(stream)
     assert stream.min() >= 0
     assert trajectory.vocab_size is None or stream.max() < trajectory.vocab_size

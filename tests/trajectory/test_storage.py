@@ -23,7 +23,6 @@ from tokentrace.trajectory import (
     Trajectory,
     from_bytes,
     load_trajectory,
-    save_trajectory,
     storage,
     to_bytes,
 )
@@ -164,14 +163,14 @@ def test_a_record_that_is_not_whole_is_refused_after_those_before_it(spoil: Any,
 def test_save_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "one.trajectory"
     path.write_bytes(b"old")
-    save_trajectory(small(), path)
+    small().save(path)
     assert to_bytes(load_trajectory(path).trajectory) == path.read_bytes() == to_bytes(small())
     assert [one.name for one in tmp_path.iterdir()] == ["one.trajectory"]
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "one.trajectory"
-    save_trajectory(small(), path)
+    small().save(path)
     before = path.read_bytes()
 
     def full(_: int) -> None:
@@ -179,7 +178,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(storage.os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
-        save_trajectory(Trajectory(), path)
+        Trajectory().save(path)
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["one.trajectory"]
 

@@ -118,7 +118,7 @@ def test_views_are_read_only_and_stay_what_they_were() -> None:
     trajectory = two_turns()
     trajectory.branch([1, 2, 3, 9])
     for branch in (0, 1):
-        views = [trajectory.stream(branch), trajectory.kinds(branch)]
+        views = [trajectory.stream(branch), trajectory.table(branch).kinds]
         views += [turn.tokens.ids for turn in trajectory.turns(branch)]
         before = [view.tolist() for view in views]
         for _ in range(200):

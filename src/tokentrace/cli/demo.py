@@ -49,7 +49,6 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
 
     from ..demo.paths import demo_document, demo_json, run_demo
     from ..samples.trajectories import trajectory_samples
-    from ..trajectory.storage import save_trajectory
 
     with ProgressBars(transient=True, counts=True) as bars:
         result = asyncio.run(run_demo(rollouts=rollouts, seed=seed, progress=bars.show))
@@ -67,7 +66,7 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
         for old in path.glob("held_back-*.tt"):
             old.unlink()
         for rollout in report.rollouts:
-            save_trajectory(rollout.trajectory, path / f"{rollout.task.name}.tt")
+            rollout.trajectory.save(path / f"{rollout.task.name}.tt")
     note(f"wrote {output / 'trajectories'}")
     write_page(output / "report.html", document)
     return output / "report.html"

@@ -5,18 +5,17 @@ field. Most templates read one form; they print the others as Python would, drop
 messages as inference servers do (`study.forms` finds the form by tracing). An image raises InputError.
 """
 
-import functools
 import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
 from ..errors import InputError, kind_of
 from ..errors import place as place_text
-from .messages import RESULT_ROLES, Messages, placed_functions, usual_arguments
+from .messages import RESULT_ROLES, Messages, placed_functions
 from .place import Place
 from .values import check_depth, finite, no_constant, parse_json, plain_json, unique
 
@@ -34,15 +33,11 @@ MEDIA_PARTS: Final = frozenset(
 )
 """Types of other parts. A part without a type names its media with the same words."""
 
-BLOCKS: Final = frozenset(
-    ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "function_call")
-)
-"""Blocks of Anthropic's and Responses' for what OpenAI's messages have fields for."""
-
 SEPARATOR: Final = "\n"
 """Joins text parts, as in vLLM and TensorRT-LLM (SGLang: a space)."""
 
 _WRAPPED: Final = "wrapped as a text part"
+_AS_JSON: Final = "written as JSON"
 _ABSENT: Final = object()
 _LOSSLESS: Final[dict[str, Any]] = {
     **{"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite, "strict": False},
@@ -59,23 +54,22 @@ class MessageForm(StrEnum):
     """They stay as they are, as in transformers."""
 
 
-class Silence(StrEnum):
-    """Ways to write that an assistant's message has no content."""
+class Silence(Enum):
+    """What stands for the content of an assistant's message without any."""
 
-    EMPTY = "empty"
-    NULL = "null"
-    ABSENT = "absent"
+    EMPTY = ""
+    NULL = None
+    ABSENT = _ABSENT
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {} if self.value is _ABSENT else {"content": self.value}
 
-SILENT: Final[Mapping[Silence, Mapping[str, Any]]] = {
-    Silence.EMPTY: {"content": ""},
-    Silence.NULL: {"content": None},
-    Silence.ABSENT: {},
-}
-"""What a message without content has, in each of these ways."""
 
 Forms: TypeAlias = Any
 """What a template reads: `study.forms.TemplateForms`."""
+Conversion: TypeAlias = tuple[str, Any]
+"""What happens to a value, or ``""``, and what it becomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,61 +110,53 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
     Raises InputError for media, parts of an unknown type, and arguments that are not a JSON object.
     """
     changes: list[Change] = []
-    contents = functools.cache(forms.content)
-    adapted = [
-        _adapt_message(index, message, forms, contents(message["role"]), changes)
-        for index, message in enumerate(messages)
-    ]
+    adapted = [_adapt_message(index, message, forms, changes) for index, message in enumerate(messages)]
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
 
 
-def _adapt_message(
-    index: int, message: Mapping[str, Any], forms: Forms, form: Any, changes: list[Change]
-) -> Mapping[str, Any]:
-    before, calls = message.get("content", _ABSENT), message.get("tool_calls", _ABSENT)
-    is_reply = message["role"] == "assistant"
-    if type(before) is str and form.text:  # most messages stay as they are
-        if not is_reply or (before and calls is _ABSENT):
-            return message
-        is_usual = calls and calls is not _ABSENT and (before or Silence.EMPTY in forms.calls.silence)
-        if is_usual and all(_is_read(usual_arguments(call), forms.calls) for call in calls):
-            return message
+def _adapt_message(index: int, message: Mapping[str, Any], forms: Forms, changes: list[Change]) -> Mapping[str, Any]:
+    place, before = Place(index, "content"), message.get("content", _ABSENT)
+    is_reply, form = message["role"] == "assistant", forms.content(message["role"])
+    if before and form.text and isinstance(before, str) and "tool_calls" not in message:
+        return message
     is_silent = is_reply and (before is _ABSENT or not before)
-    what, content = _silence(message, forms, form) if is_silent else _content(index, message, form)
-    _note(changes, index, what, before, content, "content")
-    edits = {"content": content}
-    if is_reply and calls is not _ABSENT:
-        edits["tool_calls"] = _adapt_calls(calls, index, forms.calls, changes) if calls else _ABSENT
-        if not calls:
-            _note(changes, index, "left out, as there are none", calls, _ABSENT, "tool_calls")
+    conversion = _silence(message, forms, form) if is_silent else _content(message, form, place)
+    edits = {"content": _note(changes, place, before, conversion)}
+    if is_reply and "tool_calls" in message:
+        place, calls = Place(index, "tool_calls"), message["tool_calls"]
+        none = ("left out, as there are none", _ABSENT)
+        adapted = _adapt_calls(calls, place, forms.calls, changes) if calls else _note(changes, place, calls, none)
+        edits["tool_calls"] = adapted
     if all(message.get(field, _ABSENT) is value for field, value in edits.items()):
         return message
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
 
 
-def _note(changes: list[Change], index: int, what: str, before: Any, after: Any, field: str) -> None:
+def _note(changes: list[Change], place: Place, before: Any, conversion: Conversion) -> Any:
+    """What a value became; `changes` gets the change, if it is one."""
+    what, after = conversion
     if what:
-        texts = [
-            "" if value is _ABSENT else value if isinstance(value, str) and value else _json_text(value, default=str)
-            for value in (before, after)
-        ]
-        changes.append(Change(index, what, texts[0], texts[1], field))
+        changes.append(Change(place.message or 0, what, _text(before), _text(after), place.field))
+    return after
 
 
-def _json_text(value: Any, **options: Any) -> str:
+def _text(value: Any) -> str:
+    return "" if value is _ABSENT else value if isinstance(value, str) and value else _json(value, default=str)
+
+
+def _json(value: Any, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, **options)
 
 
-def _content(index: int, message: Mapping[str, Any], form: Any) -> tuple[str, Any]:
-    """What happens to a content, and what it becomes."""
-    place, content = Place(index, "content"), message["content"]
-    is_value = isinstance(content, Mapping)
+def _content(message: Mapping[str, Any], form: Any, place: Place) -> Conversion:
+    content = message["content"]
     if isinstance(content, str):
         return ("", content) if form.text else (_WRAPPED, [{"type": "text", "text": content}])
-    if is_value and form.mapping:
-        return "", plain_json(content, place)
-    if is_value or (message["role"] in RESULT_ROLES and content and not any(map(_is_part, content))):
-        return "written as JSON", _json_text(plain_json(content if is_value else list(content), place))
+    if isinstance(content, Mapping):
+        plain = plain_json(content, place)
+        return ("", plain) if form.mapping else (_AS_JSON, _json(plain))
+    if message["role"] in RESULT_ROLES and content and not any(map(_is_part, content)):
+        return _AS_JSON, _json(plain_json(list(content), place))
     texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
     if not form.parts:
         return "text parts joined", SEPARATOR.join(texts)
@@ -179,27 +165,22 @@ def _content(index: int, message: Mapping[str, Any], form: Any) -> tuple[str, An
     return "as text parts", [{"type": "text", "text": text} for text in texts]
 
 
-def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> tuple[str, Any]:
+def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> Conversion:
     """The same for an assistant's message without content."""
     content = message.get("content", _ABSENT)
     accepted = (forms.calls.silence if message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
-    way = next((way for way, fields in SILENT.items() if fields.get("content", _ABSENT) == content), None)
-    what = "" if way in accepted else "no content, in the form that the template reads"
-    after: Any = content if way in accepted else SILENT[accepted[0]].get("content", _ABSENT)
+    is_read = content in [way.value for way in accepted]
+    after: Any = content if is_read else accepted[0].value
+    what = "" if is_read else "no content, in the form that the template reads"
     return what, [{"type": "text", "text": ""}] if after == "" and not form.text else after
 
 
-def _is_read(arguments: Any, form: Any) -> bool:
-    return form.mapping if type(arguments) is dict else bool(arguments and form.text and arguments.strip())
-
-
-def _adapt_calls(calls: Sequence[Any], index: int, form: Any, changes: list[Change]) -> Sequence[Mapping[str, Any]]:
+def _adapt_calls(calls: Sequence[Any], place: Place, form: Any, changes: list[Change]) -> Sequence[Mapping[str, Any]]:
     """Calls with arguments in the form that is read; the same list if nothing has to change."""
     adapted: list[Mapping[str, Any]] = []
-    for place, call, function in placed_functions(calls, Place(index, "tool_calls")):
-        before, place = function.get("arguments", _ABSENT), place.at("arguments")
-        what, after = _arguments(None if before is _ABSENT else before, form, place)
-        _note(changes, index, what, before, after, str(place.field))
+    for inner, call, function in placed_functions(calls, place):
+        before, at = function.get("arguments", _ABSENT), inner.at("arguments")
+        after = _note(changes, at, before, _arguments(function.get("arguments"), form, at))
         if after is not before:
             changed = {**function, "arguments": after}
             call = changed if function is call else {**call, "function": changed}
@@ -207,7 +188,7 @@ def _adapt_calls(calls: Sequence[Any], index: int, form: Any, changes: list[Chan
     return calls if all(map(operator.is_, adapted, calls)) else adapted
 
 
-def _arguments(arguments: Any, form: Any, place: Place) -> tuple[str, Any]:
+def _arguments(arguments: Any, form: Any, place: Place) -> Conversion:
     is_text = isinstance(arguments, str)
     if arguments is None or (is_text and form.text and not arguments.strip()):
         after: Any = {} if arguments is None and form.mapping else "{}"
@@ -215,7 +196,7 @@ def _arguments(arguments: Any, form: Any, place: Place) -> tuple[str, Any]:
     if is_text:
         return ("", arguments) if form.text else ("JSON text read as a mapping", parse_arguments(arguments, place))
     plain = plain_json(arguments, place)
-    return ("", plain) if form.mapping else ("mapping written as JSON text", _json_text(plain))
+    return ("", plain) if form.mapping else ("mapping written as JSON text", _json(plain))
 
 
 def _is_part(item: Any) -> bool:
@@ -235,12 +216,11 @@ def _text_of(part: Any, place: Place) -> str:
         raise place.error("is a part without a type; text parts are {'type': 'text', 'text': …}")
     if kind in MEDIA_PARTS:
         raise place.error(f"is a part of type {kind!r}: media and files are not supported yet; leave it out")
-    if kind in BLOCKS:
-        fields = "tool_calls, reasoning_content and messages of role tool"
-        problem = f"is a block of type {kind!r}, for which OpenAI's messages have {fields}"
-        raise place.error(f"{problem}; tokentrace.conversation.openai_messages converts them")
     if kind not in TEXT_PARTS:
-        raise place.error(f"is a part of the unknown type {kind[:80]!r}; parts of text are {', '.join(TEXT_PARTS)}")
+        fields = "tool_calls, reasoning_content and messages of role tool"
+        advice = f"tokentrace.conversation.openai_messages converts Anthropic's blocks to {fields}"
+        known = f"parts of text are {', '.join(TEXT_PARTS)}"
+        raise place.error(f"is a part of the unknown type {kind[:80]!r}; {known}; {advice}")
     return place.string(part, TEXT_PARTS[kind])
 
 
@@ -261,7 +241,7 @@ def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
     """Checked messages with the arguments of calls as mappings. Raises InputError for text that is not JSON."""
     form = SimpleNamespace(text=False, mapping=True)
     return [
-        {**message, "tool_calls": _adapt_calls(message["tool_calls"], index, form, [])}
+        {**message, "tool_calls": _adapt_calls(message["tool_calls"], Place(index, "tool_calls"), form, [])}
         if message.get("tool_calls")
         else message
         for index, message in enumerate(messages)

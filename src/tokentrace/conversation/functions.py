@@ -19,8 +19,8 @@ _TYPES: Final[dict[Any, str]] = {
     **{str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"},
     **{list: "array", tuple: "array", dict: "object"},
 }
-_SECTIONS: Final = ("Args:", "Arguments:", "Parameters:", "Returns:", "Raises:")
-_PARAMETER: Final = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+_SECTION: Final = re.compile(r"^[ \t]*(Args|Arguments|Parameters|Returns|Raises):[ \t]*$", re.MULTILINE)
+_PARAMETER: Final = re.compile(r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:", re.MULTILINE)
 _CHOICES: Final = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
@@ -28,14 +28,9 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
     """A tool schema from a function's signature, type hints and docstring (``Args:`` describes parameters).
 
     >>> def add(a: int, b: int = 0) -> int:
-    ...     '''Add two numbers.
-    ...
-    ...     Args:
-    ...         a: The first one.
-    ...     '''
-    ...     return a + b
-    >>> function_schema(add)["function"]["parameters"]["properties"]["a"]
-    {'type': 'integer', 'description': 'The first one.'}
+    ...     "Add two numbers."
+    >>> function_schema(add)["function"]["parameters"]
+    {'type': 'object', 'properties': {'a': {'type': 'integer'}, 'b': {'type': 'integer'}}, 'required': ['a']}
     """
     title = getattr(function, "__name__", "operation")
     if title == "<lambda>" and not name:
@@ -44,14 +39,9 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
         hints = typing.get_type_hints(function)
     except Exception as error:
         raise InputError(f"{title}: its type hints cannot be read ({error})") from None
-    sections = _docstring_sections(inspect.getdoc(function) or "")
-    descriptions: dict[str, str] = {}
-    last = ""
-    for line in filter(str.strip, sections.get("Args:", [])):
-        if match := _PARAMETER.match(line):
-            last, descriptions[match[1]] = match[1], match[2].strip()
-        elif last:
-            descriptions[last] = f"{descriptions[last]} {line.strip()}".strip()
+    description, sections = _split(_SECTION, inspect.getdoc(function) or "")
+    arguments = next((sections[key] for key in ("Args", "Arguments", "Parameters") if key in sections), "")
+    _, descriptions = _split(_PARAMETER, arguments)
     properties: dict[str, Any] = {}
     required: list[str] = []
     for at, parameter in enumerate(inspect.signature(function).parameters.values()):
@@ -60,75 +50,67 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise InputError(f"{title}: *{parameter.name} cannot be a tool's parameter")
         schema = _type_schema(hints.get(parameter.name, str))
-        properties[parameter.name] = _with_description(schema, descriptions.get(parameter.name), title)
+        text = descriptions.get(parameter.name)
+        properties[parameter.name] = schema | ({} if text is None else _described(text, title))
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
-    description = "\n".join(sections[""]).strip()
     schema = {"name": name or title, "description": description, "parameters": parameters}
     if "return" in hints:
         schema["return"] = _type_schema(hints["return"])
-        if returned := "\n".join(sections.get("Returns:", ())).strip():
-            schema["return"]["description"] = returned
+        if sections.get("Returns"):
+            schema["return"]["description"] = sections["Returns"]
     return {"type": "function", "function": schema}
 
 
 cached_schema = functools.lru_cache(maxsize=256)(function_schema)
 
 
-def _with_description(schema: dict[str, Any], text: str | None, title: str) -> dict[str, Any]:
-    if text is None:
-        return schema
+def _split(heading: re.Pattern[str], text: str) -> tuple[str, dict[str, str]]:
+    """The text before the first heading, and the text under each."""
+    first, *pieces = heading.split(text)
+    return first.strip(), dict(zip(pieces[::2], map(str.strip, pieces[1::2]), strict=True))
+
+
+def _described(text: str, title: str) -> dict[str, Any]:
+    """What a description adds to a schema: itself, and the choices that it ends with."""
+    text = re.sub(r"\s*\n\s*", " ", text)
     choices = _CHOICES.search(text)
-    if choices:
-        try:
-            values = json.loads(choices[1])
-        except ValueError:
-            raise InputError(f"{title}: the choices {choices[1][:80]!r} are not a JSON list") from None
-        schema["enum"] = [value.strip() if isinstance(value, str) else value for value in values]
-        text = text[: choices.start()].strip()
-    schema["description"] = text
-    return schema
-
-
-def _docstring_sections(text: str) -> dict[str, list[str]]:
-    """The lines of a docstring by section; the description is section ``""``."""
-    sections: dict[str, list[str]] = {"": []}
-    current = ""
-    for line in text.strip().split("\n"):
-        name = line.strip()
-        if name in _SECTIONS and name not in sections:
-            current = "Args:" if name in _SECTIONS[:3] else name
-            sections[current] = []
-        else:
-            sections[current].append(line)
-    return sections
+    if choices is None:
+        return {"description": text}
+    try:
+        values = json.loads(choices[1])
+    except ValueError:
+        raise InputError(f"{title}: the choices {choices[1][:80]!r} are not a JSON list") from None
+    enum = [value.strip() if isinstance(value, str) else value for value in values]
+    return {"enum": enum, "description": text[: choices.start()].strip()}
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is None:
-        return {} if hint is Any else {"type": _TYPES.get(hint, "object") if isinstance(hint, type) else "object"}
-    if origin in (typing.Union, types.UnionType):
-        return _union(arguments)
-    if origin is typing.Literal:
-        kinds = dict.fromkeys(_TYPES.get(type(value), "string") for value in arguments)
-        return {"type": next(iter(kinds)) if len(kinds) == 1 else list(kinds), "enum": list(arguments)}
-    if origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is ...):
-        return {"type": "array", "items": _type_schema(arguments[0])}
-    if origin is tuple:
-        return {"type": "array", "prefixItems": [_type_schema(argument) for argument in arguments]}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _type_schema(arguments[1])}
-    return {"type": "object"}
+    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if hint is Any:
+        return {}
+    if kind in (typing.Union, types.UnionType):
+        return _union(inner)
+    if kind is typing.Literal:
+        kinds = list(dict.fromkeys(_TYPES.get(type(value), "string") for value in inner))
+        return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(inner)}
+    schema: dict[str, Any] = {"type": _TYPES.get(kind, "object") if isinstance(kind, type) else "object"}
+    if kind is dict and inner:
+        schema["additionalProperties"] = _type_schema(inner[1])
+    elif inner and (kind is list or (kind is tuple and inner[1:] == (...,))):
+        schema["items"] = _type_schema(inner[0])
+    elif kind is tuple and inner:
+        schema["prefixItems"] = [_type_schema(item) for item in inner]
+    return schema
 
 
-def _union(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    members = [_type_schema(argument) for argument in arguments if argument is not type(None)]
-    schema: dict[str, Any] = {"anyOf": members}
-    if len(members) == 1:
-        schema = members[0]
-    elif all(member.keys() == {"type"} and isinstance(member["type"], str) for member in members):
-        names = sorted({member["type"] for member in members})
+def _union(members: tuple[Any, ...]) -> dict[str, Any]:
+    schemas = [_type_schema(member) for member in members if member is not type(None)]
+    schema: dict[str, Any] = {"anyOf": schemas}
+    if len(schemas) == 1:
+        schema = schemas[0]
+    elif all(one.keys() == {"type"} and isinstance(one["type"], str) for one in schemas):
+        names = sorted({one["type"] for one in schemas})
         schema = {"type": names[0] if len(names) == 1 else names}
-    return {**schema, "nullable": True} if type(None) in arguments else schema
+    return {**schema, "nullable": True} if type(None) in members else schema

@@ -12,15 +12,10 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError, kind_of, place
 from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth, is_flat, no_constant, parse_json
+from .values import check_depth, no_constant, parse_json
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
-
-
-class FunctionCall(TypedDict):
-    name: str
-    arguments: str | Mapping[str, Any]
 
 
 class ToolCall(TypedDict, total=False):
@@ -28,7 +23,8 @@ class ToolCall(TypedDict, total=False):
 
     id: str
     type: Literal["function"]
-    function: Required[FunctionCall]
+    function: Required[Mapping[str, Any]]
+    """Its ``name`` and its ``arguments``, a mapping or JSON text."""
 
 
 class Message(TypedDict, total=False):
@@ -42,18 +38,12 @@ class Message(TypedDict, total=False):
     name: str
 
 
-class FunctionSchema(TypedDict, total=False):
-    name: Required[str]
-    description: str
-    parameters: Mapping[str, Any]
-    strict: bool
-
-
 class Tool(TypedDict, total=False):
     """A tool's schema, in OpenAI's shape."""
 
     type: Literal["function"]
-    function: Required[FunctionSchema]
+    function: Required[Mapping[str, Any]]
+    """Its ``name``, and usually ``description`` and ``parameters``, a JSON schema."""
 
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
@@ -65,13 +55,14 @@ RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 """The fields of a message that contain its reasoning."""
 
+ARGUMENTS: Final = (str, Mapping, type(None))
+"""Types of a call's arguments."""
+
 _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
 """A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
 
-RoleTest: TypeAlias = Callable[[str], bool]
 
-
-def check_messages(messages: Any, *, is_role: RoleTest = lambda _: False) -> list[Mapping[str, Any]]:
+def check_messages(messages: Any, *, is_role: Callable[[str], bool] = lambda _: False) -> list[Mapping[str, Any]]:
     """`messages` as a list of mappings. Raises InputError naming the message and the field.
 
     `is_role` decides about words that are not among `ROLES`.
@@ -85,24 +76,21 @@ def check_messages(messages: Any, *, is_role: RoleTest = lambda _: False) -> lis
     return [_check_message(index, message, is_role) for index, message in enumerate(messages)]
 
 
-def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
-    if type(message) is not dict:
-        message = Place(index).mapping(message, "a mapping with a role")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise Place(index, "role").wrong(role, "a string")
+def _check_message(index: int, message: Any, is_role: Callable[[str], bool]) -> Mapping[str, Any]:
+    place = Place(index)
+    fields = place.mapping(message, "a mapping with a role")
+    role, content = place.string(fields, "role"), fields.get("content")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
-        raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
+        raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
     if not isinstance(content, str):
-        _check_content(Place(index, "content"), role, content)
+        _check_content(place.at("content"), role, content)
     if role == "assistant":
-        for name in THOUGHTS:
-            if name in message and not isinstance(message[name], (str, type(None))):
-                raise Place(index, name).wrong(message[name], "a string")
-        if message.get("tool_calls") is not None:
-            _check_calls(Place(index, "tool_calls"), message["tool_calls"])
-    return message  # type: ignore[no-any-return]
+        for name in filter(fields.__contains__, THOUGHTS):
+            place.get(fields, name, str | None, "a string")
+        if fields.get("tool_calls") is not None:
+            _check_calls(place.at("tool_calls"), fields["tool_calls"])
+    return fields
 
 
 def _check_content(place: Place, role: str, content: Any) -> None:
@@ -123,39 +111,24 @@ def _check_content(place: Place, role: str, content: Any) -> None:
                 check_depth(part, place.at(at))
 
 
-def usual_arguments(call: Any) -> Any:
-    """The arguments of a call in the usual shape: JSON text, or a dict of scalars. None for all other calls."""
-    function = call.get("function") if type(call) is dict else None
-    if type(function) is not dict or type(function.get("name")) is not str:
-        return None
-    arguments = function.get("arguments")
-    return arguments if is_flat(arguments) else None
-
-
 def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any], Mapping[str, Any]]]:
     """For each call: the place of its function, the call, and its function, which may be the call itself."""
     for at, call in enumerate(calls):
-        fields = place.at(at).mapping(call)
-        function = fields.get("function")
-        if function is None:
-            yield place.at(at), fields, fields
-        else:
-            inner = place.at(at).at("function")
-            yield inner, fields, inner.mapping(function)
+        inner = place.at(at)
+        function = fields = inner.mapping(call)
+        if fields.get("function") is not None:
+            inner = inner.at("function")
+            function = inner.mapping(fields["function"])
+        yield inner, fields, function
 
 
 def _check_calls(place: Place, calls: Any) -> None:
     if not is_list(calls):
         raise place.wrong(calls, "a list of calls")
-    if all(usual_arguments(call) is not None for call in calls):
-        return
     for inner, _, function in placed_functions(calls, place):
         inner.string(function, "name")
-        arguments = function.get("arguments")
-        if isinstance(arguments, Mapping):
-            check_depth(arguments, inner.at("arguments"))
-        elif not isinstance(arguments, (str, type(None))):
-            raise inner.at("arguments").wrong(arguments, "a mapping or a JSON string")
+        arguments = inner.get(function, "arguments", ARGUMENTS, "a mapping or a JSON string")
+        check_depth(arguments, inner.at("arguments"))
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -183,9 +156,7 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
         place = place.at("function")
     function = place.mapping(tool.get("function", tool))
     place.string(function, "name")
-    parameters = function.get("parameters")
-    if not isinstance(parameters, (Mapping, type(None))):
-        raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")
+    place.get(function, "parameters", Mapping | None, "a JSON schema (a mapping)")
     return dict(tool)
 
 

@@ -25,14 +25,19 @@ class Place(NamedTuple):
         """The error for a value that is missing, or is not what is `expected`."""
         return self.error("is missing" if value is None else f"must be {expected}, not {kind_of(value)}")
 
-    def string(self, holder: Mapping[str, Any], key: str) -> str:
+    def get(self, holder: Mapping[str, Any], key: str, kinds: Any, expected: str) -> Any:
+        """A field of the mapping at this place, which must be of one of these kinds."""
         value = holder.get(key)
-        if not isinstance(value, str):
-            raise self.at(key).wrong(value, "a string")
+        if not isinstance(value, kinds):
+            raise self.at(key).wrong(value, expected)
+        return value
+
+    def string(self, holder: Mapping[str, Any], key: str) -> str:
+        value: str = self.get(holder, key, str, "a string")
         return value
 
     def mapping(self, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
-        fields = fields_of(value, exclude_none=True)
+        fields = value if type(value) is dict else fields_of(value, exclude_none=True)
         if fields is None:
             raise self.error(f"must be {expected}, not {kind_of(value)}")
         return fields

@@ -5,11 +5,12 @@ are one assistant message. Ids of `item_id` name the response, and so tell two t
 items with other ids belong to the turn that they follow. Errors are InputError and count items.
 """
 
+from __future__ import annotations
+
 import base64
-import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import InputError, brief
@@ -48,11 +49,8 @@ def unsealed(content: str) -> str | None:
     """The reasoning in ``encrypted_content``, or None if another server wrote it. Raises ValueError if damaged."""
     if not content.startswith(_SEAL):
         return None
-    try:
-        decoded = base64.b64decode(content.removeprefix(_SEAL), altchars=b"-_", validate=True)
-        return decoded.decode("utf-8", "surrogatepass")
-    except (binascii.Error, ValueError) as error:
-        raise ValueError(f"cannot be decoded: {error}") from None
+    decoded = base64.b64decode(content.removeprefix(_SEAL), altchars=b"-_", validate=True)
+    return decoded.decode("utf-8", "surrogatepass")
 
 
 def in_namespace(namespace: str, name: str) -> str:
@@ -64,61 +62,58 @@ def in_namespace(namespace: str, name: str) -> str:
     return namespace + name if namespace.endswith("_") or name.startswith("_") else f"{namespace}__{name}"
 
 
-def from_responses(
-    items: Any,
-    instructions: str | None = None,
-    *,
-    before: Messages = (),
-    open_calls: bool = False,
-    references: dict[int, list[str]] | None = None,
-    starts: list[int] | None = None,
-) -> list[Mapping[str, Any]]:
-    """The input of a request, a string or a list of items, after its `instructions`, as messages.
+def from_responses(items: Any, *, open_calls: bool = False) -> list[Mapping[str, Any]]:
+    """The input of a request, a string or a list of items, as messages; see `read_items`."""
+    return read_items(items, open_calls=open_calls).messages
 
-    Messages `before` the items come after the instructions. `starts` gets how many messages come before each item.
+
+def read_items(items: Any, before: Messages = (), *, open_calls: bool = False) -> ItemReader:
+    """The input of a request, a string or a list of items, as messages after those `before`.
 
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
       ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
     - Texts of a turn are one content if their ids name one response; otherwise they stay parts.
     - The result of a function is a tool message. It must answer an earlier call, unless `open_calls`: then the
       conversation began before these items.
-    - A reference to an item is part of a turn, like the item. `references` collects its id by the number of the turn's
-      message; without `references` it is an error.
+    - A reference to an item is part of a turn, like the item.
     - Ids, status, phase, annotations and logprobs are dropped.
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
     """
-    first = [{"role": "system", "content": instructions}] if instructions else []
+    call_ids = {call["id"] for message in before for call in message.get("tool_calls") or ()}
+    reader = ItemReader([*before], open_calls, call_ids)
     if isinstance(items, str):
-        return [*first, *before, {"role": "user", "content": items}]
+        reader.messages.append({"role": "user", "content": items})
+        return reader
     if not is_list(items):
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    call_ids = {call["id"] for message in before for call in message.get("tool_calls") or ()}
-    reader = _Reader([*first, *before], open_calls, references, call_ids)
     for at, item in enumerate(items):
-        if starts is not None:
-            starts.append(len(reader.messages))
+        reader.starts.append(len(reader.messages))
         reader.read(Place(at), Place(at).mapping(item))
-    return reader.messages
+    return reader
 
 
 @dataclass(slots=True)
-class _Reader:
+class ItemReader:
     """The messages from the items so far, and the assistant's turn that may continue."""
 
-    messages: list[Mapping[str, Any]]
+    messages: list[Any]
     open_calls: bool
-    references: dict[int, list[str]] | None
     call_ids: set[str]
-    turn: dict[str, Any] | None = None
+    starts: list[int] = field(default_factory=list)
+    """How many messages come before each item."""
+    references: dict[int, list[str]] = field(default_factory=dict)
+    """The ids of items that are referred to, by the number of their turn's message."""
+    turn: int = -1
+    """The number of the turn's message, which only results may follow; -1 if none is open."""
     response: str | None = None
     """The response of the turn, if the ids of its items name it."""
-    answered: bool = False
-    """Whether results followed the turn."""
+    texts: list[str] = field(default_factory=list)
+    """The texts of the turn's content."""
     text_has_id: bool = False
-    """Whether the id of the turn's last text names its response."""
+    """Whether the id of the last text names its response."""
 
     def read(self, place: Place, item: Mapping[str, Any]) -> None:
         kind = "message" if "role" in item or "id" not in item else "item_reference"
@@ -134,9 +129,9 @@ class _Reader:
                 if item.get("namespace") is not None:
                     name = in_namespace(place.string(item, "namespace"), name)
                 function = {"name": name, "arguments": place.string(item, "arguments")}
-                call = {"id": id, "type": "function", "function": function}
                 self.call_ids.add(id)
-                self._turn_of(item).setdefault("tool_calls", []).append(call)
+                calls = self._turn_of(item).setdefault("tool_calls", [])
+                calls.append({"id": id, "type": "function", "function": function})
             case "function_call_output":
                 message: dict[str, Any] = {"role": "tool"}
                 if item.get("call_id") is not None:
@@ -144,36 +139,37 @@ class _Reader:
                     if id not in self.call_ids and not self.open_calls:
                         problem = f"no function_call before it has the id {brief(id)}"
                         raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
-                self.answered = True
-                self.messages.append({**message, "content": _content(place.at("output"), item.get("output"))})
+                self.messages.append({**message, "content": _content(_parts(place, item, "output"))})
             case "item_reference":
                 id = place.string(item, "id")
-                if self.references is None or response_of_item(id) is None:
+                if response_of_item(id) is None:
                     problem = f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
                     raise place.error(f"item_reference: {problem}")
-                turn = self._turn_of(item)
-                index = next(at for at, message in enumerate(self.messages) if message is turn)
-                self.references.setdefault(index, []).append(id)
+                self._turn_of(item)
+                self.references.setdefault(self.turn, []).append(id)
                 self.open_calls = True
             case kind:
                 problem = f"items of type {brief(kind)} are not served; those that are: {_SERVED}"
                 raise place.at("type").error(problem)
 
     def _message(self, place: Place, item: Mapping[str, Any]) -> None:
-        role, content = item.get("role"), _content(place.at("content"), item.get("content"))
+        role, parts = item.get("role"), _parts(place, item, "content")
         if role not in _ROLES:
             raise place.at("role").error(f"must be one of {', '.join(_ROLES)}, not {brief(role)}")
         if role != "assistant":
-            self.turn = None
-            self.messages.append({"role": role, "content": content})
+            self.turn = -1
+            self.messages.append({"role": role, "content": _content(parts)})
             return
-        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        for at, part in enumerate(texts):
+        for at, part in enumerate(parts):
             if part["type"] != "text":
                 raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
         turn, has_id = self._turn_of(item), response_of_item(item.get("id")) is not None
-        text = "".join(part["text"] for part in texts)
-        turn["content"] = _joined(turn["content"], text, has_id and self.text_has_id)
+        text = "".join(part["text"] for part in parts)
+        if text and self.texts and has_id and self.text_has_id:
+            self.texts[-1] += text
+        elif text:
+            self.texts.append(text)
+        turn["content"] = _content([{"type": "text", "text": each} for each in self.texts])
         self.text_has_id = has_id
 
     def _turn_of(self, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,11 +181,13 @@ class _Reader:
         response = response_of_item(item.get("id"))
         is_same = response is not None and response == self.response
         is_other = not is_same and None not in (response, self.response)
-        if self.turn is None or is_other or (self.answered and not is_same):
-            self.turn, self.response, self.answered = {"role": "assistant", "content": ""}, None, False
-            self.messages.append(self.turn)
+        is_answered = self.turn != len(self.messages) - 1
+        if self.turn < 0 or is_other or (is_answered and not is_same):
+            self.turn, self.response, self.texts = len(self.messages), None, []
+            self.messages.append({"role": "assistant", "content": ""})
         self.response = self.response or response
-        return self.turn
+        turn: dict[str, Any] = self.messages[self.turn]
+        return turn
 
 
 def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
@@ -198,7 +196,8 @@ def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
         try:
             text = unsealed(place.string(item, "encrypted_content")) or ""
         except ValueError as error:
-            raise place.at("encrypted_content").error(f"{error}; send it as it was received") from None
+            problem = f"cannot be decoded: {error}; send it as it was received"
+            raise place.at("encrypted_content").error(problem) from None
     return text or _texts(place, item, "summary")
 
 
@@ -209,10 +208,10 @@ def _texts(place: Place, item: Mapping[str, Any], field: str) -> str:
     return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts))
 
 
-def _content(place: Place, content: Any) -> str | list[Mapping[str, Any]]:
-    """One text as a string, several parts as a list: of text, or media as they are."""
+def _parts(place: Place, item: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    """The parts of a content: of text, or media as they are."""
     parts: list[Mapping[str, Any]] = []
-    for at, part in place.parts(content):
+    for at, part in place.at(field).parts(item.get(field)):
         kind = part["type"]
         if kind in TEXT_PARTS:
             part = {"type": "text", "text": at.string(part, TEXT_PARTS[kind])}
@@ -220,15 +219,9 @@ def _content(place: Place, content: Any) -> str | list[Mapping[str, Any]]:
             raise at.at("type").error(f"parts of type {brief(kind)} are not known; use input_text")
         check_depth(part, at)
         parts.append(part)
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return str(parts[0]["text"])
-    return parts or ""
+    return parts
 
 
-def _joined(before: str | list[Mapping[str, Any]], text: str, directly: bool) -> str | list[Mapping[str, Any]]:
-    """A turn's content with the text of one more message, joined to the last text or as a new part."""
-    if not before or not text:
-        return before or text
-    texts = [before] if isinstance(before, str) else [part["text"] for part in before]
-    texts = [*texts[:-1], texts[-1] + text] if directly else [*texts, text]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": each} for each in texts]
+def _content(parts: list[Any]) -> str | list[Any]:
+    """One text as a string, several parts as a list."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or ""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..errors import InputError, brief
 from ..settings import choose
-from .messages import Messages, check_messages, check_tools
+from .messages import ARGUMENTS, Messages, check_messages, check_tools
 from .place import Place, is_list
 from .values import parse_json
 
@@ -98,7 +98,7 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
             if message.get("tool_calls"):
                 raise field.error("is beside tool_calls; give one of them")
             function = field.mapping(call)
-            _call(field, function, "arguments", (str, Mapping, type(None)))
+            _call(field, function, "arguments", ARGUMENTS)
             message = {key: value for key, value in message.items() if key != "function_call"}
             message["tool_calls"] = [{"type": "function", "function": function}]
         converted.append(message)
@@ -194,17 +194,15 @@ def _result(place: Place, block: Part, names: Mapping[str, str]) -> dict[str, An
     if block.get("tool_use_id") is not None:
         message["tool_call_id"] = id = place.string(block, "tool_use_id")
         message |= {"name": names[id]} if id in names else {}
-    content, failed = block.get("content"), block.get("is_error")
-    message["content"] = _content(place.at("content").parts("" if content is None else content), "a tool result")
-    if not isinstance(failed, (bool, type(None))):
-        raise place.at("is_error").wrong(failed, "true or false")
+    content = "" if block.get("content") is None else block["content"]
+    message["content"] = _content(place.at("content").parts(content), "a tool result")
+    failed = place.get(block, "is_error", bool | None, "true or false")
     return message | ({"is_error": True} if failed else {})
 
 
 def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
-    arguments = fields.get(key)
-    if not isinstance(arguments, kinds):
-        raise place.at(key).wrong(arguments, "a mapping" if kinds is Mapping else "a mapping or a JSON string")
+    expected = "a mapping" if kinds is Mapping else "a mapping or a JSON string"
+    arguments = place.get(fields, key, kinds, expected)
     id = {"id": place.string(fields, "id")} if fields.get("id") is not None else {}
     return {**id, "type": "function", "function": {"name": place.string(fields, "name"), "arguments": arguments}}
 
@@ -282,7 +280,7 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
             call = {**outer, **place.at(at).mapping(function)}
         if more := [str(key)[:80] for key in call if key not in ("id", "type", "name", "arguments")]:
             raise place.at(at).error(f"a call is name and arguments; {', '.join(more)} is neither")
-        calls.append(_call(place.at(at), call, "arguments", (str, Mapping)))
+        calls.append(_call(place.at(at), call, "arguments", str | Mapping))
     if not calls:
         raise place.error("has no call")
     return calls
@@ -310,8 +308,7 @@ def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
     if "function" in tool:
         return tool
     if schema is not None:
-        if not isinstance(schema, Mapping):
-            raise place.at("input_schema").wrong(schema, "a JSON schema")
+        place.get(tool, "input_schema", Mapping, "a JSON schema")
         description = {"description": tool["description"]} if tool.get("description") is not None else {}
         return {"type": "function", "function": {"name": tool["name"], **description, "parameters": schema}}
     if tool.get("type") not in (None, "function"):

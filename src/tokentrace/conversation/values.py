@@ -16,8 +16,6 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may contain; a shared value counts each time, since it is printed each time."""
 
 _LARGEST_INT: Final = 10**4300
-_SCALARS: Final = frozenset({str, bool, type(None)})
-_TEXT: Final = frozenset({str})
 _KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
     *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
 )
@@ -42,7 +40,9 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
     Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, raises it
     also for what JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
     """
-    parents: set[int] = set()
+    is_flat = type(value) is dict and len(value) < 1000 and all(map(_is_scalar, value.values()))
+    if is_flat and {str}.issuperset(map(type, value)):
+        return value
     count = 0
 
     def error(problem: str, path: tuple[Any, ...]) -> InputError:
@@ -56,30 +56,27 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
             raise place.error(f"holds more than {MAX_VALUES} values")
         if _is_scalar(value):
             return value
-        if id(value) in parents or len(path) > MAX_DEPTH:
+        if len(path) > MAX_DEPTH:
             raise place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
-        parents.add(id(value))
-        plain: Any = value
         if isinstance(value, Mapping):
             items = {key: walk(item, (*path, key)) for key, item in value.items()}
-            is_text = _TEXT.issuperset(map(type, value))
-            if strict and not is_text and (keys := [key for key in value if not isinstance(key, str)]):
+            unusual = [key for key in value if type(key) is not str]
+            if strict and (keys := [key for key in unusual if not isinstance(key, str)]):
                 raise error(f"has a key that is {kind_of(keys[0])}", path)
-            is_same = type(value) is dict and is_text and all(map(operator.is_, items.values(), value.values()))
-            plain = value if is_same else items
-        elif isinstance(value, (list, tuple)):
+            is_same = type(value) is dict and not unusual and all(map(operator.is_, items.values(), value.values()))
+            return value if is_same else items
+        if isinstance(value, (list, tuple)):
             plain = [walk(item, (*path, at)) for at, item in enumerate(value)]
-            plain = value if type(value) is list and all(map(operator.is_, plain, value)) else plain
-        elif strict:
-            plain = json_like(value, value)
-            if type(plain) is type(value):
-                hint = ": pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
-                raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}{hint}", path)
-            plain = walk(plain, path)
-        parents.discard(id(value))
-        return plain
+            return value if type(value) is list and all(map(operator.is_, plain, value)) else plain
+        if not strict:
+            return value
+        reduced = json_like(value, value)
+        if type(reduced) is type(value):
+            hint = ": pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
+            raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}{hint}", path)
+        return walk(reduced, path)
 
-    return value if is_flat(value) else walk(value, ())
+    return walk(value, ())
 
 
 def is_plain(value: Any) -> bool:
@@ -95,19 +92,11 @@ def check_depth(value: Any, place: Place) -> None:
     plain_json(value, place, strict=False)
 
 
-def is_flat(value: Any) -> bool:
-    """True for a text, and for a dict of scalars: most values are no more than that."""
-    if type(value) is not dict:
-        return type(value) is str
-    is_plain = _SCALARS.issuperset(map(type, value.values())) or all(map(_is_scalar, value.values()))
-    return is_plain and _TEXT.issuperset(map(type, value)) and len(value) < 1000
-
-
 def _is_scalar(value: Any) -> bool:
     kind = type(value)
     if kind is int:
         return bool(-_LARGEST_INT < value < _LARGEST_INT)
-    return kind in _SCALARS or (kind is float and math.isfinite(value))
+    return kind in (str, bool, type(None)) or (kind is float and math.isfinite(value))
 
 
 def parse_json(text: str, place: Place, **options: Any) -> Any:

@@ -27,7 +27,6 @@ from ..show.alignment import align
 from ..show.document import Cell, Document, StreamBars, Table
 from ..show.visible import counted
 from ..tokens.ids import runs
-from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .questions import FollowUps, pick_questions, question_reward, question_task
 
@@ -79,7 +78,7 @@ class PathAgent(Agent):
         ids, _ = path_row(self._path, self.renderer, rollout, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
-        broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
+        broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.table().mask)
         if broken is None:
             trajectory.extend_to(ids, messages=len(rollout.messages))
         else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..conversation.responses import from_responses, in_namespace, item_id, sealed
+from ..conversation.responses import in_namespace, item_id, read_items, sealed
 from ..engines.protocol import FinishReason
 from ..errors import brief
 from ..parsing.response import PartKind
@@ -96,8 +96,6 @@ class ResponsesBody(wire.AgentBody):
 def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
-    references: dict[int, list[str]] = {}
-    starts: list[int] = []
     id = body.previous_response_id
     previous = None if id is None else id.removeprefix(PREFIX)
     if previous is not None and (previous == id or not (previous.isascii() and previous.isalnum())):
@@ -106,9 +104,8 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
     if body.input is None:
         raise RequestError("is missing; send a string or a list of items", field="input")
     with wire.naming_fields("input", past.items):
-        more: dict[str, Any] = {"before": past.messages, "open_calls": previous is not None}
-        messages = from_responses(body.input, body.instructions, references=references, starts=starts, **more)
-    instructions = int(bool(body.instructions))
+        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        items = read_items(body.input, [*system, *past.messages], open_calls=previous is not None)
     tools, namespaces, hidden = _tools(body.tools or [])
     reasoning, text, included = body.reasoning or _Reasoning(), body.text or _Text(), body.include or []
     wishes = {
@@ -122,7 +119,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
     ways = (TokenFields.TOKENTRACE, TokenFields.NEMO_GYM)
     structure, form = _format(text)
     return Request(
-        messages=messages,
+        messages=items.messages,
         tools=tools or None,
         **shared,
         max_tokens=body.max_output_tokens,
@@ -130,10 +127,10 @@ def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory 
         structure=structure,
         hints=wire.thinking_hints(None, reasoning.effort, field="reasoning.effort"),
         previous=previous,
-        references={at: tuple(ids) for at, ids in references.items()},
-        instructions=instructions,
+        references={at: tuple(ids) for at, ids in items.references.items()},
+        instructions=len(system),
         joined=True,
-        starts=[*(instructions + start for start in past.starts), *starts],
+        starts=[*(len(system) + start for start in past.starts), *items.starts],
         stored=body.store is not False,
         wishes=(*hidden, *wire.wishes(**wishes)),
         answer=wire.AnswerOptions(

@@ -148,9 +148,7 @@ class Bridger:
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
         """The request, with the names of the called functions if results have them or the template needs them."""
-        words = self._proofs.once(
-            "words", lambda: sorted(word for word in self.study.template.searched if len(word) > 1)
-        )
+        words = self.study.template.searched
         results, unnamed = seams.leading_results(new), _Request(new, tools, (seams.shape(new, words), tools_key))
         names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):

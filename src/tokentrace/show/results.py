@@ -21,7 +21,7 @@ from ..study.sampling import SampledTurn
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import common_prefix as common_ids
-from ..tokens.kinds import Kind, Part
+from ..tokens.kinds import Part
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.storage import Loaded
 from ..trajectory.trajectory import Trajectory
@@ -325,9 +325,8 @@ def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:
     branch = trajectory.branches[at]
     start = branch.start
-    kinds = trajectory.kinds(at)[start:]
-    ids = trajectory.stream(at)[start:]
-    turns = np.full(len(ids), -1, np.int32)
+    tokens = trajectory.table(at).slice(start, branch.stop)
+    turns = np.full(len(tokens), -1, np.int32)
     versions: list[tuple[Any, int, int]] = []
     for turn in trajectory.turns(at):
         if turn.branch == at:
@@ -336,11 +335,11 @@ def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer:
             versions += [(one.version, offset + one.start, offset + one.stop) for one in turn.versions]
     return Track(
         f"branch {at}" + (f": {branch.cause}" if branch.cause else ""),
-        ids,
-        KIND_HUES[kinds],
-        trajectory.message_indices(at)[start:],
-        **_texts(tokenizer, ids),
-        mask=kinds == Kind.SAMPLED,
+        tokens.ids,
+        KIND_HUES[tokens.kinds],
+        tokens.messages,
+        **_texts(tokenizer, tokens.ids),
+        mask=tokens.mask,
         logprobs=trajectory.logprobs(at)[start:] if trajectory.has_logprobs else None,
         turns=turns,
         versions=versions,

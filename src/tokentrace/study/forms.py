@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..computed import computed
-from ..conversation.forms import SILENT, Silence
+from ..conversation.forms import Silence
 from ..conversation.messages import RESULT_ROLES
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
@@ -52,7 +52,7 @@ class TemplateForms:
         """How a message without calls may have no content, written like ``""``."""
         renderings: dict[Silence, list[str]] = {}
         for silence in Silence:
-            message = {"role": "assistant", **SILENT[silence]}
+            message = {"role": "assistant", **silence.fields}
             drawn = [self._study.probe([USER, message, *after]) for after in ((), (USER,))]
             texts = [one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins]
             if len(texts) == len(drawn):
@@ -209,7 +209,7 @@ class ReadCalls:
 
 def _calling(as_mapping: bool, silence: Silence) -> Message:
     calls = [call(1, TWO_ARGUMENTS, as_text=not as_mapping)]
-    return {"role": "assistant", **SILENT[silence], "tool_calls": calls}
+    return {"role": "assistant", **silence.fields, "tool_calls": calls}
 
 
 def _replaced(probe: Probe, at: int, content: Any) -> Probe:

@@ -4,7 +4,6 @@ from .channels import Channel as Channel
 from .storage import Loaded as Loaded
 from .storage import from_bytes as from_bytes
 from .storage import load_trajectory as load_trajectory
-from .storage import save_trajectory as save_trajectory
 from .storage import to_bytes as to_bytes
 from .trajectory import Trajectory as Trajectory
 from .turns import Branch as Branch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final, Self
 
@@ -14,38 +14,35 @@ import numpy.typing as npt
 from ..errors import TrajectoryError
 from ..settings import instance, whole
 from ..tokens.ids import INT32_MAX, common_prefix
-from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
 from .channels import Channel, Entries
 from .checks import as_count, as_ids, from_json, mapping_json
 from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write
 
-_start = attrgetter("start")
 
-
+@dataclass(slots=True)
 class _Stream:
     """The ids of one branch, which are only ever appended.
 
     A full array moves to a larger one. Views that `ids` returned earlier keep the old array, so they never change.
     """
 
-    def __init__(self, branch: int = -1) -> None:
-        self.branch = branch
-        self.length = 0
-        self._array: Ids = np.empty(0, np.int32)
+    branch: int = -1
+    length: int = 0
+    array: Ids = field(default_factory=lambda: np.empty(0, np.int32))
 
     def extend(self, ids: Ids) -> None:
         start, stop = self.length, self.length + len(ids)
-        if stop > len(self._array):
+        if stop > len(self.array):
             room = np.empty(len(ids) + stop // 8 + 16, np.int32)
-            self._array = np.concatenate([self._array[:start], room])
-        self._array[start:stop] = ids
+            self.array = np.concatenate([self.array[:start], room])
+        self.array[start:stop] = ids
         self.length = stop
 
     @property
     def ids(self) -> Ids:
-        view = self._array[: self.length]
+        view = self.array[: self.length]
         view.flags.writeable = False
         return view
 
@@ -102,14 +99,6 @@ class Record:
     def table(self, branch: int | None = None) -> TokenTable:
         """The tokens of a stream with all their columns. The mask is True where a token was sampled."""
         return frozen(join([write.tokens for write in self._along(self._index(branch))]))
-
-    def kinds(self, branch: int | None = None) -> Kinds:
-        """The kind of each token."""
-        return self.table(branch).kinds
-
-    def message_indices(self, branch: int | None = None) -> npt.NDArray[np.int32]:
-        """The message of each token of a stream, -1 for none."""
-        return self.table(branch).messages
 
     def loss_mask(self, branch: int | None = None) -> npt.NDArray[np.bool_]:
         """True where a token was sampled that the branch owns: once over all branches."""
@@ -243,7 +232,7 @@ class Record:
             lineage.append((writes, limit))
             index, limit = _parent(writes), writes[0].start
         for writes, limit in reversed(lineage):
-            for write in writes[bisect_left(writes, since, key=_start) :]:
+            for write in writes[bisect_left(writes, since, key=attrgetter("start")) :]:
                 if write.start >= limit:
                     break
                 yield cut(write, limit)
@@ -260,7 +249,7 @@ class Record:
         if owner < 0:
             return 0
         writes = self._by_branch[owner]  # the first starts before the position, since its branch owns it
-        write = writes[bisect_left(writes, position, key=_start) - 1]
+        write = writes[bisect_left(writes, position, key=attrgetter("start")) - 1]
         return write.messages if write.stop <= position else write.message
 
 

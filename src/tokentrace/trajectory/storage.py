@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from ..errors import TrajectoryError, brief
-from ..files import write_whole
 from .channels import Packed
 from .checks import as_ids, as_owners, from_json
 from .trajectory import Trajectory
@@ -167,10 +166,8 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     magic = bytes(view[: len(MAGIC)])
     if magic != MAGIC[: len(view)]:
         raise TrajectoryError(f"not a trajectory: it begins with {magic!r}, and a trajectory with {MAGIC!r}")
-    if len(view) < position:
-        return Loaded(Trajectory(), 0, "it ends before its version")
-    version = _U32.unpack_from(view, len(MAGIC))[0]
-    if version != VERSION:
+    version = int.from_bytes(view[len(MAGIC) : position], "little")
+    if version != VERSION and len(view) >= position:
         versions = f"a trajectory of version {version}; this tokentrace reads version {VERSION}"
         raise TrajectoryError(f"{versions}: load it with the one that wrote it")
     ends, problem = _scan(view, position)
@@ -288,14 +285,6 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     owners = as_owners(fields.spans, fields.tokens, fields.messages, start=fields.start)
     kinds = np.frombuffer(arrays[middle:end], _KINDS)
     trajectory.record_context(fields.branch, fields.start, ids, kinds, owners, fields.messages, *opens)
-
-
-# -- files
-
-
-def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> None:
-    """Write the whole trajectory, or nothing. Replaces a file of that name. Only its owner may read it."""
-    write_whole(Path(path), [to_bytes(trajectory)], private=True)
 
 
 def load_trajectory(path: str | os.PathLike[str]) -> Loaded:

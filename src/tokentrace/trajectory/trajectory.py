@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import ExtensionError, TrajectoryError, brief
+from ..files import write_whole
 from ..settings import as_float, choose, instance, is_number
 from ..showing import ShowsItself
 from ..tokens.ids import common_prefix
@@ -48,10 +50,10 @@ class Trajectory(ShowsItself, Record):
     """
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole trajectory to a file, or nothing. `load_trajectory` reads it."""
-        from .storage import save_trajectory
+        """Write the whole trajectory to a file that only its owner may read, or nothing. See `load_trajectory`."""
+        from .storage import to_bytes
 
-        save_trajectory(self, path)
+        write_whole(Path(path), [to_bytes(self)], private=True)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
         from .storage import restore, to_bytes
@@ -166,9 +168,8 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole next prompt; returns how many of its ids are new.
 
-        It must begin with the stream, id for id; `ExtensionError` names the first position that differs. `kinds`
-        (CONTEXT by default) and `message_spans` describe the whole prompt, but only the new part is recorded.
-        `messages` is how many messages the prompt holds. A prompt equal to the stream changes nothing.
+        It must begin with the stream; `ExtensionError` names the first position that differs. `kinds`, `message_spans`
+        and `messages` (how many it holds) describe the whole prompt, of which only the new part is recorded.
         """
         index = self._index(branch)
         last = self._last(index)
@@ -177,7 +178,7 @@ class Trajectory(ShowsItself, Record):
         if shared < last.stop:
             reason = f"the prompt ends at {shared}, inside the recorded stream of {last.stop} ids"
             if shared < len(ids):
-                recorded = f"{int(stream[shared])} ({Kind(int(self.kinds(index)[shared])).name})"
+                recorded = f"{int(stream[shared])} ({Kind(int(self.table(index).kinds[shared])).name})"
                 reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded}"
             advice = f"it does not extend branch {index}; record a rewritten history with branch(prompt_ids)"
             raise ExtensionError(f"{reason}: {advice}", position=shared)
@@ -201,9 +202,8 @@ class Trajectory(ShowsItself, Record):
         """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
         It shares the longest prefix that is recorded anywhere in the tree, which stays with the branch that owns it.
-        Arguments describe the whole prompt, as in `extend_to`; by default no message is new. Raises `TrajectoryError`
-        for a prompt that begins with the whole stream of a branch: use `extend_to`. To sample again from the same
-        prompt, branch after the first completion is recorded.
+        Arguments are as in `extend_to`; by default no message is new. Raises `TrajectoryError` for a prompt that begins
+        with a branch's whole stream: use `extend_to`. To sample a prompt again, branch after its first completion.
         """
         self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
