@@ -172,7 +172,6 @@ TALK = {"messages": CHAT, "tools": [TOOL]}
 
 DOORS: list[Door] = [
     ("render", RENDERER.render, {**TALK, "add_generation_prompt": True}),
-    ("render_text", RENDERER.render_text, TALK),
     ("find_unreadable", RENDERER.find_unreadable, TALK),
     ("check_messages", RENDERER.check_messages, TALK),
     (
@@ -182,7 +181,6 @@ DOORS: list[Door] = [
     ),
     ("parse_response", RENDERER.parse_response, IDS),
     ("streaming_parser", lambda token_ids, **rest: RENDERER.streaming_parser(**rest).feed(token_ids), IDS),
-    ("decode", RENDERER.decode, {"token_ids": SAMPLED}),
     ("grammar", RENDERER.grammar, {"tools": [TOOL]}),
     ("select", RENDERED.select, {"message": 1, "role": "user", "field": "content", "sampled": False}),
     ("decode", RENDERED.decode, {"chosen": slice(0, 3)}),
