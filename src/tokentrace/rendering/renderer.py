@@ -280,6 +280,10 @@ class Renderer:
 
     # -- parsing
 
+    def decode(self, token_ids: Any) -> str:
+        """The text of token ids, for people to read: never encode it again."""
+        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size))
+
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:
@@ -305,7 +309,8 @@ class Renderer:
         reading = self.calls if calls is None else choose(CallReading, "calls", calls)
         compiled = self._compiled(self.study(tools), bool(tools))
         prompt = None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
-        return StreamingParser(compiled, self._prepare(tools).schemas, prompt, reading)
+        lenient = reading is CallReading.LENIENT
+        return StreamingParser(compiled, self._prepare(tools).schemas, prompt, lenient=lenient)
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
