@@ -67,30 +67,33 @@ def check_messages(messages: Any, *, is_role: Callable[[str], bool] = lambda _: 
 
     `is_role` decides about words that are not among `ROLES`.
     """
+    return [_check_message(place, message, is_role) for place, message in placed_messages(messages)]
+
+
+def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """Messages with their places. Raises InputError for anything but a list of mappings."""
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
         advice = 'pass its "messages"' if is_row else "wrap a single message in a list"
         raise InputError(f"messages must be a list of messages, not {kind_of(messages)}; {advice}")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-    return [_check_message(index, message, is_role) for index, message in enumerate(messages)]
+    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
-def _check_message(index: int, message: Any, is_role: Callable[[str], bool]) -> Mapping[str, Any]:
-    place = Place(index)
-    fields = place.mapping(message, "a mapping with a role")
-    role, content = place.string(fields, "role"), fields.get("content")
+def _check_message(place: Place, message: Mapping[str, Any], is_role: Callable[[str], bool]) -> Mapping[str, Any]:
+    role, content = place.string(message, "role"), message.get("content")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
     if not isinstance(content, str):
         _check_content(place.at("content"), role, content)
     if role == "assistant":
-        for name in filter(fields.__contains__, THOUGHTS):
-            place.get(fields, name, str | None, "a string")
-        if fields.get("tool_calls") is not None:
-            _check_calls(place.at("tool_calls"), fields["tool_calls"])
-    return fields
+        for name in filter(message.__contains__, THOUGHTS):
+            place.get(message, name, str | None, "a string")
+        if message.get("tool_calls") is not None:
+            _check_calls(place.at("tool_calls"), message["tool_calls"])
+    return message
 
 
 def _check_content(place: Place, role: str, content: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..errors import InputError, brief
 from ..settings import choose
-from .messages import ARGUMENTS, Messages, check_messages, check_tools
+from .messages import ARGUMENTS, Messages, check_messages, check_tools, placed_messages
 from .place import Place, is_list
 from .values import parse_json
 
@@ -75,14 +75,6 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
     return from_anthropic(messages) if shape is Shape.ANTHROPIC else from_sharegpt(messages)
 
 
-def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    if not is_list(messages):
-        raise Place(field="messages").wrong(messages, "a list of messages")
-    if not messages:
-        raise InputError("the conversation is empty; give at least one message")
-    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
-
-
 # -- OpenAI
 
 
@@ -92,7 +84,7 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``.
     """
     converted: list[Mapping[str, Any]] = []
-    for place, message in _placed(messages):
+    for place, message in placed_messages(messages):
         call, field = message.get("function_call"), place.at("function_call")
         if call is not None and message.get("role") == "assistant":
             if message.get("tool_calls"):
@@ -148,7 +140,7 @@ def from_anthropic(
     """
     converted: list[Mapping[str, Any]] = []
     names = {} if names is None else names
-    for place, message in _placed(messages):
+    for place, message in placed_messages(messages):
         for field in _FOREIGN:
             if message.get(field) is not None:
                 problem = "is OpenAI's, but the conversation is in Anthropic's shape; use content blocks"
@@ -235,7 +227,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     message that disagree about what is trained.
     """
     messages: list[Mapping[str, Any]] = []
-    for place, turn in _placed(turns):
+    for place, turn in placed_messages(turns):
         message = _from_turn(place, turn)
         last = messages[-1] if messages else {}
         if turn["from"] not in _CALLERS or last.get("role") != "assistant" or last.get("tool_calls"):
