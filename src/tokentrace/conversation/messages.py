@@ -58,16 +58,17 @@ THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 ARGUMENTS: Final = (str, Mapping, type(None))
 """Types of a call's arguments."""
 
+RoleTest: TypeAlias = Callable[[str], bool]
 _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
 """A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
 
 
-def check_messages(messages: Any, *, is_role: Callable[[str], bool] = lambda _: False) -> list[Mapping[str, Any]]:
+def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> list[Mapping[str, Any]]:
     """`messages` as a list of mappings. Raises InputError naming the message and the field.
 
     `is_role` decides about words that are not among `ROLES`.
     """
-    return [_check_message(place, message, is_role) for place, message in placed_messages(messages)]
+    return [check_message(place, message, is_role) for place, message in placed_messages(messages)]
 
 
 def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
@@ -81,13 +82,15 @@ def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
-def _check_message(place: Place, message: Mapping[str, Any], is_role: Callable[[str], bool]) -> Mapping[str, Any]:
-    role, content = place.string(message, "role"), message.get("content")
+def check_message(
+    place: Place, message: Mapping[str, Any], is_role: RoleTest = ROLES.__contains__
+) -> Mapping[str, Any]:
+    """The message. Raises InputError."""
+    role = place.string(message, "role")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
-    if not isinstance(content, str):
-        _check_content(place.at("content"), role, content)
+    check_content(place.at("content"), role, message.get("content"))
     if role == "assistant":
         for name in filter(message.__contains__, THOUGHTS):
             place.get(message, name, str | None, "a string")
@@ -96,7 +99,10 @@ def _check_message(place: Place, message: Mapping[str, Any], is_role: Callable[[
     return message
 
 
-def _check_content(place: Place, role: str, content: Any) -> None:
+def check_content(place: Place, role: str, content: Any) -> None:
+    """Raise InputError unless a message of this role may have this content."""
+    if isinstance(content, str):
+        return
     if content is None:
         if role != "assistant":
             raise place.error(f"is missing; a {role} message needs content")

@@ -6,13 +6,12 @@ templates print None as a word.
 """
 
 import enum
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import InputError, brief
 from ..settings import choose
-from .messages import ARGUMENTS, Messages, check_messages, check_tools, placed_messages
+from .messages import ARGUMENTS, Messages, check_content, check_message, check_tools, placed_messages
 from .place import Place, is_list
 from .values import parse_json
 
@@ -25,6 +24,7 @@ _SPEAKERS: Final[Mapping[str, str]] = {
 }
 """Values of ShareGPT's ``from``, and the role of each."""
 _CALLERS: Final = frozenset({"function_call", "tool_call"})  # speakers whose value is JSON of calls
+_CALL_FIELDS: Final = ("id", "type", "function", "name", "arguments")
 _LOSS: Final = ("weight", "train")  # choose what is trained; apply to a whole message
 _CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
 _FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # not Anthropic's
@@ -254,12 +254,8 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     elif value is None and not (carried.get("tool_calls") and role == "assistant"):
         raise place.at("value").error("is missing")
     message = {"role": role, "content": "" if value is None else value, **carried}
-    try:
-        check_messages([message])
-    except InputError as error:
-        field = re.sub(r"^content\b", "value", error.field or "")
-        raise InputError(error.problem, message=place.message, field=field) from error
-    return message
+    check_content(place.at("value"), role, message["content"])
+    return check_message(place, message)
 
 
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
@@ -267,10 +263,9 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
     calls = []
     for at, one in enumerate(values if is_list(values) else [values]):
         call = place.at(at).mapping(one)
-        if (function := call.get("function")) is not None:
-            outer = {key: item for key, item in call.items() if key != "function"}
-            call = {**outer, **place.at(at).mapping(function)}
-        if more := [str(key)[:80] for key in call if key not in ("id", "type", "name", "arguments")]:
+        if call.get("function") is not None:
+            call = {**call, **place.at(at).mapping(call["function"])}
+        if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
             raise place.at(at).error(f"a call is name and arguments; {', '.join(more)} is neither")
         calls.append(_call(place.at(at), call, "arguments", str | Mapping))
     if not calls:
@@ -289,10 +284,8 @@ def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | No
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None
-    checked = check_tools(tools)
-    if checked is None:
-        return None
-    return [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in enumerate(checked)]
+    checked = enumerate(check_tools(tools) or ())
+    return [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in checked] or None
 
 
 def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
