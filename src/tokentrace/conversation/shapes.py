@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..errors import InputError, brief
 from ..settings import choose
+from .forms import texts_of
 from .messages import ARGUMENTS, Messages, check_content, check_message, check_tools, placed_messages
 from .place import Place, is_list
 from .values import parse_json
@@ -109,10 +110,7 @@ def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
         raise InputError("must be a string or a list of text blocks", field="system")
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
-    content: Any = messages[0].get("content")
-    if is_list(content):
-        content = "".join(str(part.get("text") if isinstance(part, Mapping) else part) for part in content)
-    if content != text:
+    if "".join(words for _, words in texts_of(messages[0])) != text:
         raise InputError("differs from the system message that the conversation begins with", field="system")
     return list(messages)
 
