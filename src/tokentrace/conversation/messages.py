@@ -82,9 +82,7 @@ def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
-def check_message(
-    place: Place, message: Mapping[str, Any], is_role: RoleTest = ROLES.__contains__
-) -> Mapping[str, Any]:
+def check_message(place: Place, message: Mapping[str, Any], is_role: RoleTest) -> Mapping[str, Any]:
     """The message. Raises InputError."""
     role = place.string(message, "role")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..errors import InputError, brief
 from ..settings import choose
 from .forms import texts_of
-from .messages import ARGUMENTS, Messages, check_content, check_message, check_tools, placed_messages
+from .messages import ARGUMENTS, ROLES, Messages, check_content, check_message, check_tools, placed_messages
 from .place import Place, is_list
 from .values import parse_json
 
@@ -253,7 +253,7 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
         raise place.at("value").error("is missing")
     message = {"role": role, "content": "" if value is None else value, **carried}
     check_content(place.at("value"), role, message["content"])
-    return check_message(place, message)
+    return check_message(place, message, ROLES.__contains__)
 
 
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
