@@ -13,7 +13,6 @@ from tests.diagnose.planted import SHAPES, Told, clean, rollouts
 from tests.diagnose.two_requests import renderer_of
 from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.record_files import read_rollouts
-from tokentrace.diagnose.records import Rollout
 from tokentrace.diagnose.rollouts import CheckedRollout, Relation, RolloutReport, check_rollouts
 from tokentrace.errors import InputError, TokentraceError
 from tokentrace.show.terminal import plain_view
@@ -40,7 +39,7 @@ def lines_of(shape: str, told: list[Told] | None = None, messages: bool = False)
 def checked(file: str, family: str) -> dict[str, CheckedRollout]:
     results = {}
     for one in read_rollouts([file]):
-        assert isinstance(one, Rollout), one
+        assert not one.problem, one
         results[one.name] = CheckedRollout(one, renderer_of(family))
     return results
 

@@ -138,14 +138,13 @@ def _recorded(file: str) -> Iterator[Sample]:
     import numpy as np
 
     from ..diagnose.record_files import holds_rollouts, read_rollouts
-    from ..diagnose.records import Unreadable
     from ..diagnose.rollouts import CheckedRollout
     from ..samples.sample import Sample
     from ..tokens.kinds import Kind
 
     holds_rollouts(file)  # refuses a file of conversations
     for rollout in read_rollouts([file]):
-        if isinstance(rollout, Unreadable):
+        if rollout.problem:
             raise InputError(f"{rollout.where}: {rollout.problem}")
         tracks = [(row.ids, row.mask) for row in rollout.rows]
         for ids, mask in tracks or [(tip.stream, tip.sampled) for tip in CheckedRollout(rollout).tips]:

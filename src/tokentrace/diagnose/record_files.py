@@ -6,8 +6,7 @@ notes where they are, a second reads them.
 
 import asyncio
 import itertools
-import tempfile
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +17,11 @@ from ..data.sources import Row as FileRow
 from ..data.tables import read_metadata
 from ..errors import InputError, TrajectoryError
 from ..samples.trajectories import owned_turns
+from ..settings import as_float
 from ..trajectory.storage import MAGIC, load_trajectory, replay_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .records import IDS, ROWS, Call, Request, Rollout, UnknownShapeError, Unreadable, line_key, read_lines, recognise
+from .records import IDS, ROWS, Call, Rollout, UnknownShapeError, asked, line_key, read_lines, recognise
 from .rows import has_conversation
 
 ROW_BYTES: Final = 1 << 30
@@ -38,26 +38,23 @@ Progress = Callable[[float, float], None]
 
 def read_rollouts(
     inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Callable[[str], None] = lambda _: None
-) -> Iterator[Rollout | Unreadable]:
-    """Read all rollouts in `inputs`. `note` gets what each input is, and which files are cut off.
+) -> Iterator[Rollout]:
+    """Read all rollouts in `inputs`; some may have a `problem`. `note` gets what each input is.
 
     Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``,
     a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
     Raises InputError if an input is missing or none of these.
     """
     for name in inputs:
-        path, store, files = _opened(name)
-        if store:
+        if store := _store_of(name):
             yield from _read_store(store, note)
-            continue
-        if files:
-            note(f"{name}: {'trajectories' if path.is_dir() else 'a trajectory'}")
-        for done, file in enumerate(files, 1):
-            where = f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" if path.is_dir() else name
-            yield _read_trajectory(file, where, note)
-            progress(done, len(files))
-        with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-            for source in find_sources([name], Path(spool)) if not files else ():
+        elif files := _trajectories(name):
+            note(f"{name}: {'trajectories' if Path(name).expanduser() not in files else 'a trajectory'}")
+            for done, (file, where) in enumerate(files.items(), 1):
+                yield _read_trajectory(file, where, note)
+                progress(done, len(files))
+        else:
+            for source in find_sources([name]):
                 yield from _read_source(source, progress, note)
 
 
@@ -67,17 +64,16 @@ def holds_rollouts(name: str) -> bool:
     Rows hold rollouts if they have logprobs, or if a rollout or a gateway wrote their file.
     Raises InputError for conversations, which are not tokens.
     """
-    path, store, files = _opened(name)
-    if store or files:
+    path = Path(name).expanduser()
+    if _store_of(name) or _trajectories(name):
         return True
     if name == "-" or not path.exists():
         return False
     metadata = read_metadata(path) if path.is_file() else {}
     if "store" in metadata or "engine" in metadata.get("settings", {}):
         return True
-    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-        rows = (row for one in find_sources([name], Path(spool)) for row in read_rows(one, row_bytes=ROW_BYTES))
-        line: Any = next((row.value for row in rows if isinstance(row.value, Mapping)), {})
+    rows = (row for one in find_sources([name]) for row in read_rows(one, row_bytes=ROW_BYTES))
+    line: Any = next((row.value for row in rows if isinstance(row.value, Mapping)), {})
     try:
         return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:
@@ -90,19 +86,26 @@ def holds_rollouts(name: str) -> bool:
 
 
 def highest_id(inputs: Sequence[str]) -> int:
-    rollout = next((one for one in read_rollouts(inputs) if isinstance(one, Rollout)), Rollout("", ""))
-    arrays = [*(call.stream for call in rollout.calls), *(row.ids for row in rollout.rows)]
-    return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
+    """The highest id of the first rollout that can be read."""
+    rollouts = (one for one in read_rollouts(inputs) if not one.problem)
+    arrays = ([*(call.stream for call in one.calls), *(row.ids for row in one.rows)] for one in rollouts)
+    return max((int(ids.max(initial=-1)) for ids in next(arrays, [])), default=-1)
 
 
-def _opened(name: str) -> tuple[Path, str, list[Path]]:
-    """The path of an input; the name of a store, or trajectory files, if it is that."""
+def _store_of(name: str) -> str:
+    """The store that an input is, or has; empty if there is none."""
     path = Path(name).expanduser()
-    store = path / _RUN_STORE if path.is_dir() else path
-    if "://" in name or _starts_with(store, _SQLITE):
-        return path, name if "://" in name else str(store), []
-    files = sorted(path.rglob("*.tt")) if path.is_dir() else [path]
-    return path, "", [file for file in files if file.is_file() and (path.is_dir() or is_trajectory(file))]
+    path = path / _RUN_STORE if path.is_dir() else path
+    return name if "://" in name else str(path) if _starts_with(path, _SQLITE) else ""
+
+
+def _trajectories(name: str) -> dict[Path, str]:
+    """The trajectory files of an input, and their names."""
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return {path: name} if is_trajectory(path) else {}
+    files = [file for file in sorted(path.rglob("*.tt")) if file.is_file()]
+    return {file: f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" for file in files}
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:
@@ -122,60 +125,58 @@ def is_trajectory(path: Path) -> bool:
     return _starts_with(path, MAGIC)
 
 
-def _read_trajectory(path: Path, where: str, note: Callable[[str], None]) -> Rollout | Unreadable:
+def _read_trajectory(path: Path, where: str, note: Callable[[str], None]) -> Rollout:
     """A trajectory file. One that was cut off is read as far as it goes."""
     try:
         loaded = load_trajectory(path)
     except (TrajectoryError, OSError) as error:
-        return Unreadable(where, str(error).removeprefix(f"{path}: "))
+        return Rollout("", where, problem=str(error).removeprefix(f"{path}: "))
     trajectory = loaded.trajectory
     if not trajectory.num_branches:
-        return Unreadable(where, "nothing is recorded in it")
+        return Rollout("", where, problem="nothing is recorded in it")
     if loaded.truncated:
         note(f"{where}: {loaded.problem}")
     calls = [_turn_call(trajectory, turn, where) for turn in owned_turns(trajectory)]
     return Rollout(trajectory.name or path.stem, where, calls)
 
 
-def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request | None = None, cause: str = "") -> Call:
+def _turn_call(trajectory: Trajectory, turn: Turn, where: str, cause: str = "", **request: Any) -> Call:
     branch = trajectory.branches[turn.branch]
     first = next(one for one in trajectory.turns(turn.branch) if one.branch == turn.branch)
-    temperature = (turn.sampling or {}).get("temperature")
     return Call(
         trajectory.stream(turn.branch)[: turn.stop],
         turn.start,
         f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else ""),
         None if turn.tokens.logprobs is None else turn.tokens.logprobs.astype(np.float64),
-        request=request,
+        **request,
         recorded=(cause or branch.cause) if first.write == turn.write else "",
-        temperature=float(temperature) if isinstance(temperature, (int, float)) else None,
+        temperature=as_float((turn.sampling or {}).get("temperature")),
     )
 
 
 # -- stores of sessions
 
 
-def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
+def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout]:
     """The sessions of a store, the newest first."""
     from ..store.store import State, StoreError, open_store
+
+    async def all_of(items: Any) -> list[Any]:
+        return [item async for item in items]
 
     store = open_store(name)
     note(f"{store.where}: a store of sessions")
     with asyncio.Runner() as runner:
         try:
-            for info in runner.run(_listed(store.sessions())):
+            for info in runner.run(all_of(store.sessions())):
                 where = f"{store.where}, session {info.id}"
                 try:
-                    turns = [] if info.state is State.DROPPED else runner.run(_listed(store.turns(info.id)))
+                    turns = [] if info.state is State.DROPPED else runner.run(all_of(store.turns(info.id)))
                     yield from [_session(info.id, turns, where)] if turns else []
                 except (TrajectoryError, StoreError, KeyError, TypeError, ValueError) as error:
-                    yield Unreadable(where, f"its record cannot be read: {error}")
+                    yield Rollout("", where, problem=f"its record cannot be read: {error}")
         finally:
             runner.run(store.close())
-
-
-async def _listed(items: AsyncIterable[Any]) -> list[Any]:
-    return [item async for item in items]
 
 
 def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
@@ -188,27 +189,27 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
         base = [] if info["base"] is None else conversations[info["base"]][: info["shared"]]
         conversations.append([*base, *info["messages"], info["reply"]])
         tools.setdefault(info["root"], info.get("tools"))
-        request = Request(conversations[-1][:-1], tools[info["root"]], info["reply"])
+        request = asked(conversations[-1][:-1], tools[info["root"]], info["reply"])
         turns = {turn.start: turn for turn in trajectory.turns(info["branch"])}
         words = f"{cause['cause']}: {cause['words']}" if cause else ""
-        calls.append(_turn_call(trajectory, turns[info["start"]], where, request, words))
+        calls.append(_turn_call(trajectory, turns[info["start"]], where, words, **request))
     return Rollout(name, where, calls, tokenizer=records[-1].info.get("tokenizer"))
 
 
 # -- lines and rows
 
 
-def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
+def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout]:
     note(f"{source.name}: {_recognise(source)}")
     neighbours = itertools.groupby(read_rows(source, row_bytes=ROW_BYTES), key=_key)
     groups = _line_groups(source) if source.format is Format.LINES else (list(rows) for _, rows in neighbours)
     for rows in groups:
         lines = []
         for row in rows:
-            if row.problem is not None or not isinstance(row.value, Mapping):
-                yield Unreadable(_place(source, row), row.problem or "it is not an object")
-            else:
+            if row.problem is None and isinstance(row.value, Mapping):
                 lines.append((row.value, _place(source, row)))
+            else:
+                yield Rollout("", _place(source, row), problem=row.problem or "it is not an object")
         yield from read_lines(lines)
         progress(rows[-1].end, source.size)
     progress(source.size, source.size)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import InputError, brief
 from ..samples.sample import IGNORE
+from ..settings import as_float
 from ..show.visible import counted
 from ..tokens.ids import check_ids, check_integers, runs
 from ..tokens.kinds import Kind
@@ -61,24 +62,12 @@ class UnknownShapeError(InputError):
     """A line with neither calls nor rows."""
 
 
-class Request(NamedTuple):
-    """The conversation that a call continues, and the reply if the record has it."""
-
-    messages: Sequence[Line]
-    tools: Sequence[Line] | None = None
-    reply: Line | None = None
-
-    @property
-    def history(self) -> list[Line]:
-        return [*self.messages, *([] if self.reply is None else [self.reply])]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One call of an engine: `stream` is its prompt and, from `start` on, the sampled tokens.
 
-    `mask` marks trained tokens of the stream, `logprobs` belong to the sampled ones.
-    `recorded` is the cause that the record itself gives for rewriting the history.
+    `mask` marks trained tokens of the stream, `logprobs` belong to the sampled ones. `request` has
+    messages and tools, `recorded` is the cause that the record itself gives for rewriting the history.
     """
 
     stream: Ids
@@ -86,13 +75,21 @@ class Call:
     where: str
     logprobs: Floats | None = None
     mask: Mask | None = None
-    request: Request | None = None
+    request: Line | None = None
+    reply: Line | None = None
     recorded: str = ""
     temperature: float | None = None
 
     @property
     def prompt(self) -> Ids:
         return self.stream[: self.start]
+
+    @property
+    def conversation(self) -> Line | None:
+        """The request with the reply, as far as both are known."""
+        if self.request is None or self.reply is None:
+            return self.request
+        return {**self.request, "messages": [*self.request["messages"], self.reply]}
 
 
 class Row(NamedTuple):
@@ -109,8 +106,8 @@ class Row(NamedTuple):
 class Rollout:
     """One rollout: its calls, rows made of them, and what is wrong with either.
 
-    `derived` calls were read from the rows; other calls prove the masks of rows. `ordered` is
-    False if the calls are lines of a file, in any order. `tokenizer` starts a digest.
+    `ordered` is False if the calls are lines of a file, in any order. `tokenizer` starts a digest.
+    A rollout with a `problem` cannot be read.
     """
 
     name: str
@@ -118,18 +115,21 @@ class Rollout:
     calls: list[Call] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    derived: bool = False
     tokenizer: str | None = None
     ordered: bool = True
-
-
-class Unreadable(NamedTuple):
-    where: str
-    problem: str
+    problem: str = ""
 
 
 def first_of(value: Line, names: Sequence[str]) -> str | None:
     return next((name for name in names if value.get(name) is not None), None)
+
+
+def asked(messages: Any, tools: Any, reply: Any = None) -> dict[str, Any]:
+    """What a call was asked, and its reply, as far as a record has them."""
+    if not isinstance(messages, list):
+        return {}
+    request = {"messages": messages, "tools": tools if isinstance(tools, list) else None}
+    return {"request": request, "reply": reply if isinstance(reply, Mapping) else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,51 +195,45 @@ class Fields:
                 self.report(Cause.BAD_LABELS, "labels", words, int(wrong.sum()), at)
         return mask
 
-    def request(self, reply: Any = None) -> Request | None:
-        messages, tools = self.value.get("messages"), self.value.get("tools")
-        reply = reply if isinstance(reply, Mapping) else None
-        tools = tools if isinstance(tools, list) else None
-        return Request(messages, tools, reply) if isinstance(messages, list) else None
-
-    def calls(self, ids: Ids, sampled: Mask, sizes: Sequence[int] = (), **more: Any) -> list[Call]:
-        """The sampled runs of ids as calls; their logprobs are a list for these tokens, or of these sizes."""
-        name, count, scores = first_of(self.value, LOGPROBS) or "", int(sampled.sum()), None
+    def logprobs(self, sampled: Mask, sizes: Sequence[int]) -> Floats | None:
+        """Logprobs by token. The list has one for each sampled token, or for the last ones of these `sizes`."""
+        name, count = first_of(self.value, LOGPROBS) or "", int(sampled.sum())
         try:
             values = np.asarray(self.value[name] if name else [], np.float64)
         except (TypeError, ValueError, OverflowError):
             values = np.zeros((0, 0))
         if values.ndim != 1:
             raise InputError("must be one list of numbers", field=self.field(name))
-        if len(values) in (count, *sizes):
-            scores = np.full(len(ids), np.nan)
-            scores[np.arange(-len(ids), 0) >= -len(values) if len(values) in sizes else sampled] = values
-        elif count:
+        if len(values) not in (count, *sizes):
             cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
-            self.report(cause, name, f"{len(values):,} logprobs for {counted(count)}", count)
-        mask, calls = more.pop("mask", None), []
+            if count:
+                self.report(cause, name, f"{len(values):,} logprobs for {counted(count)}", count)
+            return None
+        scores = np.full(len(sampled), np.nan)
+        scores[slice(len(sampled) - len(values), None) if len(values) in sizes else sampled] = values
+        for start, stop in runs(sampled):
+            run = scores[start:stop]
+            wrong = ~np.isfinite(run) | (run > POSITIVE_NOISE)
+            if wrong.any():
+                at = int(wrong.argmax())
+                words = f"token {at} of the completion: {run[at]:g}"
+                self.report(Cause.BAD_LOGPROBS, name, words, int(wrong.sum()), at)
+            if len(run) >= 4 and not run.any():
+                self.report(Cause.ZERO_LOGPROBS, name, "all of a completion", len(run))
+        return scores
+
+    def calls(
+        self, ids: Ids, sampled: Mask, mask: Mask | None = None, sizes: Sequence[int] = (), **more: Any
+    ) -> list[Call]:
+        """The sampled runs of ids as calls."""
+        scores, calls = self.logprobs(sampled, sizes), []
         for start, stop in runs(sampled):
             logprobs = None if scores is None else scores[start:stop]
             trained = None if mask is None else mask[:stop]
             calls.append(Call(ids[:stop], start, self.where(), logprobs, trained, **more))
-            logprobs = np.zeros(0) if logprobs is None else logprobs
-            wrong = ~np.isfinite(logprobs) | (logprobs > POSITIVE_NOISE)
-            if wrong.any():
-                at = int(wrong.argmax())
-                words = f"token {at} of the completion: {logprobs[at]:g}"
-                self.report(Cause.BAD_LOGPROBS, name, words, int(wrong.sum()), at)
-            if len(logprobs) >= 4 and not logprobs.any():
-                self.report(Cause.ZERO_LOGPROBS, name, "all of a completion", len(logprobs))
         return calls
 
-    def add_call(self, **more: Any) -> None:
-        """Add the object as a call, with its prompt and its completion."""
-        prompt, completion = self.ids(PROMPTS), self.ids(COMPLETIONS)
-        more["mask"] = self.mask(len(completion), len(prompt))
-        stream = np.concatenate([prompt, completion])
-        calls = self.calls(stream, np.arange(len(stream)) >= len(prompt), **more)
-        self.rollout.calls += calls or [Call(stream, len(stream), self.where(), **more)]
-
-    def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Request | None] = ()) -> None:
+    def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Line] = ()) -> None:
         """Add the object as a row, whose trained runs may have `requests`.
 
         Mask and logprobs may begin at `first`, the response, which is trained if nothing says what is.
@@ -253,32 +247,29 @@ class Fields:
             if len(kinds) != total:
                 raise InputError(f"has {len(kinds):,} entries for {total:,} ids", field=self.field("kinds"))
             sampled = mask & (kinds == Kind.SAMPLED)
-        request = self.request() if "cause" not in self.value else None  # of its last call only
-        causes = [self.value.get(name) for name in ("cause", "cause_detail")]
+        messages, tools, *causes = map(self.value.get, ("messages", "tools", "cause", "cause_detail"))
+        request = asked(messages, tools) if "cause" not in self.value else {}  # of its last call only
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
-        calls = self.calls(ids, mask, (total, total - first), request=request, recorded=recorded)
+        calls = self.calls(ids, mask, sizes=(total, total - first), recorded=recorded, **request)
         if len(requests) == len(calls):
-            calls = [replace(call, request=one) for call, one in zip(calls, requests, strict=True)]
+            calls = [replace(call, **one) for call, one in zip(calls, requests, strict=True)]
         self.rollout.rows.append(Row(ids, mask, self.where(), sampled, calls))
 
 
 # -- lines
 
 
-def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadable]:
-    """The rollouts of some lines, and those that cannot be read.
-
-    Lines that name a rollout are parts of one.
-    """
+def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
+    """The rollouts of some lines. Lines that name a rollout are parts of one."""
     parts: list[Rollout] = []
     streams: dict[Any, list[int]] = {}
     captured = any("model_call_id" in line for line, _ in lines)
-    for line, where in sorted(lines, key=_time) if captured else lines:
+    for line, where in sorted(lines, key=lambda pair: as_float(pair[0].get("created_at")) or 0) if captured else lines:
         try:
             parts += read_line(_complete_prompt(line, streams) if captured else line, where)
         except MALFORMED as error:
-            reason = str(error) if isinstance(error, InputError) else f"has a field of another shape ({error})"
-            yield Unreadable(where, reason)
+            problem = str(error) if isinstance(error, InputError) else f"has a field of another shape ({error})"
+            yield Rollout("", where, problem=problem)
     if len(parts) > 1 and line_key(lines[0][0]) is not None:
         whole = replace(parts[0], ordered=False)
         for part in parts[1:]:
@@ -321,9 +312,6 @@ def _rollout(line: Any, where: str) -> Rollout:
     if not rollout.calls and not rollout.rows and "nodes" not in line:
         needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
         raise UnknownShapeError(f"this is {brief(line)}, which has no known shape: {needs}")
-    if not rollout.calls:
-        rollout.derived = bool(rollout.rows)
-        rollout.calls += [call for row in rollout.rows for call in row.calls]
     return rollout
 
 
@@ -400,15 +388,17 @@ def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
     choices = (value.get("response") or {}).get("choices") or [{}]
     replies = (value.get("reply"), value.get("completion"), choices[0].get("message"))
     reply = next((one for one in replies if one), None)
+    reply = reply[-1] if isinstance(reply, list) else reply
     request = value.get("request") or value
     if "messages" not in request and isinstance(request.get("prompt"), list):
         request = {"messages": request["prompt"], "tools": tools}
-    settings = (value.get("metadata") or {}).get("sampling_params") or value
-    temperature = settings.get("temperature")
-    tokens.add_call(
-        request=line.inner("", request).request(reply[-1] if isinstance(reply, list) else reply),
-        temperature=None if temperature is None else float(temperature),
-    )
+    temperature = ((value.get("metadata") or {}).get("sampling_params") or value).get("temperature")
+    more = asked(request.get("messages"), request.get("tools"), reply)
+    more["temperature"] = None if temperature is None else float(temperature)
+    prompt, completion = tokens.ids(PROMPTS), tokens.ids(COMPLETIONS)
+    mask, stream = tokens.mask(len(completion), len(prompt)), np.concatenate([prompt, completion])
+    calls = tokens.calls(stream, np.arange(len(stream)) >= len(prompt), mask, **more)
+    line.rollout.calls += calls or [Call(stream, len(stream), tokens.where(), mask=mask, **more)]
 
 
 def _read_session(line: Fields) -> None:
@@ -418,8 +408,8 @@ def _read_session(line: Fields) -> None:
         requests = []
         for node in sequence.get("node_ids") or ():
             turn = turns.get(str(node)) or {}
-            request = {name: turn.get(f"request_{name}") for name in ("messages", "tools")}
-            requests.append(line.inner("", request).request(turn.get("response_message")))
+            names = ("request_messages", "request_tools", "response_message")
+            requests.append(asked(*map(turn.get, names)))
         row = line.inner(f"sequences[{at}]", sequence)
         row.add_row(row.ids(IDS), requests=requests)
 
@@ -445,11 +435,10 @@ def _read_trace(line: Fields) -> None:
         path_masks = [masks[one] for one in path if len(ids[one])]
         complete = [mask for mask in path_masks if mask is not None]
         trained = np.concatenate(complete) if len(complete) == len(path_masks) else None
-        messages: list[Any] = [nodes[one].value.get("message") for one in path]
-        request = None
-        if all(isinstance(message, Mapping) for message in messages):
-            request = Request(messages[:-1], nodes[path[0]].value.get("tools"), messages[-1])
-        line.rollout.calls += node.calls(stream, sampled, mask=trained, request=request)
+        *messages, reply = [nodes[one].value.get("message") for one in path]
+        known = all(isinstance(message, Mapping) for message in (*messages, reply))
+        request = asked(messages, nodes[path[0]].value.get("tools"), reply) if known else {}
+        line.rollout.calls += node.calls(stream, sampled, trained, **request)
 
 
 def _complete_prompt(line: Line, streams: dict[Any, list[int]]) -> Line:
@@ -466,8 +455,3 @@ def _complete_prompt(line: Line, streams: dict[Any, list[int]]) -> Line:
     stream = prompt + completion
     streams[name] = stream if streams.get(name, stream) == stream else []  # two calls of one name are ambiguous
     return {**line, "prompt_token_ids": prompt}
-
-
-def _time(pair: tuple[Line, str]) -> float:
-    value = pair[0].get("created_at")
-    return value if isinstance(value, (int, float)) else 0.0

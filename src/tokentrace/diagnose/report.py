@@ -25,6 +25,9 @@ class Example(NamedTuple):
     findings: Sequence[Finding] = ()
     contrasts: Sequence[Contrast] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        return {"where": self.where, "words": self.words, "findings": list(map(asdict, self.findings))}
+
 
 class Seen(NamedTuple):
     """Something to count in a table of a report."""
@@ -106,7 +109,7 @@ class Report(ShowsItself):
         tables = {
             table: [
                 {"name": key, "places": one.places, "tokens": one.tokens, f"{self.unit}s": one.units}
-                | {"examples": [_plain(example) for example in one.examples]}
+                | {"examples": [example.to_json() for example in one.examples]}
                 for key, one in self.ranked(table)
             ]
             for table in self.tables
@@ -153,7 +156,3 @@ class Report(ShowsItself):
             rows.append([Cell(text, small=key.advice if isinstance(key, Cause) else ""), *numbers, share])
         heads = [f"{self.unit}s" if what == "units" else what for what in columns]
         return Table(self.tables[name], ["", *heads, "of all"], rows)
-
-
-def _plain(example: Example) -> dict[str, Any]:
-    return {"where": example.where, "words": example.words, "findings": list(map(asdict, example.findings))}

@@ -10,12 +10,11 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -28,7 +27,7 @@ from .breaks import conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
-from .records import Call, Mask, Rollout, Row, Unreadable
+from .records import Call, Mask, Rollout, Row
 from .report import Example, Report, Seen, Tallies, Tally
 
 _RECENT: Final = 3
@@ -78,14 +77,15 @@ class CheckedRollout:
         self.steps: list[Relation] = []
         self.tips: list[Tip] = []
         self.breaks: list[Finding] = []
-        self.findings: list[Finding] = [*rollout.findings]
+        self.findings = [*rollout.findings]
         self.seen: list[Seen] = []
-        self._calls: dict[tuple[int, bytes], Call] = {}
-        self._prompts: set[bytes] = set()
-        for call in rollout.calls if rollout.ordered or rollout.derived else sorted_calls(rollout.calls):
+        self._calls: list[Call] = []
+        self._derived = not rollout.calls
+        calls = rollout.calls if rollout.ordered else sorted_calls(rollout.calls)
+        for call in calls or [call for row in rollout.rows for call in row.calls]:
             self._add_call(call)
         for row in rollout.rows:
-            self._add_row(row)
+            self._check_mask(row)
         self.counts.update(broken=bool(self.breaks), samples=len(self.tips))
         self.counts.update(row_tokens=sum(len(tip.stream) for tip in self.tips))
         self.seen += [Seen("outcomes", step) for step in self.steps]
@@ -108,14 +108,15 @@ class CheckedRollout:
     def _add_call(self, call: Call) -> None:
         """Add a call. Calls derived from rows may come twice: rows share beginnings."""
         stream = call.stream
-        earlier = self._calls.setdefault((call.start, stream.tobytes()), call)
-        if earlier is not call and self.rollout.derived:
-            return
-        before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
-        if earlier is not call and not self.rollout.ordered and np.array_equal(before, logprobs, equal_nan=True):
-            self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
-            self.steps.append(Relation.TWICE)
-            return
+        repeated = [one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream)]
+        for earlier in repeated[:1]:
+            before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
+            if self._derived:
+                return
+            if not self.rollout.ordered and np.array_equal(before, logprobs, equal_nan=True):
+                self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
+                self.steps.append(Relation.TWICE)
+                return
         if call.start == len(stream):
             self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty")
         if len(outside := stream[stream >= self._size]):
@@ -130,21 +131,21 @@ class CheckedRollout:
         if call.mask is not None:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, sampled & new_tokens)
-        self._prompts.add(call.prompt.tobytes())
+        self._calls.append(call)
         calls = [call]
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
             calls = [*tip.calls, call]
         self.tips.append(Tip(calls, sampled))
 
-    def _add_row(self, row: Row) -> None:
-        """Compare a row's mask with what was sampled, as its calls or the row itself say."""
+    def _check_mask(self, row: Row) -> None:
+        """Compare a row's mask with what was sampled, as the calls or the row itself say."""
         sampled = np.zeros(len(row.ids), np.bool_)
         for call in self.rollout.calls:
-            if common_prefix(call.stream, row.ids) == len(call.stream):
+            if _begins(row.ids, call.stream):
                 sampled[call.start : len(call.stream)] = True
         # what another row of the rollout trains is sampled here, and not trained
-        self._train(row.where, row.mask, row.sampled if self.rollout.derived else sampled)
+        self._train(row.where, row.mask, row.sampled if self._derived else sampled)
 
     def _place(self, call: Call) -> tuple[Relation, Tip | None, int]:
         """How a call continues the earlier ones, its closest tip, and how much they share."""
@@ -157,18 +158,18 @@ class CheckedRollout:
         tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
             return Relation.EXTENDS, tip, shared
-        if prompt.tobytes() in self._prompts:
+        if any(np.array_equal(one.prompt, prompt) for one in self._calls):
             return Relation.REPEATS, tip, shared
         ends = [len(one.stream) for other, share in pairs for one in other.calls if len(one.stream) <= share]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
-        requests, history = {}, None
-        if (before := tip.calls[-1].request) is not None and (request := call.request) is not None:
-            after = {"messages": list(request.messages), "tools": request.tools}
-            requests = {"before": {"messages": before.history, "tools": before.tools}, "after": after}
-            recent = (one.calls[-1].request for one in itertools.islice(reversed(self.tips), _RECENT))
-            histories = [one.history for one in recent if one and one.reply and one is not before]
-            history = conversation_change(**requests, recent=histories) if before.reply is not None else None
+        last, requests, history = tip.calls[-1], {}, None
+        if last.conversation is not None and call.request is not None:
+            requests = {"before": last.conversation, "after": call.request}
+            recent = (one.calls[-1] for one in itertools.islice(reversed(self.tips), _RECENT))
+            answered = [one.conversation for one in recent if one.reply and one is not last]
+            recorded = [one["messages"] for one in answered if one is not None]
+            history = conversation_change(**requests, recent=recorded) if last.reply is not None else None
         if history is not None and history.cause is Cause.RETRY:
             return Relation.REPEATS, tip, shared
         if history is not None and history.cause is Cause.SUB_AGENT:
@@ -207,18 +208,19 @@ class CheckedRollout:
 
 
 def sorted_calls(calls: Sequence[Call]) -> list[Call]:
-    """Calls in a possible order: those that a prompt begins with come before it."""
-    placed: dict[int, Call] = {}
-    for call in calls:
-        before = [
-            one
-            for one in calls
-            if one.start < call.start
-            and id(one) not in placed
-            and any(common_prefix(ids, call.prompt) == len(ids) for ids in (one.stream, one.prompt))
-        ]
-        placed |= {id(one): one for one in (*sorted(before, key=lambda one: one.start), call)}
-    return list(placed.values())
+    """Calls in a possible order: one comes before those whose prompts begin with its own."""
+
+    def comes_before(call: Call, one: Call) -> bool:
+        return call is one or (call.start < one.start and _begins(one.prompt, call.prompt))
+
+    def place(call: Call) -> tuple[int, int]:
+        return next(at for at, one in enumerate(calls) if comes_before(call, one)), call.start
+
+    return sorted(calls, key=place)
+
+
+def _begins(ids: Ids, other: Ids) -> bool:
+    return common_prefix(ids, other) == len(other)
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
@@ -247,16 +249,14 @@ class RolloutReport(Report):
     """
 
     unit, title = "rollout", "What happened to the tokens"
-    tables = MappingProxyType(
-        {
-            "outcomes": "Calls",
-            "causes": "Why prompts broke off",
-            "histories": "What became of messages",
-            "recorded": "Recorded causes",
-            "faults": "Ids, masks and logprobs",
-            "unread": "Unreadable",
-        }
-    )
+    tables: ClassVar = {
+        "outcomes": "Calls",
+        "causes": "Why prompts broke off",
+        "histories": "What became of messages",
+        "recorded": "Recorded causes",
+        "faults": "Ids, masks and logprobs",
+        "unread": "Unreadable",
+    }
     faults: Tallies
     histories: Tallies
     recorded: Tallies
@@ -322,7 +322,7 @@ def check_rollouts(
     model: Any = None,
     *,
     limit: int | None = None,
-    engine: Callable[[], Awaitable[Any]] | None = None,
+    engine: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     progress: Progress = lambda *_: None,
 ) -> RolloutReport:
     """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
@@ -334,10 +334,10 @@ def check_rollouts(
 
     Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
-    report, differences, skipped = RolloutReport(), [np.zeros(0, np.float32)], 0
-    tokenizer = getattr(model, "tokenizer", model)
+    report, tokenizer = RolloutReport(), getattr(model, "tokenizer", model)
+    differences, skipped = [np.zeros(0, np.float32)], 0
     with contextlib.ExitStack() as stack:
-        runner: Any = asyncio.Runner()
+        runner = asyncio.Runner()
         connected: Any = None
         if engine is not None:
             connected = stack.enter_context(runner).run(engine())
@@ -346,8 +346,9 @@ def check_rollouts(
             if limit is not None and report.total == limit:
                 report.stopped = True
                 break
-            if isinstance(rollout, Unreadable):
-                report.add({"unreadable": 1}, [Seen("unread", "could not be read", 0, Example(*rollout))])
+            if rollout.problem:
+                example = Example(rollout.where, rollout.problem)
+                report.add({"unreadable": 1}, [Seen("unread", "could not be read", 0, example)])
                 continue
             misread = tokenizer is not None and not tokenizer.digest.startswith(rollout.tokenizer or "")
             if misread and _OTHER_TOKENIZER not in report.notes:

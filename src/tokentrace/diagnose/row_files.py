@@ -1,12 +1,11 @@
 """`check_dataset`: files of rows, and the files of conversations that they were made of."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ..data.sources import Format, Row, Source, find_sources, read_rows
 from ..data.tables import read_metadata
@@ -31,7 +30,7 @@ class CheckReport(Report):
     """
 
     unit, title = "row", "Rows against their template"
-    tables = MappingProxyType({"outcomes": "Outcomes", "causes": "Why", "mask": "Masks", "reasons": "Remarks"})
+    tables: ClassVar = {"outcomes": "Outcomes", "causes": "Why", "mask": "Masks", "reasons": "Remarks"}
     mask: Tallies
     reasons: Tallies
     settings: Mapping[str, Any] = MappingProxyType({})
@@ -82,28 +81,24 @@ class _Conversations:
     `notes` list files that are missing, or have changed since rows were made of them.
     """
 
-    def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer, spool: Path) -> None:
+    def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer) -> None:
         """Find the files by `names`, or as `ours` record them."""
-        self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], int]]()
+        self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
-        sources = find_sources(names, spool / "sources") if names else []
-        if len(sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
-            sources = [replace(sources[0], name=recorded[0][1]["name"])]
-        missing = []
-        for number, (file, entry) in enumerate(recorded if not names else ()):
-            source = _recorded_source(file, entry, spool / f"recorded-{number}")
-            if source is None:
-                missing.append(f"{entry['name']}, which {file.name} was made of, is not there any more: {_HOW}")
-            else:
-                sources.append(source)
-        self.sources = list(dict.fromkeys(sources))
-        changed = [pair for pair in recorded if self._has_changed(pair[1])]
-        self.notes = [f"{entry['name']} has changed since {file.name} was made of it" for file, entry in changed]
-        self.notes += missing
-
-    def _has_changed(self, entry: Metadata) -> bool:
-        matches, digest = self.find(entry["name"]), entry.get("digest")
-        return isinstance(digest, str) and len(matches) == 1 and matches[0].digest != digest
+        self.sources = find_sources(names) if names else []
+        if len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
+            self.sources = [replace(self.sources[0], name=recorded[0][1]["name"])]
+        changed, missing = [], []
+        for file, entry in recorded:
+            name, source = entry["name"], None
+            if not names and (source := _recorded_source(file, entry)) is None:
+                missing.append(f"{name}, which {file.name} was made of, is not there any more: {_HOW}")
+            if source is not None and source not in self.sources:
+                self.sources.append(source)
+            matches, digest = self.find(name), entry.get("digest")
+            if isinstance(digest, str) and len(matches) == 1 and matches[0].digest != digest:
+                changed.append(f"{name} has changed since {file.name} was made of it")
+        self.notes = changed + missing
 
     def find(self, name: str) -> list[Source]:
         """The files of this name, or of this base name if there is none."""
@@ -113,8 +108,7 @@ class _Conversations:
 
     def result(self, row: Any) -> RowResult | str | None:
         """What the conversation gives that a row of ours names, or why there is none."""
-        origin = origin_of(row)
-        if origin is None:
+        if (origin := origin_of(row)) is None:
             return None
         name, number, _ = origin
         sources = self.find(name)
@@ -122,14 +116,16 @@ class _Conversations:
             several = f"several sources are named {PurePosixPath(name).name!r}"
             return several if sources else f"its source {name!r} was not found: {_HOW}"
         source = sources[0]
-        rows, last = self._reading.get(source.path, (iter(()), 0))
-        if number <= last or not last:
+        rows, line = self._reading.pop(source.path, (self._rows(source), Row(0, None)))
+        if number < line.number:
             rows = self._rows(source)
-        line = next((one for one in rows if one.number >= number), None)
-        self._reading[source.path] = rows, 0 if line is None else line.number
-        if line is None or line.number != number:
+        if number != line.number:
+            line = next((one for one in rows if one.number >= number), Row(0, None))
+        if line.number:
+            self._reading[source.path] = rows, line
+        if not line.number or line.number != number:
             return f"{source.name} has no row {number}"
-        return self._tokenizer.tokenize(line, source.name, source.format)
+        return self._tokenizer.tokenize(line)
 
     def _rows(self, source: Source) -> Iterator[Row]:
         return read_rows(source, row_bytes=self._tokenizer.settings.row_bytes)
@@ -137,18 +133,17 @@ class _Conversations:
     def in_order(self) -> Iterator[RowResult]:
         for source in self.sources:
             for row in self._rows(source):
-                result = self._tokenizer.tokenize(row, source.name, source.format)
+                result = self._tokenizer.tokenize(row)
                 yield from (replace(result, samples=(sample,)) for sample in result.samples)
 
 
-def _recorded_source(file: Source, entry: Metadata, spool: Path) -> Source | None:
+def _recorded_source(file: Source, entry: Metadata) -> Source | None:
     """The file that rows were made of, seen from them or from here; better one that has not changed."""
+    paths = [Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])] if entry.get("path") else []
     places: list[Source] = []
-    for place in (
-        (Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])) if entry.get("path") else ()
-    ):
+    for path in filter(Path.is_file, paths):
         with suppress(InputError):  # no longer readable
-            places += find_sources([str(place)], spool / str(len(places))) if place.is_file() else []
+            places += find_sources([str(path)])
     places.sort(key=lambda source: source.digest != entry.get("digest"))
     return replace(places[0], name=entry["name"]) if places else None
 
@@ -176,49 +171,46 @@ def check_dataset(
     """Compare rows of ids with what the template gives for their conversations.
 
     - `inputs`: files, folders and datasets as `find_sources` takes them.
-    - `settings`: what the rows should have been made with. None uses what our files say of themselves, else the
-      defaults; it needs `tokenizer`, and `changes` (named as in `TokenizeSettings.described`) override both.
-    - `sources`: the files that rows name in their columns ``source`` and ``row``, unless the rows' file says where they
-      are. The notes list files that are missing or have changed.
-    - `columns`: where rows hold ids, and mask or labels; None is the first usual name.
+    - `settings`: what rows should have been made with. None: what our files say, else the defaults,
+      with this `tokenizer` and these `changes` (named as in `TokenizeSettings.described`).
+    - `sources`: the files that rows name, if our files do not say where they are.
+    - `columns`: those of ids, and of mask or labels; None is the first usual name.
     - `pad_token`: what rows are padded with; by default the tokenizer's own.
-    - `limit`: stop after so many rows.
     - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
 
     Raises InputError if nothing can be read, TokentraceError without a working template.
     """
     limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
-    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-        files = find_sources(inputs, Path(spool) / "rows", split=split)
-        ours = _own_files(files)
-        settings = settings or _recorded_settings(ours, tokenizer, changes or {})
-        checker = RowChecker(settings, columns, pad_token)
-        report = CheckReport()
-        report.settings = checker.tokenizer.described()
-        for file, metadata in ours:
-            for what in ("tokenizer", "template"):
-                if metadata.get(f"{what}_sha256") not in (None, report.settings[f"{what}_sha256"]):
-                    report.notes.append(f"{file.name} was made with another {what}")
-        if assumed and report.notes:
-            raise InputError(f"{report.notes[0]}: name the one they were made with (--tokenizer, -t)")
-        conversations = _Conversations(sources, ours, checker.tokenizer, Path(spool))
-        report.notes += conversations.notes
-        is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]
-        in_order = conversations.in_order() if is_whole and not conversations.notes else iter(())
-        done, total = 0, sum(source.size for source in files)
-        for source in files:
-            for row in read_rows(source, row_bytes=ROW_BYTES):
-                if limit is not None and report.rows >= limit:
-                    report.stopped = True
-                    return report
-                # files for trainers do not name their sources: their rows are compared in order
-                names_source = isinstance(row.value, Mapping) and "source" in row.value
-                origin = conversations.result(row.value) if names_source else next(in_order, None)
-                checked = checker.check(row, source.name, source.format, origin)
-                report.add(checked.counts, checked.seen())
-                progress(done + row.end, total)
-            done += source.size
-            progress(done, total)
+    files = find_sources(inputs, split=split)
+    ours = _own_files(files)
+    settings = settings or _recorded_settings(ours, tokenizer, changes or {})
+    checker = RowChecker(settings, columns, pad_token)
+    report = CheckReport()
+    report.settings = checker.tokenizer.described()
+    for file, metadata in ours:
+        for what in ("tokenizer", "template"):
+            if metadata.get(f"{what}_sha256") not in (None, report.settings[f"{what}_sha256"]):
+                report.notes.append(f"{file.name} was made with another {what}")
+    if assumed and report.notes:
+        raise InputError(f"{report.notes[0]}: name the one they were made with (--tokenizer, -t)")
+    conversations = _Conversations(sources, ours, checker.tokenizer)
+    report.notes += conversations.notes
+    is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]
+    in_order = conversations.in_order() if is_whole and not conversations.notes else iter(())
+    done, total = 0, sum(source.size for source in files)
+    for source in files:
+        for row in read_rows(source, row_bytes=ROW_BYTES):
+            if limit is not None and report.rows >= limit:
+                report.stopped = True
+                return report
+            # files for trainers do not name their sources: their rows are compared in order
+            names_source = isinstance(row.value, Mapping) and "source" in row.value
+            origin = conversations.result(row.value) if names_source else next(in_order, None)
+            checked = checker.check(row, origin)
+            report.add(checked.counts, checked.seen())
+            progress(done + row.end, total)
+        done += source.size
+        progress(done, total)
     return report
 
 

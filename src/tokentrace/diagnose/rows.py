@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.conversations import COMPLETIONS, MESSAGES, USUAL_NAMES, Columns
-from ..data.sources import Format, Row
+from ..data.sources import Row
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..data.trainers import ATTENTION
 from ..errors import InputError, kind_of
@@ -27,7 +27,7 @@ from ..show.document import Contrast
 from ..show.results import excerpt
 from ..show.visible import counted, quoted
 from ..study.probes import USER
-from ..tokens.ids import check_ids, check_integers, common_prefix
+from ..tokens.ids import check_ids, check_integers, common_prefix, runs
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
 from .break_checks import Case, TurnHeads
@@ -40,9 +40,8 @@ _MOST: Final = 8
 _PROMPT: Final = len(Part)
 """The code of a generation prompt among parts."""
 _PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
-_ADDED, _PADDING = -1, -2
-_UNEXPECTED: Final = {_ADDED: ("template", "added tokens", -1), _PADDING: ("template", "padding", -1)}
-"""Role, part and message of tokens that replace no expected one."""
+_UNEXPECTED: Final = {-1: "added tokens", -2: "padding"}
+"""Tokens that replace no expected one, by their place."""
 _MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
 _ROW_CAUSES: Final = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
 """What causes of breaks are called in rows."""
@@ -106,38 +105,30 @@ class CheckedRow:
 class IdsRow:
     """A row, which is padding outside of `start` to `stop`; `attended` if it says so itself.
 
-    `whole_mask` is None if the row does not say what is trained. `columns` are the other ones.
+    `mask` is None if the row does not say what is trained. `columns` are the other ones.
     """
 
-    whole: Ids
-    whole_mask: Mask | None
+    ids: Ids
+    mask: Mask | None
     start: int
     stop: int
     attended: bool
     columns: Mapping[str, Any]
 
-    @property
-    def ids(self) -> Ids:
-        return self.whole[self.start : self.stop]
-
-    @property
-    def mask(self) -> Mask | None:
-        return None if self.whole_mask is None else self.whole_mask[self.start : self.stop]
-
     def counts(self) -> Counter[str]:
-        mask, size = self.mask, self.stop - self.start
-        trained = 0 if mask is None else int(mask.sum())
-        return Counter(tokens=size, padding=len(self.whole) - size, masks=mask is not None, trained=trained)
+        size = self.stop - self.start
+        trained = 0 if self.mask is None else int(self.mask[self.start : self.stop].sum())
+        return Counter(tokens=size, padding=len(self.ids) - size, masks=self.mask is not None, trained=trained)
 
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
         """The row without untrained pad tokens at its ends that the expected row lacks."""
         if self.attended or pad is None:
             return self
-        pads, theirs = self.whole == pad, expected == pad
-        idle = pads if self.whole_mask is None else pads & ~self.whole_mask
+        pads, theirs = self.ids == pad, expected == pad
+        idle = pads if self.mask is None else pads & ~self.mask
         start, end = (max(0, min(_run(idle[::step]), _run(pads[::step]) - _run(theirs[::step]))) for step in (1, -1))
-        empty = start + end >= len(self.whole)
-        return self if empty else replace(self, start=start, stop=len(self.whole) - end)
+        empty = start + end >= len(self.ids)
+        return self if empty else replace(self, start=start, stop=len(self.ids) - end)
 
 
 def _run(flags: Mask) -> int:
@@ -171,13 +162,12 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
     if value.get(ATTENTION) is None:
         return row
     attention = check_integers(value[ATTENTION], ATTENTION) != 0
-    present = np.flatnonzero(attention)
-    if len(attention) != len(ids) or not len(present):
+    attended = runs(attention)
+    if len(attention) != len(ids) or not attended:
         raise InputError(f"has {len(attention):,} entries for {len(ids):,} ids, or only zeros", field=ATTENTION)
-    start, stop = int(present[0]), int(present[-1]) + 1
-    if len(present) != stop - start:
+    if len(attended) > 1:
         raise InputError("has a hole: padding comes before and after a row", field=ATTENTION)
-    return replace(row, start=start, stop=stop, attended=True)
+    return replace(row, start=attended[0][0], stop=attended[0][1], attended=True)
 
 
 def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> bool:
@@ -216,11 +206,9 @@ class RowChecker:
         prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
         self.prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
-    def check(
-        self, row: Row, source: str = "rows", form: Format = Format.LINES, origin: RowResult | str | None = None
-    ) -> CheckedRow:
+    def check(self, row: Row, origin: RowResult | str | None = None) -> CheckedRow:
         """Check a row. Without a conversation it needs its `origin`: what that gives, or why there is none."""
-        checked = CheckedRow(f"{source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
+        checked = CheckedRow(f"{row.source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
         try:
             if row.problem is not None:
                 raise InputError(row.problem)
@@ -229,14 +217,14 @@ class RowChecker:
             return replace(checked, reason=" ".join(str(error).split()))
         checked = replace(checked, counts=Counter(rows=1) + actual.counts())
         if has_conversation(actual.columns, self.tokenizer.settings.columns):
-            origin = self.tokenizer.tokenize(Row(row.number, row.line, dict(actual.columns)), source, form)
+            origin = self.tokenizer.tokenize(replace(row, value=dict(actual.columns)))
         if isinstance(origin, RowResult) and origin.samples:
             return self._compare(actual, origin.samples, checked)
         if isinstance(origin, RowResult):
             return replace(checked, reason=f"its conversation gives no row: {origin.problems[0].reason}")
         size = self.vocabulary.size
-        for at in np.flatnonzero(actual.ids >= size)[:1].tolist():
-            words = f"token {actual.start + at} is {actual.ids[at]}, and the vocabulary has {size:,} ids"
+        for at in (np.flatnonzero(actual.ids[actual.start : actual.stop] >= size)[:1] + actual.start).tolist():
+            words = f"token {at} is {actual.ids[at]}, and the vocabulary has {size:,} ids"
             return replace(checked, reason=words)
         reason = origin or "the row holds no conversation and does not say where it is"
         return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
@@ -248,7 +236,8 @@ class RowChecker:
         if number is not None and 0 <= number < len(samples):
             sample = samples[number]
         else:
-            best = [(common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))) for one in samples]
+            row_ids = actual.ids[actual.start : actual.stop]
+            best = [(common_prefix(one.ids, row_ids), -abs(len(one.ids) - len(row_ids))) for one in samples]
             sample = samples[best.index(max(best))]
             reason = f"it is sample {number} of its conversation, which gives {counted(len(samples), 'sample')}"
         row = actual.without_padding(self._pad, sample.ids)
@@ -258,7 +247,7 @@ class RowChecker:
         wrong = case.mask_findings()
         shifts = {"right": np.append(False, sample.mask[:-1]), "left": np.append(sample.mask[1:], False)}
         for moved, mask in shifts.items() if wrong and not case.hunks else ():
-            if row.mask is not None and np.array_equal(row.mask, mask):
+            if row.mask is not None and np.array_equal(row.mask[row.start : row.stop], mask):
                 findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
         cut = {cause for cause, _ in causes} == {Cause.CUT}
         ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
@@ -280,8 +269,8 @@ class _Comparison:
     def __init__(self, checker: RowChecker, sample: Sample, row: IdsRow) -> None:
         assert sample.rendered is not None
         self.checker, self.sample, self.row, self.rendered = checker, sample, row, sample.rendered
-        self.ids, self.messages, self.other = sample.ids, sample.messages, row.ids
-        self.hunks = list(hunks(self.ids, self.other))
+        self.ids, self.messages, self.other = sample.ids, sample.messages, row.ids[: row.stop]
+        self.hunks = list(hunks(self.ids, self.other, 0, row.start))
 
     @cached_property
     def parts(self) -> npt.NDArray[np.uint8]:
@@ -300,7 +289,9 @@ class _Comparison:
         return not {"system", "developer"}.isdisjoint(roles)
 
     def origin(self, at: int) -> tuple[str, str, int]:
-        """The role, the part and the message of an expected token."""
+        """The role, the part and the message of an expected token, or of an unexpected one."""
+        if at in _UNEXPECTED:
+            return "template", _UNEXPECTED[at], -1
         message = int(self.messages[at])
         return self.rendered.role(message) or "template", _PARTS[int(self.parts[at])], message
 
@@ -311,14 +302,14 @@ class _Comparison:
     # -- why ids differ
 
     def differences(self) -> list[tuple[Cause, Hunk]]:
-        lost = len(self.ids) - len(self.other)
-        if lost > 0 and np.array_equal(self.ids[lost:], self.other):  # the end of the expected row
+        at, other = 0, self.row.start
+        lost = len(self.ids) - (len(self.other) - other)
+        if lost > 0 and np.array_equal(self.ids[lost:], self.other[other:]):  # the end of the expected row
             cause = Cause.BOS_MISSING if self.ids[:lost].tolist() == [self.checker.bos] else Cause.CUT
             if cause is Cause.CUT and not (self.messages[:lost] >= 0).any() and self.messages[lost] >= 0:
                 cause = Cause.TOOLS_MISSING if (self.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
-            return [(cause, Hunk(0, lost, 0, 0))]
+            return [(cause, Hunk(0, lost, other, other))]
         differences: list[tuple[Cause, Hunk]] = []
-        at = other = 0
         while len(differences) < _MOST and (hunk := next(hunks(self.ids, self.other, at, other), None)) is not None:
             cause, hunk = self._explain(hunk)
             differences.append((cause, hunk))
@@ -406,19 +397,19 @@ class _Comparison:
         size = f" ({len(ours):,} of {counted(len(self.ids))})" if cut else ""
         outside = theirs[theirs >= vocabulary.size]
         words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"
-        position = self.row.start + hunk.other_start
-        return Finding(cause, "", message if message >= 0 else None, name, words, position, len(ours))
+        number = message if message >= 0 else None
+        return Finding(cause, "", number, name, words, hunk.other_start, len(ours))
 
     # -- masks
 
     def mask_findings(self) -> list[Finding]:
         """One finding for the tokens of each role and part that have another mask."""
-        mask, groups = self.row.whole_mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()
+        mask, groups = self.row.mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()
         if mask is None:
             return []
         wanted, places = self._wanted_mask(mask)
         for at in np.flatnonzero(wanted != mask).tolist():
-            role, part, message = _UNEXPECTED.get(places[at]) or self.origin(places[at])
+            role, part, message = self.origin(places[at])
             groups.setdefault((role, part, not wanted[at]), []).append((at, message))
         out = []
         for (role, part, trained), tokens in groups.items():
@@ -436,15 +427,14 @@ class _Comparison:
         Where ids differ, a stretch is wrong only if it is trained in place of one that is not, or the
         other way round.
         """
-        expected, row = self.sample.mask, self.row
-        wanted, places = np.zeros(len(row.whole), np.bool_), np.full(len(row.whole), _PADDING)
-        at = other = 0
-        for hunk in (*self.hunks, Hunk(len(expected), len(expected), len(row.ids), len(row.ids))):
-            same = slice(row.start + other, row.start + hunk.other_start)
-            wanted[same], places[same] = expected[at : hunk.start], np.arange(at, hunk.start)
-            new = slice(row.start + hunk.other_start, row.start + hunk.other_stop)
-            before, after = expected[hunk.start : hunk.stop], mask[new]
-            wanted[new] = after if after.any() == before.any() else before.any()
-            places[new] = hunk.start if len(before) else _ADDED
+        expected, other, stop = self.sample.mask, self.row.start, self.row.stop
+        wanted, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)
+        at = 0
+        for hunk in (*self.hunks, Hunk(len(expected), len(expected), stop, stop)):
+            wanted[other : hunk.other_start] = expected[at : hunk.start]
+            places[other : hunk.other_start] = np.arange(at, hunk.start)
             at, other = hunk.stop, hunk.other_stop
+            before, new = hunk.sides(expected, mask)
+            wanted[hunk.other_start : other] = new if new.any() == before.any() else before.any()
+            places[hunk.other_start : other] = hunk.start if len(before) else -1
         return wanted, places.tolist()
