@@ -329,8 +329,8 @@ class AppendMatrix:
         encoded = [one.encoded for one in rendered]
         for end in rendered[1].turns[-1:]:
             if end.message == cell.index and end.stop < len(encoded[1].ids):
-                until = encoded[1].rendering.until(encoded[1].position(end.stop))
-                encoded[1] = self._renderer.study().encode(until)
+                spans = encoded[1].rendering.spans(0, encoded[1].position(end.stop))
+                encoded[1] = self._renderer.study().encode(Rendering.of(spans))
         for at, (one, other) in enumerate(itertools.pairwise(encoded)):
             token = common_ids(one.ids, other.ids)
             if token == len(one.ids):
