@@ -80,7 +80,7 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
             raise InputError("begins inside the last message of the prompt", field=second)
         start = prompt + len(everything) - len(messages)
     name, tools = _value(row, columns.tools, TOOLS)
-    tools = openai_tools(tools, wrap=name == "functions" or shape is Shape.SHAREGPT) or None
+    tools = openai_tools(tools, wrap=name == "functions" or shape is Shape.SHAREGPT)
     return Conversation(everything, tools, start, _variables(row))
 
 
