@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from ..conversation.forms import with_parsed_arguments
@@ -14,7 +14,6 @@ from ..conversation.messages import check_tools
 from ..errors import InputError, SampleError, TokentraceError, brief, place
 from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
-from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
 from ..samples.sample import Overlong, Sample, truncate
 from ..samples.supervised import SampleBuilder, SampleSettings
@@ -23,7 +22,7 @@ from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
-from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
+from .conversations import Columns, conversation_of, plain_values, table_row
 from .sources import ROW_BYTES, Row
 from .tables import sample_columns
 
@@ -156,18 +155,16 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
+        """The builder for a row's template variables, cached."""
         key = json.dumps(variables, sort_keys=True, default=repr)
-        if key not in self._builders:
-            if len(self._builders) >= _MANY_SETTINGS:
-                self._builders.clear()
-            self._builders[key] = SampleBuilder(self._renderer(variables), self.settings.samples)
-        return self._builders[key]
-
-    def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
+        if key in self._builders:
+            return self._builders[key]
+        if len(self._builders) >= _MANY_SETTINGS:
+            self._builders.clear()
         settings = self.settings
         names = ("chat_template", "control_tokens", "messages", "preserve_thinking_between_tool_calls", "use_patched")
         trusted = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
-        return create_renderer(
+        renderer = create_renderer(
             self._tokenizer,
             settings.renderer,
             **{name: getattr(settings, name) for name in names},
@@ -175,6 +172,8 @@ class RowTokenizer:
             trusted=(TRUSTED - {"kwargs"}) | trusted,  # variables of a row are data
             **{**settings.template_kwargs, **variables},
         )
+        self._builders[key] = SampleBuilder(renderer, settings.samples)
+        return self._builders[key]
 
     def tokenize(self, row: Row) -> RowResult:
         """The samples of one row, or why there are none."""
@@ -191,9 +190,14 @@ class RowTokenizer:
         return RowResult(row, problems=(BadRow(row.source, row.number, row.line, *why),))
 
     def _tokenize(self, row: Row) -> RowResult:
-        conversation = self.conversation(row)
-        messages, start = conversation.messages, conversation.completion_from or 0
-        built = self._builder(conversation.variables).build(messages, conversation.tools, start)
+        value, notes = table_row(plain_values(row.value)) if row.filled else (row.value, ())
+        read = conversation_of(value, self.settings.columns)
+        messages, tools = read.messages, read.tools
+        if tools is None and self.settings.tools is not None:
+            tools = [dict(tool) for tool in self.settings.tools]
+        if self.settings.parse_arguments:
+            messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
+        built = self._builder(read.variables).build(messages, tools, read.completion_from or 0)
         if not any(sample.trained for sample in built):
             has_turns = any(message.get("role") == "assistant" for message in messages)
             why = "nothing carries loss: the settings leave out every turn"
@@ -201,7 +205,7 @@ class RowTokenizer:
         samples: list[Sample] = []
         problems: list[BadRow] = []
         for sample in built:
-            fitted = self._fitted(sample, conversation.notes)
+            fitted = self._fitted(sample, notes)
             if isinstance(fitted, Sample):
                 samples.append(fitted)
             else:
@@ -221,17 +225,6 @@ class RowTokenizer:
         cut = truncate(sample, self.settings.max_length, self.settings.overlong)
         return cut.reason if cut.sample is None else cut.sample
 
-    def conversation(self, row: Row) -> Conversation:
-        """The conversation of a row, as the template will see it."""
-        value, notes = table_row(row.value) if row.filled else (row.value, ())
-        read = conversation_of(value, self.settings.columns)
-        messages, tools = read.messages, read.tools
-        if tools is None and self.settings.tools is not None:
-            tools = [dict(tool) for tool in self.settings.tools]
-        if self.settings.parse_arguments:
-            messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
-        return replace(read, messages=messages, tools=tools, notes=notes)
-
     def described(self) -> dict[str, Any]:
         """What the samples depend on: for the metadata of a file."""
         return {
@@ -250,11 +243,7 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[R
     if not isinstance(rows, Iterable):
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")
     for number, value in enumerate(rows, 1):
-        try:
-            row = Row(number, None, plain_values(value), filled=True)
-        except RecursionError:
-            row = Row(number, None, problem="the row is nested too deeply")
-        yield tokenizer.tokenize(row)
+        yield tokenizer.tokenize(Row(number, None, value, filled=True))
 
 
 @dataclass(slots=True)
