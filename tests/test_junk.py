@@ -181,6 +181,7 @@ DOORS: list[Door] = [
     ),
     ("parse_response", RENDERER.parse_response, IDS),
     ("streaming_parser", lambda token_ids, **rest: RENDERER.streaming_parser(**rest).feed(token_ids), IDS),
+    ("decode", RENDERER.decode, {"token_ids": SAMPLED}),
     ("grammar", RENDERER.grammar, {"tools": [TOOL]}),
     ("select", RENDERED.select, {"message": 1, "role": "user", "field": "content", "sampled": False}),
     ("decode", RENDERED.decode, {"chosen": slice(0, 3)}),

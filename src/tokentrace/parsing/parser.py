@@ -1,8 +1,6 @@
 """The parser. It streams: a whole completion is one large chunk."""
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
@@ -140,7 +138,7 @@ class StreamingParser:
         self._response: ParsedResponse | None = None
         self._resume()
 
-    def feed(self, ids: Iterable[int]) -> list[Event]:
+    def feed(self, ids: Sequence[int] | Ids) -> list[Event]:
         """Take more ids, and return the events that have become certain.
 
         Raises InputError, and takes none of them, if one is not a token id.
@@ -160,7 +158,7 @@ class StreamingParser:
                 else:
                     plain.report.add(piece, start, stop)
         else:
-            checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
+            checked = check_ids(ids, "ids")
             data, starts = reader.marked.spelled(checked, len(reader.data))
             output.starts += starts
             reader.data += data

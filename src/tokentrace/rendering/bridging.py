@@ -415,7 +415,8 @@ class Bridger:
         if token in self.endings.stops | self.endings.closers | self.study.eos:
             return True
         added = self.study.tokenizer.vocabulary.added.get(token)
-        return added is not None and added.special and token not in self.study.turn_tokens()
+        inside = self.study.turn_tokens() | self.study.inner_tokens(self.compiled().grammar)
+        return added is not None and added.special and token not in inside
 
     def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
         """How much of what follows the stop token the completion has already: a separator, or the next head."""

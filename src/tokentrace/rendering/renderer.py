@@ -280,6 +280,10 @@ class Renderer:
 
     # -- parsing
 
+    def decode(self, token_ids: Any) -> str:
+        """The text of token ids, for people to read: never encode it again."""
+        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size))
+
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:
