@@ -298,7 +298,7 @@ EXTRAS = {
     "hub": ("import huggingface_hub; huggingface_hub.snapshot_download", ""),
     "transformers": ("from transformers import PreTrainedTokenizerFast", ""),
     "data": ("import pyarrow.parquet", FOLDER + TO_PARQUET),
-    "ray": ("import ray.data", "from tokentrace.data.cluster import tokenize_on_ray; tokenize_on_ray"),
+    "ray": ("import ray.data", "from tokentrace.data import tokenize_dataset; tokenize_dataset"),
     "engines": ("import httpx2", "from tokentrace.engines.http import Connection; Connection('http://127.0.0.1')"),
     "rollout": ("import yaml", "from tokentrace.rollout.loading import read_config; read_config"),
     "mcp": ("import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),

@@ -172,7 +172,6 @@ TALK = {"messages": CHAT, "tools": [TOOL]}
 
 DOORS: list[Door] = [
     ("render", RENDERER.render, {**TALK, "add_generation_prompt": True}),
-    ("render_text", RENDERER.render_text, TALK),
     ("find_unreadable", RENDERER.find_unreadable, TALK),
     ("check_messages", RENDERER.check_messages, TALK),
     (

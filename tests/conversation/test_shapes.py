@@ -275,7 +275,7 @@ REFUSED: dict[Callable[..., Any], list[tuple[Any, int | None, str | None]]] = {
         ([user(result("a", "x", is_error="yes"))], 0, "content.0.is_error"),
         ([said("assistant", "x", tool_calls=[call("f", {})])], 0, "tool_calls"),
         ([USER, None], 1, None),
-        ("hi", None, "messages"),
+        ("hi", None, None),
     ],
     from_sharegpt: [
         *(

@@ -16,9 +16,9 @@ import pytest
 
 from tests.data.generate import SETTINGS, conversations, write_lines
 from tests.ray_cluster import children_of, local_ray
-from tokentrace.data import cluster as on_ray
+from tokentrace.data import job
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.sources import Batch, Format, Row
+from tokentrace.data.sources import Batch, Row
 from tokentrace.data.tables import samples_table
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.errors import InputError, SampleError
@@ -73,7 +73,7 @@ def test_workers_that_die_change_nothing(inputs: Path, tmp_path: Path, monkeypat
         (tmp_path / name).mkdir()
     here = tokenize_files(["rows"], tmp_path / "here" / "out.parquet", settings, workers=1)
     target = tmp_path / "there" / "out.parquet"
-    there = on_ray.tokenize_on_ray(["rows"], target, settings, workers=2, progress=kill_workers)
+    there = tokenize_files(["rows"], target, settings, workers=2, progress=kill_workers, ray="")
     assert killed
     assert here.counts.bad_rows == 4
     assert there.counts == here.counts
@@ -95,10 +95,10 @@ class Deadly:
 
 def test_rows_that_workers_die_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     deadly: Any = Deadly()
-    batches = iter([Batch("x.jsonl", Format.LINES, (Row(7, 7, text=deadly), Row(8, 8)), 1)])
-    monkeypatch.setattr(on_ray, "_RETRIES", 1)
-    with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: workers died on them"):
-        list(on_ray.run_on_ray(batches, RowTokenizer(SETTINGS), 1))
+    batches = iter([Batch([Row(number, number, text=deadly, source="x.jsonl") for number in (7, 8)], 1)])
+    monkeypatch.setattr(job, "_RETRIES", 1)
+    with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: workers failed on them"):
+        list(job.run_on_ray(batches, RowTokenizer(SETTINGS), 1))
 
 
 # -- rows
@@ -113,7 +113,7 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
     dataset = ray.data.from_arrow([table.slice(at, 10) for at in range(0, len(rows), 10)])
     dataset.context.execution_options.preserve_order = True
     dataset.context.enable_progress_bars = False
-    tokenized = on_ray.tokenize_dataset(dataset, settings, concurrency=1, keep=["id"])
+    tokenized = job.tokenize_dataset(dataset, settings, concurrency=1, keep=["id"])
     actual = pa.concat_tables(list(tokenized.iter_batches(batch_size=None, batch_format="pyarrow"))).to_pylist()
     assert list(actual[0]) == [*(name for name in settings.output if name != "row"), "error", "id"]
     results = list(tokenize_rows(settings, rows))
@@ -133,18 +133,18 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
 # -- Ray itself
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_ray_it_says_what_to_install(inputs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"install tokentrace\[ray\]"):
-        on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS)
+        tokenize_files([str(inputs / "rows")], tmp_path / "out.parquet", SETTINGS, ray="")
 
 
-def test_addresses_that_are_refused(ray: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_addresses_that_are_refused(ray: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
     def refused(address: str, problem: str) -> None:
         with pytest.raises(InputError, match=problem):
-            on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS, address=address)
+            tokenize_files([str(inputs / "rows")], tmp_path / "out.parquet", SETTINGS, ray=address)
 
     refused("ray://head:10001", r"ray://head:10001 is an address of the Ray Client")
     with socket.socket() as bound:

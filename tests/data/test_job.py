@@ -43,7 +43,7 @@ PLAIN = (
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that small files have many."""
     monkeypatch.setattr(sources, "BATCH_ROWS", 8)
-    monkeypatch.setattr(tables, "GROUP_ROWS", 50)
+    monkeypatch.setattr(tables, "GROUP_BYTES", 100_000)
 
 
 # -- what the rows are
@@ -332,7 +332,7 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     UNREADABLE[name](path)
     calls: list[Callable[[], Any]] = [
-        lambda: [list(read_rows(source)) for source in find_sources([str(path)], tmp_path / "spool")],
+        lambda: [list(read_rows(source)) for source in find_sources([str(path)])],
         lambda: tokenize_files([str(path)], tmp_path / "out.parquet", SETTINGS, workers=1),
         lambda: check_dataset([str(path)], SETTINGS),
     ]

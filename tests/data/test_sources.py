@@ -18,8 +18,8 @@ from tokentrace.data.sources import Row, find_sources, read_batches, read_rows
 ROWS = [{"messages": [{"role": "user", "content": f'question {n} \n ,[]{{}} "x" Zürich'}], "n": n} for n in range(7)]
 
 
-def rows_of(path: Path | str, spool: Path, **options: Any) -> list[Row]:
-    return [row for source in find_sources([str(path)], spool, **options) for row in read_rows(source)]
+def rows_of(path: Path | str, **options: Any) -> list[Row]:
+    return [row for source in find_sources([str(path)], **options) for row in read_rows(source)]
 
 
 def values(rows: list[Row]) -> list[Any]:
@@ -52,20 +52,20 @@ def lines(rows: list[Any]) -> bytes:
 def test_text_of_every_kind_gives_the_same_rows(name: str, data: bytes, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(data)
-    assert values(rows_of(path, spool=tmp_path / "spool")) == ROWS
+    assert values(rows_of(path)) == ROWS
 
 
 def test_parquet_an_object_and_stdin_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (2, 100):
         pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=size)
-        rows = rows_of(tmp_path / "a.parquet", spool=tmp_path)
+        rows = rows_of(tmp_path / "a.parquet")
         assert values(rows) == ROWS
         assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     path = tmp_path / "one.json"
     path.write_text(json.dumps(ROWS[0], indent=1), encoding="utf-8")
-    assert values(rows_of(path, spool=tmp_path)) == ROWS[:1]
+    assert values(rows_of(path)) == ROWS[:1]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines(ROWS))))
-    assert values(rows_of("-", spool=tmp_path / "spool")) == ROWS
+    assert values(rows_of("-")) == ROWS
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -76,9 +76,9 @@ def test_an_array_of_messages_is_one_conversation(tmp_path: Path, indent: int | 
         [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}],
     ):
         path.write_text(json.dumps(messages, indent=indent), encoding="utf-8")
-        assert values(rows_of(path, spool=tmp_path)) == [messages]
+        assert values(rows_of(path)) == [messages]
         path.write_text(json.dumps([messages, messages], indent=indent), encoding="utf-8")
-        assert values(rows_of(path, spool=tmp_path)) == [messages, messages]
+        assert values(rows_of(path)) == [messages, messages]
 
 
 def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: Path) -> None:
@@ -90,13 +90,13 @@ def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: 
     (data / "train-00000-of-00002.jsonl").write_bytes(lines(ROWS[:2]))
     pq.write_table(pa.Table.from_pylist(ROWS[4:]), data / "sub" / "test.parquet")
     with pytest.raises(InputError, match="no file with rows of split 'dev'"):
-        find_sources([str(data)], tmp_path, split="dev")
+        find_sources([str(data)], split="dev")
     with pytest.raises(InputError, match="cannot be read"):
-        find_sources(["~nobody-of-this-name/x"], tmp_path)
-    assert values(rows_of(data, spool=tmp_path, split="train")) == ROWS[:4]
-    assert values(rows_of(data, spool=tmp_path, split="test")) == ROWS[4:]
+        find_sources(["~nobody-of-this-name/x"])
+    assert values(rows_of(data, split="train")) == ROWS[:4]
+    assert values(rows_of(data, split="test")) == ROWS[4:]
     (data / "sub" / "test.parquet").unlink()
-    assert values(rows_of(data, spool=tmp_path)) == ROWS[:4]
+    assert values(rows_of(data)) == ROWS[:4]
 
 
 @pytest.mark.parametrize(
@@ -119,15 +119,15 @@ def test_a_folder_with_more_than_its_training_split_is_refused(
         (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "d" / name).write_bytes(lines(ROWS))
     if splits is None:
-        assert len(find_sources([str(tmp_path / "d")], tmp_path)) == len(names)
+        assert len(find_sources([str(tmp_path / "d")])) == len(names)
         return
     with pytest.raises(InputError, match=splits):
-        find_sources([str(tmp_path / "d")], tmp_path)
+        find_sources([str(tmp_path / "d")])
     choice = next(word for word in splits.split(", ") if word != "none")
     for split in choice, choice.upper():
-        assert len(find_sources([str(tmp_path / "d")], tmp_path, split=split)) == 1
+        assert len(find_sources([str(tmp_path / "d")], split=split)) == 1
     if "train_sft-0.jsonl" in names:
-        assert len(find_sources([str(tmp_path / "d")], tmp_path, split="train_sft")) == 1
+        assert len(find_sources([str(tmp_path / "d")], split="train_sft")) == 1
 
 
 # -- bad rows are one row each
@@ -139,7 +139,7 @@ def test_bad_lines_are_reported_with_their_numbers_and_lose_nothing_else(tmp_pat
     mixed = [one for pair in zip(good, [*bad, b"", b"   "], strict=True) for one in pair]
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"\n".join(mixed))
-    rows = rows_of(path, spool=tmp_path)
+    rows = rows_of(path)
     assert [row.value for row in rows if row.problem is None] == ROWS
     problems = {row.line: row.problem for row in rows if row.problem is not None}
     assert sorted(problems) == [2, 4, 6, 8, 10]
@@ -161,7 +161,7 @@ def test_batches_hold_every_row_once_and_add_up_to_their_sources(
         pq.write_table(pa.table({"text": [json.dumps(talk) for talk in talks]}), tmp_path / name)
     else:
         (tmp_path / name).write_bytes(lines(talks) if name == "x.jsonl" else json.dumps(talks).encode() + b"\n")
-    sources = find_sources([str(tmp_path / name)] * 2, tmp_path)
+    sources = find_sources([str(tmp_path / name)] * 2)
     batches = list(read_batches(sources))
     assert len(batches) > 20
     assert all(len(batch.rows) <= 16 for batch in batches)

@@ -15,12 +15,11 @@ from tests.trajectory.model import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.paths import (
     MEASURES,
-    PRETRAINED,
     TRIALS,
     ClientPath,
-    Demo,
     PathAgent,
     PathReport,
+    Trial,
     demo_document,
     demo_json,
     path_row,
@@ -50,25 +49,25 @@ ROLLOUTS = 12 if FULL else 2
 
 
 @pytest.fixture(scope="module")
-def demo() -> Demo:
+def trials() -> list[Trial]:
     return asyncio.run(run_demo(rollouts=ROLLOUTS))
 
 
-def test_two_rollouts_show_a_break_by_every_cause(demo: Demo) -> None:
+def test_two_rollouts_show_a_break_by_every_cause(trials: list[Trial]) -> None:
     """Whoever tries it with ``--rollouts 2`` sees what it is about."""
-    sampled, greedy, dropped = (trial.of(ClientPath.RERENDER) for trial in demo.trials)
+    sampled, greedy, dropped = (trial.reports[0] for trial in trials)
     assert set(sampled.causes) == {Cause.BPE_REMERGE, Cause.JSON_FORMAT}
     assert greedy.causes == {}
     assert dropped.causes == {Cause.STRIPPED_REASONING: dropped.numbers()["later_user_turns"]}
     assert dropped.numbers()["later_user_turns"] > 0
-    assert demo.trials[2].of(ClientPath.FIXED_BASE).breaks == {}
+    assert trials[2].reports[1].breaks == []
 
 
-def test_tokentrace_has_no_break_and_one_sample_a_rollout(demo: Demo) -> None:
-    for trial in demo.trials:
-        report = trial.of(ClientPath.TOKENTRACE)
+def test_tokentrace_has_no_break_and_one_sample_a_rollout(trials: list[Trial]) -> None:
+    for trial in trials:
+        report = trial.reports[-1]
         assert (report.numbers()["breaks"], report.numbers()["samples"], report.causes) == (0, ROLLOUTS, {})
-    report, numbers = demo.paths[-1], demo.paths[-1].numbers()
+    report, numbers = trials[0].reports[-1], trials[0].reports[-1].numbers()
     assert (numbers["mismatched_tokens"], numbers["never_sampled_tokens"]) == (0, 0)
     assert numbers["largest_logprob_gap"] < 1e-4
     assert sum(len(one.gaps) for one in report.scored) == numbers["sampled_tokens"] > 0
@@ -78,14 +77,14 @@ def test_tokentrace_has_no_break_and_one_sample_a_rollout(demo: Demo) -> None:
         np.testing.assert_allclose(rollout.trajectory.logprobs()[mask], again[mask], atol=1e-4)
 
 
-def test_counts_are_those_of_the_trajectories(demo: Demo) -> None:
-    for report in demo.paths[:2]:
+def test_counts_are_those_of_the_trajectories(trials: list[Trial]) -> None:
+    for report in trials[0].reports[:2]:
         breaks = report.numbers()["breaks"]
         assert breaks > 0
         assert report.numbers()["samples"] == ROLLOUTS + breaks
         assert sum(report.causes.values()) == breaks
         for rollout, scored in zip(report.rollouts, report.scored, strict=True):
-            found = report.breaks.get(rollout.task.name, [])
+            found = [broken for name, broken in report.breaks if name == rollout.task.name]
             branches = rollout.trajectory.branches[1:]
             assert [(one.position, str(one.cause)) for one in found] == [(one.start, one.cause) for one in branches]
             _, mask = path_row(report.path, RENDERER, rollout)
@@ -107,7 +106,7 @@ class Recording(EmbeddedEngine):
 
 
 @pytest.mark.parametrize("path", ClientPath)
-def test_engines_see_the_prompts_that_are_recorded(demo: Demo, path: ClientPath) -> None:
+def test_engines_see_the_prompts_that_are_recorded(trials: list[Trial], path: ClientPath) -> None:
     """Also: what is remembered is what each path would have sampled alone, and a seed gives the same again."""
     engine = Recording()
 
@@ -117,7 +116,8 @@ def test_engines_see_the_prompts_that_are_recorded(demo: Demo, path: ClientPath)
         finally:
             await engine.close()
 
-    for rollout, known in zip(asyncio.run(alone()).rollouts, demo.trials[0].of(path).rollouts, strict=False):
+    known_report = next(report for report in trials[0].reports if report.path is path)
+    for rollout, known in zip(asyncio.run(alone()).rollouts, known_report.rollouts, strict=False):
         trajectory = rollout.trajectory
         check_trajectory(trajectory)
         assert trajectory.stream().tolist() == known.trajectory.stream().tolist()
@@ -134,7 +134,7 @@ def multiply(a: int, b: int) -> str:
     return f"{a * b} <script>alert(2)</script>"
 
 
-def scripted(path: ClientPath, *turns: str | Sequence[int], name: str = "one") -> tuple[Rollout, dict[str, Any]]:
+def scripted(path: ClientPath, *turns: str | Sequence[int], name: str = "one") -> tuple[Rollout, list[Any]]:
     """A rollout with these turns."""
     texts = iter(turns)
 
@@ -162,9 +162,9 @@ def test_other_spacing_breaks_the_paths_that_keep_messages(path: ClientPath, cal
     rollout, breaks = scripted(path, call, ANSWER)
     scored = score_row(rollout, path_row(path, RENDERER, rollout), MODEL.score)
     if call == CALL or path is ClientPath.TOKENTRACE:
-        assert (breaks, rollout.trajectory.num_samples, scored.mismatched, scored.foreign) == ({}, 1, 0, 0)
+        assert (breaks, rollout.trajectory.num_samples, scored.mismatched, scored.foreign) == ([], 1, 0, 0)
         return
-    assert [one.cause for one in breaks["one"]] == [Cause.JSON_FORMAT]
+    assert [(name, one.cause) for name, one in breaks] == [("one", Cause.JSON_FORMAT)]
     assert rollout.trajectory.num_samples == 2
     wide, narrow = (RENDERER.tokenizer.encode(text) for text in (WIDE, CALL))
     assert scored.mismatched - scored.foreign == len(wide) - len(narrow)
@@ -194,20 +194,21 @@ def test_a_template_that_forgets_differs_only_in_reasoning_before_the_last_user_
 # -- what is said of it: every number with its meaning, the noise with the breaks, and nothing that can act
 
 
-def test_every_view_has_the_noise_and_the_meaning_of_every_number(demo: Demo) -> None:
-    document, data = demo_document(demo), demo_json(demo)
+def test_every_view_has_the_noise_and_the_meaning_of_every_number(trials: list[Trial]) -> None:
+    document, data = demo_document(trials, 0), demo_json(trials, 0)
     text, page = plain_view(document), show(document).html
-    assert (data["noise"], data["remarks"]) == (asdict(NOISE), remarks(demo))
-    broken, count = demo.paths[0].numbers()["broken_rollouts"], len(demo.paths[0].rollouts)
+    assert (data["noise"], data["remarks"]) == (asdict(NOISE), remarks(trials))
+    paths = trials[0].reports
+    broken, count = paths[0].numbers()["broken_rollouts"], len(paths[0].rollouts)
     for part in ("1 % of the assistant's tokens", "2 % of its calls", "6 of 384", f"{broken} of {count} rollouts"):
-        assert part in " ".join(remarks(demo))
-    labels = {one.label: one.about for one in MEASURES} | {one.name: one.about for one in demo.trials}
-    for words in [*remarks(demo), *(f"{label}: {about}" for label, about in labels.items())]:
+        assert part in " ".join(remarks(trials))
+    labels = {one.label: one.about for one in MEASURES} | {one.name: one.about for one in trials}
+    for words in [*remarks(trials), *(f"{label}: {about}" for label, about in labels.items())]:
         assert words in text
-    assert all(words in said(page) for words in [*remarks(demo), *labels.values()])
-    assert all(measure.cell(report).text in text for measure in MEASURES for report in demo.paths)
+    assert all(words in said(page) for words in [*remarks(trials), *labels.values()])
+    assert all(measure.cell(report).text in text for measure in MEASURES for report in paths)
     tables = read_page(page)["tables"]
-    for row, trial in zip(data["trials"], demo.trials, strict=True):
+    for row, trial in zip(data["trials"], trials, strict=True):
         for report in trial.reports:
             told = row["paths"][str(report.path)]
             assert sum(told["causes"].values()) == told["breaks"] == report.numbers()["breaks"]
@@ -227,13 +228,13 @@ def test_the_page_escapes_whatever_was_said() -> None:
         rollout, breaks = scripted(path, *turns, name=name)
         scored = score_row(rollout, path_row(path, RENDERER, rollout), MODEL.score)
         reports.append(PathReport(path, [rollout], breaks, [scored]))
-    demo = Demo(0, [replace(trial, reports=reports) for trial in TRIALS])
-    page = show(demo_document(demo)).html
+    document = demo_document([replace(trial, reports=reports) for trial in TRIALS], 0)
+    page = show(document).html
     assert_only_its_own_code_runs(page)
-    assert "\x1b[31mred" not in plain_view(demo_document(demo))
-    document = read_page(page)
-    assert all(name in contrast["name"] for contrast in document["contrasts"])
-    assert "<|end|>" in "".join(columns(document, 0)["text"])
+    assert "\x1b[31mred" not in plain_view(document)
+    shown = read_page(page)
+    assert all(name in contrast["name"] for contrast in shown["contrasts"])
+    assert "<|end|>" in "".join(columns(shown, 0)["text"])
 
 
 def test_the_docs_give_the_settings_as_they_are() -> None:
@@ -241,7 +242,7 @@ def test_the_docs_give_the_settings_as_they_are() -> None:
     for part in (
         f"{100 * NOISE.resegmented:g} % of",
         f"{100 * NOISE.compact:g} % of its calls",
-        "{broken_rollouts} of {rollouts} rollouts".format(**PRETRAINED),
-        str(PRETRAINED["model"]),
+        "6 of 384 rollouts",
+        "SmolLM2-135M",
     ):
         assert part in text

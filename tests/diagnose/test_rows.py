@@ -63,7 +63,7 @@ def checker(family: str = "pocket", **options: Any) -> RowChecker:
 
 
 def samples_of(conversation: dict[str, Any], family: str = "pocket", **options: Any) -> tuple[Sample, ...]:
-    made = checker(family, **options).tokenizer.tokenize(Row(1, None, conversation), "rows")
+    made = checker(family, **options).tokenizer.tokenize(Row(1, None, conversation))
     assert made.bad is None, made.bad
     return made.samples
 
@@ -103,7 +103,7 @@ def test_own_rows_of_every_family_check_clean(any_family: str) -> None:
     seen = 0
     for name in ("user_assistant", "system_user_assistant", "multi_turn", "long_code", "call_answered"):
         given = {"messages": CONVERSATIONS[name].messages, "tools": CONVERSATIONS[name].tools}
-        made = checks.tokenizer.tokenize(Row(1, None, given), "rows")
+        made = checks.tokenizer.tokenize(Row(1, None, given))
         if made.bad is not None:
             continue
         seen += 1

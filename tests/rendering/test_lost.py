@@ -32,7 +32,7 @@ from tests.support import examples, make_renderer, rendered, rotating, some
 from tokentrace import InputError, RenderedTokens, create_renderer
 from tokentrace.errors import LostTextError, LostTextWarning
 from tokentrace.pocket import POCKET
-from tokentrace.rendering.lost import BOOKKEEPING, PAST_REASONING
+from tokentrace.rendering.lost import BOOKKEEPING
 
 THOUGHT = assistant("Hello!", reasoning="They greet me.")
 
@@ -186,12 +186,10 @@ def test_parts_are_lost_in_a_template_that_empties_them() -> None:
     assert [(one.field, one.text) for one in tokens.lost] == [("content.0.text", "One."), ("content.1.text", "Two.")]
 
 
-def test_reasoning_of_the_past_is_dropped_by_a_named_policy() -> None:
+def test_reasoning_of_the_past_is_dropped_by_design() -> None:
     tokens = make_renderer("qwen3").render([HI, THOUGHT, user("Bye")])
     assert tokens.lost == []
-    assert [(one.message, one.field, one.policy) for one in tokens.dropped] == [
-        (1, "reasoning_content", PAST_REASONING)
-    ]
+    assert [(one.message, one.field) for one in tokens.dropped] == [(1, "reasoning_content")]
     kept = make_renderer("qwen3", preserve_all_thinking=True).render([HI, THOUGHT, user("Bye")])
     assert (kept.lost, kept.dropped) == ([], [])
 

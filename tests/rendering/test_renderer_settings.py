@@ -136,7 +136,7 @@ def test_what_ends_turns_beside_tools_stops_generation() -> None:
 
 def settings_of(renderer: Renderer) -> dict[str, Any]:
     own = {"tokenizer": renderer.tokenizer.digest, "templates": renderer.template_digests()}
-    return {**renderer.__getstate__(), **own, "eos": renderer.tokenizer.eos_ids}
+    return {**renderer.__reduce__()[0].keywords, **own, "eos": renderer.tokenizer.eos_ids}
 
 
 SETTINGS = {
@@ -154,14 +154,14 @@ SETTINGS = {
 def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict[str, Any]) -> None:
     renderer = create_renderer(POCKET, **settings)
     renderer.render(CHAT)
-    renderer.once("x", threading.Lock)
+    renderer.cache.once("x", threading.Lock)
     renderer.bridge_to_next_turn([1], [2], CHAT[:1])
     other = way(renderer)
     assert settings_of(other) == settings_of(renderer)
     assert other.render_ids(CHAT) == renderer.render_ids(CHAT)
     assert other.get_stop_token_ids() == renderer.get_stop_token_ids()
-    assert other.once("x", lambda: None) is None
-    assert renderer.silent().once("x", lambda: None) is not None
+    assert other.cache.once("x", lambda: None) is None
+    assert renderer.silent().cache.once("x", lambda: None) is not None
     assert other.tokenizer.core is renderer.tokenizer.core  # loaded once
 
 
@@ -182,7 +182,7 @@ def test_tools_are_read_as_they_are_now() -> None:
     renderer = make_renderer("qwen3")
 
     def printed(tools: Any) -> str:
-        return renderer.render_text([{"role": "user", "content": "hi"}], tools=tools).text
+        return renderer.render([{"role": "user", "content": "hi"}], tools=tools).text
 
     tools = tool({"a": "first"})
     first = printed(tools)

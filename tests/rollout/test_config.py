@@ -162,7 +162,6 @@ BAD = {
     POCKET_RUN.replace("embedded", "embedded, url: x"): "line 1: engine: .*no settings",
     POCKET_RUN.replace(*HTTP): "line 1: engine.http.retry: there is no such setting",
     POCKET_RUN.replace("output: out\n", ""): "'output' is missing",
-    POCKET_RUN.replace("2}", "2, kinds: [riddle]}"): "line 3: data.questions: .*'riddle'",
     POCKET_RUN.replace("2}", "2, split: train}"): "line 3: data.questions.split: there is no such setting",
     FILE_RUN: "line 2: data.file: there is no file or folder 'rows.jsonl'",
     FILE_RUN.replace("file: rows.jsonl", "limit: 2"): "line 2: data: 'file' is missing",

@@ -160,11 +160,11 @@ def _show_conversation(options: dict[str, Any]) -> int:
     renderer = make_renderer(options, past=options["past"])
     with working("comparing"):
         report = compare_histories(renderer, messages, tools=read_tools(options["tools"], tools))
-    step, chosen = options["step"], report
-    if step is not None:
-        if step >= len(report.steps):
-            raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
-        chosen = replace(report, steps=report.steps[step : step + 1])
+    step = options["step"]
+    steps = report.steps if step is None else report.steps[step : step + 1]
+    if step is not None and not steps:
+        raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
+    chosen = replace(report, steps=steps)
     document = chosen.document()
     print_report(document, chosen.to_json(), options["as_json"])
     if options["html"] is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from . import command, one_blas_thread, options
 from .output import ProgressBars, note, print_result, working, write_page
@@ -64,8 +65,6 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
       tokentrace check store.db -t ./Qwen3-8B --engine http://127.0.0.1:8000
       tokentrace check rollout.tt --prompt next.json -t ./Qwen3-8B
     """
-    from click.core import ParameterSource
-
     from ..diagnose.record_files import holds_rollouts
 
     one_blas_thread()
@@ -113,6 +112,7 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
 
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
     from ..diagnose.rollouts import check_rollouts
+    from .inputs import connect_engine
 
     model, engine, quiet = _model(inputs, options), options["engine"], options["quiet"]
     with ProgressBars(transient=True, quiet=quiet) as bars:
@@ -120,7 +120,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
             inputs,
             model,
             limit=options["limit"],
-            engine=None if engine is None else lambda: _connect(engine, model),
+            engine=None if engine is None else lambda: connect_engine(engine, getattr(model, "tokenizer", model)),
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
     _show(report, options, model)
@@ -150,16 +150,6 @@ def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
             raise
         note(f"{' '.join(str(error).split())}: the tokenizer alone is used")
         return load_tokenizer(name)
-
-
-async def _connect(engine: str, model: Any) -> Any:
-    from ..engines.embedded import EmbeddedEngine
-    from ..engines.servers import connect
-
-    if engine == "embedded":
-        return EmbeddedEngine()
-    tokenizer = getattr(model, "tokenizer", model)
-    return await connect(engine, vocab_size=None if tokenizer is None else tokenizer.vocabulary.size)
 
 
 def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:

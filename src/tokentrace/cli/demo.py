@@ -51,16 +51,16 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     from ..samples.trajectories import trajectory_samples
 
     with ProgressBars(transient=True, counts=True) as bars:
-        result = asyncio.run(run_demo(rollouts=rollouts, seed=seed, progress=bars.show))
-    summary, document = json.dumps(demo_json(result), indent=1), demo_document(result)
+        trials = asyncio.run(run_demo(rollouts=rollouts, seed=seed, progress=bars.show))
+    summary, document = json.dumps(demo_json(trials, seed), indent=1), demo_document(trials, seed)
     if as_json:
         click.echo(summary)
     else:
         print_result(document)
     write_file(output / "summary.json", summary + "\n")
-    ours = result.paths[-1].rollouts
+    ours = trials[0].reports[-1].rollouts
     _write_rows(output, [row for one in ours for row in trajectory_samples(one.trajectory, reward=one.reward)], seed)
-    for report in result.paths:
+    for report in trials[0].reports:
         path = output / "trajectories" / report.path.replace(" ", "-")
         path.mkdir(parents=True, exist_ok=True)
         for old in path.glob("held_back-*.tt"):

@@ -12,7 +12,7 @@ import click
 from ..errors import InputError
 from ..show.visible import counted
 from . import command, options
-from .output import ProgressBars, note, print_rows, short_number
+from .output import ProgressBars, note, print_rows
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
@@ -46,35 +46,34 @@ def export(*, store: str, **chosen: Any) -> None:
       tokentrace export store.db -o one.jsonl --session run-7 --keep-state
       tokentrace export postgresql://gateway@db/traces -o rows.jsonl --search batch-17
     """
-    from ..data.tables import check_target
+    from ..data.tables import target_path
     from ..data.trainers import find_trainer
 
     job = SimpleNamespace(**chosen)
-    target = None if job.trainer is None else find_trainer(job.trainer)
-    check_target(job.output, target, overwrite=job.overwrite)
+    target = find_trainer(job.trainer)
+    target_path(job.output, target, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):
         raise click.UsageError("--session names the sessions: leave out --state and --search, or --session")
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "is not there"
         raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
-    done, longest = asyncio.run(_export(store, job, target))
-    data = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
-    data |= {"output": str(job.output), "longest": longest}
+    done = asyncio.run(_export(store, job, target))
+    names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")
+    data = {name: getattr(done, name) for name in names} | {"output": str(job.output)}
     counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
     causes = [f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common()]
     summary = f"{counts}, {done.trained:,} trained" + (f"\nbranches: {', '.join(causes)}" if causes else "")
-    print_rows(data, summary, job, longest)
+    print_rows(data, summary, job, done.longest)
     if not job.as_json and not job.quiet:
         note(f"wrote {job.output}" + (f", and marked {done.marked:,} as exported" if done.marked else ""))
 
 
-async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> tuple[Export, int]:
-    """Return what was exported and the length of the longest row."""
+async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> Export:
     from ..data.tables import sample_writer
     from ..gateway.rows import COLUMNS, Export
     from ..store.store import State, open_store
 
-    store, longest = open_store(where), 0
+    store = open_store(where)
     try:
         sessions: Any = []
         for id in dict.fromkeys(job.sessions):
@@ -94,9 +93,8 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
         with ProgressBars(quiet=job.quiet, counts=True) as bars:
             with sample_writer(job.output, COLUMNS, about, private=True, trainer=trainer) as write:
                 async for table in export.tables():
-                    longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)
-                    status = f"{short_number(export.rows)} rows, {short_number(export.tokens)} tokens"
+                    status = f"{export.rows:,} rows, {export.tokens:,} tokens"
                     bars.show("sessions", export.sessions, total, status, f"{export.sessions:,} sessions, {status}")
                 if not export.rows:
                     matching = counted(export.sessions, "session")
@@ -105,7 +103,7 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
             bars.show("sessions", export.sessions, export.sessions)
             if not job.keep_state:
                 await export.mark()
-        return export, longest
+        return export
     finally:
         await store.close()
 

@@ -13,7 +13,10 @@ from ..errors import InputError
 from .output import note, working
 
 if TYPE_CHECKING:
+    from ..engines.http import HTTPSettings
+    from ..engines.protocol import Engine
     from ..rendering.renderer import Renderer
+    from ..tokens.tokenizer import Tokenizer
 
 _PYTHON: Final = {"True": True, "False": False, "None": None}
 
@@ -33,6 +36,23 @@ def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
     settings |= {"chat_template": template["chat_template"], **parse_kwargs(template["kwargs"])}
     with working(f"loading {name}"):
         return create_renderer(name, template["renderer"], **settings)
+
+
+async def connect_engine(
+    engine: str, tokenizer: Tokenizer | None, kind: str = "auto", settings: HTTPSettings | None = None
+) -> Engine:
+    """Connect to an engine, to several with commas, or to the embedded one."""
+    from ..engines.embedded import EmbeddedEngine
+    from ..engines.protocol import EngineError
+    from ..engines.servers import connect
+
+    if engine == "embedded":
+        return EmbeddedEngine()
+    size = None if tokenizer is None else tokenizer.vocabulary.size
+    try:
+        return await connect(split_list(engine), kind, settings=settings, vocab_size=size)
+    except EngineError as error:
+        raise InputError(f"{error}; is the engine running? --engine says where it is") from error
 
 
 def conversation_title(source: str) -> str:

@@ -69,7 +69,8 @@ def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest
     """Print what is to know about a file of rows: a summary or JSON, and what to put into a trainer's configuration."""
     from ..data.trainers import find_trainer
 
-    advice = None if job.trainer is None else find_trainer(job.trainer).advice_for(job.output, longest)
+    trainer = find_trainer(job.trainer)
+    advice = None if trainer is None else trainer.advice_for(job.output, longest)
     if job.as_json:
         click.echo(json.dumps(data if advice is None else {**data, "advice": advice}))
     elif not job.quiet:
@@ -78,26 +79,12 @@ def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest
             click.echo(click.style(f"  for {job.trainer}:", bold=True) + "\n" + textwrap.indent(advice, "    "))
 
 
-def short_number(number: float) -> str:
-    """Return a number with a suffix.
-
-    >>> short_number(950), short_number(1_234_000)
-    ('950', '1.2M')
-    """
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f}{suffix}"
-    return f"{number:.0f}"
-
-
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
     """Show a spinner on a terminal, unless --quiet."""
     context, console = click.get_current_context(silent=True), make_console(stderr=True)
-    if console.is_terminal and not (context is not None and context.params.get("quiet")):
-        with console.status(f"{what} …"):
-            yield
-    else:
+    quiet = not console.is_terminal or (context is not None and context.params.get("quiet"))
+    with contextlib.nullcontext() if quiet else console.status(f"{what} …"):
         yield
 
 

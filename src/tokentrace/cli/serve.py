@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from .options import control_tokens_option, flag, number, one_of, quiet_option, 
 from .output import note, working
 
 if TYPE_CHECKING:
-    from ..engines.protocol import Engine
     from ..gateway.serving import ServeSettings
     from ..rendering.renderer import Renderer
 
@@ -110,12 +110,13 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, qui
 
 
 async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSettings) -> None:
-    from dataclasses import replace
-
+    from ..engines.http import HTTPSettings
     from ..gateway.serving import open_gateway, serve
+    from .inputs import connect_engine
 
+    http = HTTPSettings(read_timeout=None)  # an agent that gives up ends the request
     with working(f"connecting to {engine}"):
-        connected = await _connect(engine, kind, renderer)
+        connected = await connect_engine(engine, renderer.tokenizer, kind, http)
     try:
         model = settings.model or connected.capabilities.model or renderer.tokenizer.name or "tokentrace"
         settings = replace(settings, model=model)
@@ -125,23 +126,6 @@ async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSett
             await serve(app, settings, ready=lambda url: print(url, flush=True))
     finally:
         await connected.close()
-
-
-async def _connect(engine: str, kind: str, renderer: Renderer) -> Engine:
-    if engine == "embedded":
-        from ..engines.embedded import EmbeddedEngine
-
-        return EmbeddedEngine()
-    from ..engines.http import HTTPSettings
-    from ..engines.protocol import EngineError
-    from ..engines.servers import connect
-
-    settings = HTTPSettings(read_timeout=None)  # an agent that gives up ends the request
-    addresses = [address.strip() for address in engine.split(",") if address.strip()]
-    try:
-        return await connect(addresses, kind, settings=settings, vocab_size=renderer.tokenizer.vocabulary.size)
-    except EngineError as error:
-        raise InputError(f"{error}; is the engine running? --engine says where it is") from error
 
 
 def _loop_factory() -> Any:

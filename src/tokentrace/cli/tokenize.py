@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import click
 
 from ..show.visible import counted
 from . import command, options
-from .output import ProgressBars, print_result, print_rows, short_number, write_page
+from .output import ProgressBars, print_result, print_rows, write_page
 
 if TYPE_CHECKING:
     from ..data.job import Finished
@@ -118,15 +117,12 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
 
 
 def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
-    from ..data.cluster import tokenize_on_ray
     from ..data.job import tokenize_files
 
-    how = {name: getattr(job, name) for name in ("workers", "split", "overwrite", "trainer")}
-    if job.ray is not None:
-        how["address"] = job.ray or None
-    run, began = tokenize_files if job.ray is None else tokenize_on_ray, time.monotonic()
+    how = {name: getattr(job, name) for name in ("workers", "split", "overwrite", "trainer", "ray")}
+    began = time.monotonic()
     with _Display(quiet=job.quiet) as display:
-        finished = run(job.inputs, job.output, settings, progress=display.update, **how)
+        finished = tokenize_files(job.inputs, job.output, settings, progress=display.update, **how)
     seconds, bad = time.monotonic() - began, finished.bad_rows
     data: dict[str, Any] = {"output": str(finished.output), "bad_rows_file": None if bad is None else str(bad)}
     data |= {**finished.counts.described(), "longest": finished.longest, "seconds": seconds}
@@ -144,7 +140,7 @@ class _Display(ProgressBars):
         """Show how far the run is."""
         seconds = max(time.monotonic() - self._began, 1e-9)
         bad = f", {counts.bad_rows:,} bad" if counts.bad_rows else ""
-        rates = f"{counts.rows / seconds:,.0f} rows/s · {short_number(counts.tokens / seconds)} tokens/s"
+        rates = f"{counts.rows / seconds:,.0f} rows/s · {counts.tokens / seconds:,.0f} tokens/s"
         status = f"{counts.rows:,} rows{bad} · {rates}"
         left = seconds * (total - done) / done if done else 0
         line = f"{100 * done / max(total, 1):.0f} % · {status} · {left:.0f} s left"
@@ -156,7 +152,7 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
     yield click.style(f"wrote {finished.output}", bold=True)
     rows = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
-    rate = f"{seconds:.1f} s, {short_number(counts.tokens / max(seconds, 1e-9))} tokens/s"
+    rate = f"{seconds:.1f} s, {counts.tokens / max(seconds, 1e-9):,.0f} tokens/s"
     yield f"  {rows} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}"
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
         yield click.style(f"  {counted(samples, 'sample')}: {note}", fg="yellow")
@@ -167,24 +163,23 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     bad = counted(counts.bad_rows, "row")
     yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
     # the five most frequent reasons; those that differ in numbers or quotes alone are one
-    frequent, first = Counter[str](), dict[str, dict[str, Any]]()
+    alike: dict[str, list[dict[str, Any]]] = {}
     for row in map(json.loads, finished.bad_rows.read_text(encoding="utf-8").splitlines()):
-        kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"])
-        frequent[kind] += 1
-        first.setdefault(kind, row)
-    for kind, count in frequent.most_common(5):
-        row = first[kind]
-        yield f"    {count:,} × {row['reason']} (first: {row['source']}, row {row['row']})"
+        alike.setdefault(re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"]), []).append(row)
+    for group in sorted(alike.values(), key=len, reverse=True)[:5]:
+        yield f"    {len(group):,} × {group[0]['reason']} (first: {group[0]['source']}, row {group[0]['row']})"
 
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
     """Yield samples with titles, and report rows that give none."""
-    from ..data.job import each_result
+    from ..data.sources import find_sources, read_rows
+    from ..data.tokenizing import RowTokenizer
 
-    for source, result in each_result(job.inputs, settings, job.split):
-        place, count = f"{source}, row {result.row.number}", len(result.samples)
+    tokenizer, sources = RowTokenizer(settings), find_sources(job.inputs, split=job.split)
+    for row in (row for source in sources for row in read_rows(source, row_bytes=settings.row_bytes)):
+        result, place = tokenizer.tokenize(row), f"{row.source}, row {row.number}"
         if result.bad is not None:
             click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
         for at, sample in enumerate(result.samples, 1):
-            which = f", sample {at} of {count}" if count > 1 else ""
+            which = f", sample {at} of {len(result.samples)}" if len(result.samples) > 1 else ""
             yield f"{place}{which}: {len(sample):,} tokens, {sample.trained:,} trained", sample

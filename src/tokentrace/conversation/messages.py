@@ -58,42 +58,49 @@ THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 ARGUMENTS: Final = (str, Mapping, type(None))
 """Types of a call's arguments."""
 
+RoleTest: TypeAlias = Callable[[str], bool]
 _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
 """A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
 
 
-def check_messages(messages: Any, *, is_role: Callable[[str], bool] = lambda _: False) -> list[Mapping[str, Any]]:
+def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> list[Mapping[str, Any]]:
     """`messages` as a list of mappings. Raises InputError naming the message and the field.
 
     `is_role` decides about words that are not among `ROLES`.
     """
+    return [check_message(place, message, is_role) for place, message in placed_messages(messages)]
+
+
+def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """Messages with their places. Raises InputError for anything but a list of mappings."""
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
         advice = 'pass its "messages"' if is_row else "wrap a single message in a list"
         raise InputError(f"messages must be a list of messages, not {kind_of(messages)}; {advice}")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-    return [_check_message(index, message, is_role) for index, message in enumerate(messages)]
+    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
-def _check_message(index: int, message: Any, is_role: Callable[[str], bool]) -> Mapping[str, Any]:
-    place = Place(index)
-    fields = place.mapping(message, "a mapping with a role")
-    role, content = place.string(fields, "role"), fields.get("content")
+def check_message(place: Place, message: Mapping[str, Any], is_role: RoleTest) -> Mapping[str, Any]:
+    """The message. Raises InputError."""
+    role = place.string(message, "role")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
-    if not isinstance(content, str):
-        _check_content(place.at("content"), role, content)
+    check_content(place.at("content"), role, message.get("content"))
     if role == "assistant":
-        for name in filter(fields.__contains__, THOUGHTS):
-            place.get(fields, name, str | None, "a string")
-        if fields.get("tool_calls") is not None:
-            _check_calls(place.at("tool_calls"), fields["tool_calls"])
-    return fields
+        for name in filter(message.__contains__, THOUGHTS):
+            place.get(message, name, str | None, "a string")
+        if message.get("tool_calls") is not None:
+            _check_calls(place.at("tool_calls"), message["tool_calls"])
+    return message
 
 
-def _check_content(place: Place, role: str, content: Any) -> None:
+def check_content(place: Place, role: str, content: Any) -> None:
+    """Raise InputError unless a message of this role may have this content."""
+    if isinstance(content, str):
+        return
     if content is None:
         if role != "assistant":
             raise place.error(f"is missing; a {role} message needs content")

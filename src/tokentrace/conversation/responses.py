@@ -80,8 +80,7 @@ def read_items(items: Any, before: Messages = (), *, open_calls: bool = False) -
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
     """
-    call_ids = {call["id"] for message in before for call in message.get("tool_calls") or ()}
-    reader = ItemReader([*before], open_calls, call_ids)
+    reader = ItemReader([*before], open_calls)
     if isinstance(items, str):
         reader.messages.append({"role": "user", "content": items})
         return reader
@@ -101,7 +100,6 @@ class ItemReader:
 
     messages: list[Any]
     open_calls: bool
-    call_ids: set[str]
     starts: list[int] = field(default_factory=list)
     """How many messages come before each item."""
     references: dict[int, list[str]] = field(default_factory=dict)
@@ -129,14 +127,13 @@ class ItemReader:
                 if item.get("namespace") is not None:
                     name = in_namespace(place.string(item, "namespace"), name)
                 function = {"name": name, "arguments": place.string(item, "arguments")}
-                self.call_ids.add(id)
                 calls = self._turn_of(item).setdefault("tool_calls", [])
                 calls.append({"id": id, "type": "function", "function": function})
             case "function_call_output":
                 message: dict[str, Any] = {"role": "tool"}
                 if item.get("call_id") is not None:
                     message["tool_call_id"] = id = place.string(item, "call_id")
-                    if id not in self.call_ids and not self.open_calls:
+                    if not self.open_calls and not self._is_called(id):
                         problem = f"no function_call before it has the id {brief(id)}"
                         raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
                 self.messages.append({**message, "content": _content(_parts(place, item, "output"))})
@@ -172,7 +169,7 @@ class ItemReader:
         turn["content"] = _content([{"type": "text", "text": each} for each in self.texts])
         self.text_has_id = has_id
 
-    def _turn_of(self, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _turn_of(self, item: Mapping[str, Any]) -> Any:
         """The assistant's message that an item is part of.
 
         Results end a turn, unless the next item is from the same response: some clients send a call, its result, the
@@ -180,14 +177,15 @@ class ItemReader:
         """
         response = response_of_item(item.get("id"))
         is_same = response is not None and response == self.response
-        is_other = not is_same and None not in (response, self.response)
         is_answered = self.turn != len(self.messages) - 1
-        if self.turn < 0 or is_other or (is_answered and not is_same):
+        if self.turn < 0 or (not is_same and (is_answered or (response and self.response))):
             self.turn, self.response, self.texts = len(self.messages), None, []
             self.messages.append({"role": "assistant", "content": ""})
         self.response = self.response or response
-        turn: dict[str, Any] = self.messages[self.turn]
-        return turn
+        return self.messages[self.turn]
+
+    def _is_called(self, id: str) -> bool:
+        return any(call["id"] == id for message in reversed(self.messages) for call in message.get("tool_calls") or ())
 
 
 def _reasoning(place: Place, item: Mapping[str, Any]) -> str:

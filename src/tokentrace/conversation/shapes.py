@@ -6,13 +6,13 @@ templates print None as a word.
 """
 
 import enum
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import InputError, brief
 from ..settings import choose
-from .messages import ARGUMENTS, Messages, check_messages, check_tools
+from .forms import texts_of
+from .messages import ARGUMENTS, ROLES, Messages, check_content, check_message, check_tools, placed_messages
 from .place import Place, is_list
 from .values import parse_json
 
@@ -25,6 +25,7 @@ _SPEAKERS: Final[Mapping[str, str]] = {
 }
 """Values of ShareGPT's ``from``, and the role of each."""
 _CALLERS: Final = frozenset({"function_call", "tool_call"})  # speakers whose value is JSON of calls
+_CALL_FIELDS: Final = ("id", "type", "function", "name", "arguments")
 _LOSS: Final = ("weight", "train")  # choose what is trained; apply to a whole message
 _CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
 _FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # not Anthropic's
@@ -75,14 +76,6 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
     return from_anthropic(messages) if shape is Shape.ANTHROPIC else from_sharegpt(messages)
 
 
-def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    if not is_list(messages):
-        raise Place(field="messages").wrong(messages, "a list of messages")
-    if not messages:
-        raise InputError("the conversation is empty; give at least one message")
-    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
-
-
 # -- OpenAI
 
 
@@ -92,7 +85,7 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``.
     """
     converted: list[Mapping[str, Any]] = []
-    for place, message in _placed(messages):
+    for place, message in placed_messages(messages):
         call, field = message.get("function_call"), place.at("function_call")
         if call is not None and message.get("role") == "assistant":
             if message.get("tool_calls"):
@@ -117,10 +110,7 @@ def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
         raise InputError("must be a string or a list of text blocks", field="system")
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
-    content: Any = messages[0].get("content")
-    if is_list(content):
-        content = "".join(str(part.get("text") if isinstance(part, Mapping) else part) for part in content)
-    if content != text:
+    if "".join(words for _, words in texts_of(messages[0])) != text:
         raise InputError("differs from the system message that the conversation begins with", field="system")
     return list(messages)
 
@@ -148,7 +138,7 @@ def from_anthropic(
     """
     converted: list[Mapping[str, Any]] = []
     names = {} if names is None else names
-    for place, message in _placed(messages):
+    for place, message in placed_messages(messages):
         for field in _FOREIGN:
             if message.get(field) is not None:
                 problem = "is OpenAI's, but the conversation is in Anthropic's shape; use content blocks"
@@ -235,7 +225,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     message that disagree about what is trained.
     """
     messages: list[Mapping[str, Any]] = []
-    for place, turn in _placed(turns):
+    for place, turn in placed_messages(turns):
         message = _from_turn(place, turn)
         last = messages[-1] if messages else {}
         if turn["from"] not in _CALLERS or last.get("role") != "assistant" or last.get("tool_calls"):
@@ -262,12 +252,8 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     elif value is None and not (carried.get("tool_calls") and role == "assistant"):
         raise place.at("value").error("is missing")
     message = {"role": role, "content": "" if value is None else value, **carried}
-    try:
-        check_messages([message])
-    except InputError as error:
-        field = re.sub(r"^content\b", "value", error.field or "")
-        raise InputError(error.problem, message=place.message, field=field) from error
-    return message
+    check_content(place.at("value"), role, message["content"])
+    return check_message(place, message, ROLES.__contains__)
 
 
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
@@ -275,10 +261,9 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
     calls = []
     for at, one in enumerate(values if is_list(values) else [values]):
         call = place.at(at).mapping(one)
-        if (function := call.get("function")) is not None:
-            outer = {key: item for key, item in call.items() if key != "function"}
-            call = {**outer, **place.at(at).mapping(function)}
-        if more := [str(key)[:80] for key in call if key not in ("id", "type", "name", "arguments")]:
+        if call.get("function") is not None:
+            call = {**call, **place.at(at).mapping(call["function"])}
+        if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
             raise place.at(at).error(f"a call is name and arguments; {', '.join(more)} is neither")
         calls.append(_call(place.at(at), call, "arguments", str | Mapping))
     if not calls:
@@ -297,10 +282,8 @@ def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | No
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None
-    checked = check_tools(tools)
-    if checked is None:
-        return None
-    return [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in enumerate(checked)]
+    checked = enumerate(check_tools(tools) or ())
+    return [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in checked] or None
 
 
 def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from ..errors import InputError, kind_of
@@ -16,9 +16,7 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may contain; a shared value counts each time, since it is printed each time."""
 
 _LARGEST_INT: Final = 10**4300
-_KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
-    *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
-)
+_KINDS: Final[Any] = ((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple))
 _NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
 """Numbers that are not scalars of JSON."""
 

@@ -36,16 +36,15 @@ USUAL_NAMES: Final = Columns()
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation in OpenAI's shape. Nothing before the message `completion_from` is trained.
+    """A conversation in OpenAI's shape, and the row's template variables.
 
-    `variables` are the row's template variables, `notes` are for the report of a run.
+    Nothing before the message `completion_from` is trained.
     """
 
     messages: list[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
     completion_from: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
@@ -81,7 +80,7 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
             raise InputError("begins inside the last message of the prompt", field=second)
         start = prompt + len(everything) - len(messages)
     name, tools = _value(row, columns.tools, TOOLS)
-    tools = openai_tools(tools, wrap=name == "functions" or shape is Shape.SHAREGPT) or None
+    tools = openai_tools(tools, wrap=name == "functions" or shape is Shape.SHAREGPT)
     return Conversation(everything, tools, start, _variables(row))
 
 

@@ -1,4 +1,4 @@
-"""The job: files of conversations to one file of samples, on all cores, in bounded memory.
+"""The job: files of conversations to one file of samples, in bounded memory, on all cores or a Ray cluster.
 
 One process reads batches of rows and writes their samples in the same order; workers tokenize the batches.
 """
@@ -6,12 +6,17 @@ One process reads batches of rows and writes their samples in the same order; wo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import itertools
 import json
+import logging
 import multiprocessing
 import os
+import pickle
 import platform
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -19,10 +24,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,20 +34,25 @@ from ..files import write_whole, writing
 from ..samples.sample import Sample
 from ..settings import instance, whole
 from ..show.document import Document, Table
+from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
-from .sources import Batch, Source, find_sources, pyarrow, read_batches, read_rows
-from .tables import check_target, named_path, sample_writer, samples_table
-from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
+from .sources import BATCH_ROWS, Batch, Row, Source, find_sources, pyarrow, read_batches
+from .tables import sample_writer, samples_table, target_path
+from .tokenizing import Counts, RowTokenizer, TokenizeSettings, filled
 from .trainers import find_trainer
 
+_RETRIES: Final = 3
+"""How often a batch is tried again when a worker died on it."""
+_NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+_NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
 QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
 
 Progress = Callable[[Counts, int, int], None]
 """Called with the counts, and how much is done of how much."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
     """The result of a run, and where it is."""
 
@@ -73,19 +81,6 @@ class Finished:
         return Document("Statistics", tables=[Table("Lengths", ["a sample", *QUANTILES.values()], rows)])
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """The samples of a batch as a table, its counts, and its bad rows as they are written."""
-
-    table: Any
-    counts: Counts
-    bad_rows: list[dict[str, Any]]
-
-
-Results = Generator[tuple[Batch, BatchResult]]
-Run = Callable[[Iterator[Batch], RowTokenizer, int], Results]
-
-
 def tokenize_files(
     inputs: Sequence[str],
     output: str | Path,
@@ -96,62 +91,66 @@ def tokenize_files(
     overwrite: bool = False,
     trainer: str | None = None,
     progress: Progress | None = None,
-    run: Run | None = None,
+    ray: str | None = None,
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
     With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads, and no others. Rows without a sample
-    go to the file of bad rows, with their line and the reason. `run` tokenizes batches: by default processes of this
-    machine.
+    go to the file of bad rows, with their line and the reason. With the address of a `ray` cluster its nodes tokenize
+    and give the same file: ``"auto"`` is the cluster of this machine, ``"local"`` one of its cores for this call, an
+    empty text the default of ``ray.init()``. An existing connection is used.
 
     Raises InputError if there is nothing to read or no row gives a sample, or for an existing file without `overwrite`;
     WriteError if the system refuses to write. Whenever a run ends early, the output stays as it was.
     """
     pyarrow()
-    path = named_path(output)
-    target = None if trainer is None else find_trainer(trainer)
-    check_target(path, target, overwrite=overwrite)
+    target = find_trainer(trainer)
+    path = target_path(output, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     counts, sizes, first_reason = Counts(), {"tokens": array("i"), "trained": array("i")}, ""
     bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
-    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
-        sources = find_sources(inputs, Path(spool), split=split)
-        tokenizer = RowTokenizer(settings)
-        metadata = tokenizer.described()
+    sources = find_sources(inputs, split=split)
+    total = sum(source.size for source in sources)
+    tokenizer = RowTokenizer(settings)
+    metadata = tokenizer.described()
+    batches = read_batches(sources, row_bytes=settings.row_bytes)
+    if ray is not None:
+        results = run_on_ray(batches, tokenizer, workers, ray)
+    else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # a small input is done before a second process is ready
-        workers = workers or max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
-        results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
-        with (
-            (Path(spool) / "bad_rows").open("w+b") as rejected,
-            sample_writer(path, settings.output, metadata, trainer=target) as write,
-            contextlib.closing(results),
-        ):
-            for batch, result in results:
-                write(result.table)
-                counts.update(result.counts)
-                for name, values in sizes.items():
-                    values.extend(result.table.column(f"num_{name}").to_pylist())
-                for bad_row in result.bad_rows:
-                    first_reason = first_reason or bad_row["reason"]
-                    line = json.dumps(bad_row, ensure_ascii=False) + "\n"
-                    with writing(Path(rejected.name)):
-                        rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
-                if progress is not None:
-                    progress(counts, batch.done, sum(source.size for source in sources))
-            if not counts.rows:
-                raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
-            metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
-            with writing(bad_rows):
-                if first_reason:
-                    rejected.seek(0)
-                    write_whole(bad_rows, rejected)
-                else:
-                    bad_rows.unlink(missing_ok=True)  # that of an earlier run
-            if not counts.samples:
-                problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
-                raise InputError(f"{path} was not written: {problem}")
+        useful = max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
+        results = run_here(batches, tokenizer, workers or useful)
+    with (
+        tempfile.TemporaryFile() as rejected,
+        sample_writer(path, settings.output, metadata, trainer=target) as write,
+        contextlib.closing(results),
+    ):
+        for batch, result in results:
+            write(result.table)
+            counts.update(result.counts)
+            for name, values in sizes.items():
+                values.extend(result.table.column(f"num_{name}").to_pylist())
+            for bad_row in result.bad_rows:
+                first_reason = first_reason or bad_row["reason"]
+                line = json.dumps(bad_row, ensure_ascii=False) + "\n"
+                with writing(bad_rows):
+                    rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
+            if progress is not None:
+                progress(counts, batch.done, total)
+        if not counts.rows:
+            raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
+        metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
+        with writing(bad_rows):
+            if first_reason:
+                rejected.seek(0)
+                write_whole(bad_rows, rejected)
+            else:
+                bad_rows.unlink(missing_ok=True)  # that of an earlier run
+        if not counts.samples:
+            problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
+            raise InputError(f"{path} was not written: {problem}")
     return Finished(path, bad_rows if first_reason else None, counts, sizes)
 
 
@@ -164,82 +163,66 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
     return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
 
 
-def each_result(
-    inputs: Sequence[str], settings: TokenizeSettings, split: str | None = None
-) -> Iterator[tuple[str, RowResult]]:
-    """Tokenize rows one by one. Yields the source with each result."""
-    tokenizer = RowTokenizer(settings)
-    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
-        for source in find_sources(inputs, Path(spool), split=split):
-            for row in read_rows(source, row_bytes=settings.row_bytes):
-                yield source.name, tokenizer.tokenize(row, source.name, source.format)
-
-
 # -- workers
 
 
-_NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
-_NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
+class BatchResult(NamedTuple):
+    """The samples of a batch as a table, its counts, and its bad rows as they are written."""
+
+    table: Any
+    counts: Counts
+    bad_rows: list[dict[str, Any]]
 
 
-def tokenize_batch(tokenizer: RowTokenizer, batch: Batch, *, with_errors: bool = False) -> BatchResult:
-    """Tokenize the rows of a batch. Every worker does this, here and on Ray.
+Results = Generator[tuple[Batch, BatchResult]]
+
+
+def tokenize_batch(tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors: bool = False) -> BatchResult:
+    """Tokenize rows. Every worker does this, here and on Ray.
 
     The table of samples has no bad rows, or `with_errors` one empty sample for each problem, which is in `error`.
     """
     counts = Counts()
     samples, places, bad_rows = [], [], []
-    for row in batch.rows:
-        result = tokenizer.tokenize(row.parsed(), batch.source, batch.format)
+    for row in rows:
+        result = tokenizer.tokenize(row.parsed())
         counts.add(result)
         errors = [f"{problem.kind}: {problem.reason}" for problem in result.problems if with_errors]
         samples += [*(sample.replace(rendered=None) for sample in result.samples), *[_NOTHING] * len(errors)]
-        place = {"source": batch.source, "row": row.number, "num_messages": result.messages}
+        place = {"source": row.source, "row": row.number, "num_messages": result.messages}
         reasons = [*[None] * len(result.samples), *errors]
         places += [place | {"sample": at, "error": reason} for at, reason in enumerate(reasons)]
-        bad_rows += [problem.described() for problem in result.problems]
+        bad_rows += list(map(filled, result.problems))
     columns = {**tokenizer.settings.output, **({"error": "string"} if with_errors else {})}
     return BatchResult(samples_table(samples, columns, places), counts, bad_rows)
 
 
-_TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
-"""In a worker: the tokenizer of the run that it works for."""
+@functools.lru_cache(1)
+def worker_tokenizer(settings: bytes) -> RowTokenizer:
+    """The tokenizer of a worker, from pickled settings."""
+    return RowTokenizer(pickle.loads(settings))
 
 
-def worker_tokenizer(settings: TokenizeSettings) -> RowTokenizer:
-    """The tokenizer of a worker, cached."""
-    key = repr((getattr(settings.tokenizer, "digest", settings.tokenizer), settings))
-    if key not in _TOKENIZERS:
-        _TOKENIZERS.clear()
-        _TOKENIZERS[key] = RowTokenizer(settings)
-    return _TOKENIZERS[key]
+def tokenize_in_worker(rows: Sequence[Row], settings: bytes, version: str) -> BatchResult:
+    """Tokenize rows with pickled settings. Raises SampleError if the worker's node has another version."""
+    if version != __version__:
+        node = f"node {platform.node()} has tokentrace {__version__}"
+        raise SampleError(f"{node}, the node that started the run has {version}")
+    return tokenize_batch(worker_tokenizer(settings), rows)
 
 
-def tokenize_in_worker(batch: Batch, settings: TokenizeSettings | None, version: str) -> BatchResult | str:
-    """Return the result of a batch, or why there is none: not all errors survive pickling."""
-    node = f"node {platform.node()}"
-    try:
-        if version != __version__:
-            return f"{node} has tokentrace {__version__}, the node that started the run has {version}"
-        tokenizer = next(iter(_TOKENIZERS.values())) if settings is None else worker_tokenizer(settings)
-        return tokenize_batch(tokenizer, batch)
-    except Exception as error:
-        return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
-
-
-def in_order(futures: Iterator[tuple[Batch, Future[Any]]], ahead: int, died: type[Exception]) -> Results:
+def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -> Results:
     """Yield results in the order of batches. Raises SampleError."""
     pending = deque(itertools.islice(futures, ahead))
     while pending:
         batch, future = pending.popleft()
         try:
             result = future.result()
-            pending.extend(itertools.islice(futures, 1))
-        except died as error:
-            problem = "workers died on them, perhaps for lack of memory: run again with fewer workers"
-            raise SampleError(f"{batch}: {problem} ({first_line(error)})") from error
-        if isinstance(result, str):
-            raise SampleError(result)
+        except Exception as error:
+            problem = first_line(getattr(error, "cause", None) or error)  # what a task of Ray raised
+            hint = "if for lack of memory, run again with fewer workers"
+            raise SampleError(f"{batch}: workers failed on them ({problem}); {hint}") from error
+        pending.extend(itertools.islice(futures, 1))
         yield batch, result
 
 
@@ -252,28 +235,128 @@ def first_line(error: BaseException) -> str:
 def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
     """Tokenize batches in this process, or in several processes of this machine."""
     if workers == 1:
-        yield from ((batch, tokenize_batch(tokenizer, batch)) for batch in batches)
+        yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
         return
     if sys.platform == "win32":
         workers = min(workers, 61)  # its limit
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
+    pool, settings = ProcessPoolExecutor(workers, context, _start_worker), pickle.dumps(tokenizer.settings)
     try:
-        futures = ((batch, pool.submit(tokenize_in_worker, batch, None, __version__)) for batch in batches)
-        yield from in_order(futures, 2 * workers, BrokenProcessPool)
+        futures = ((batch, pool.submit(tokenize_in_worker, batch.rows, settings, __version__)) for batch in batches)
+        yield from in_order(futures, 2 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(settings: TokenizeSettings) -> None:
+def _start_worker() -> None:
     """Prepare a worker, which ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    worker_tokenizer(settings)
+        parent.join()
+        os._exit(1)
 
 
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+# -- Ray
+
+
+def import_ray() -> Any:
+    """Ray with its datasets. Raises InputError that says what to install."""
+    pyarrow()
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError:
+        raise InputError("work on clusters needs Ray: install tokentrace[ray]") from None
+    except Exception as error:  # a broken installation
+        raise InputError(f"Ray is installed and cannot be imported: {first_line(error)}") from error
+    return ray
+
+
+@contextlib.contextmanager
+def connected(ray: Any, address: str | None) -> Iterator[None]:
+    """Connected to a cluster inside the block; an existing connection stays."""
+    if ray.is_initialized():
+        yield
+        return
+    where = address or os.environ.get("RAY_ADDRESS", "")
+    if where.startswith("ray://"):
+        raise InputError(
+            f"{where} is an address of the Ray Client, which is outside the cluster and its storage: run this on a "
+            "node of the cluster, or as a Ray job, with the address 'auto'"
+        )
+    host, colon, port = where.rpartition(":")
+    try:
+        if colon and port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()  # Ray waits for minutes
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+        ray.init(address=address, ignore_reinit_error=True, **quiet)
+    except Exception as error:  # Ray raises all kinds, also plain Exception
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        at = f" at {where!r}" if where else ""
+        raise InputError(f"there is no Ray{at}: {first_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int | None, address: str = "") -> Results:
+    """Tokenize batches as tasks of a cluster, `workers` at once, by default as many as it has CPUs.
+
+    Only this node needs the inputs.
+    """
+    ray = import_ray()
+    with connected(ray, address or None):
+        cpus = int(ray.cluster_resources().get("CPU", 1))
+        count = cpus if workers is None else workers
+        settings = ray.put(_pickled(tokenizer.settings))
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_in_worker)
+        futures = ((batch, task.remote(batch.rows, settings, __version__).future()) for batch in batches)
+        # with no more CPUs than workers, twice as many tasks keep them busy
+        yield from in_order(futures, count if count < cpus else 2 * count)
+
+
+def _pickled(settings: TokenizeSettings) -> bytes:
+    """The settings with the tokenizer itself: no other node needs its files."""
+    return pickle.dumps(dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer)))
+
+
+# -- Ray Datasets
+
+
+def tokenize_dataset(
+    dataset: Any, settings: TokenizeSettings, *, concurrency: int | None = None, keep: Sequence[str] = ()
+) -> Any:
+    """A Ray Dataset of conversations as a Ray Dataset of samples, with the columns of `tokenize_files` but `row`.
+
+    `error` is null, or why a row gave no sample; such a row has empty lists. `keep` names columns to copy, such as an
+    id. Rows are in order only if the dataset's ``context.execution_options.preserve_order`` is set.
+    """
+    ray = import_ray()
+    RowTokenizer(settings)
+    for name in {*settings.output, "error"} & set(keep):
+        raise InputError(f"{name!r} cannot be kept: samples have a column of that name")
+    return dataset.map_batches(
+        tokenize_table,
+        fn_args=(_pickled(settings), tuple(keep)),
+        batch_size=BATCH_ROWS,
+        batch_format="pyarrow",
+        compute=ray.data.TaskPoolStrategy(size=concurrency),
+    )
+
+
+def tokenize_table(batch: Any, settings: bytes, keep: Sequence[str] = ()) -> Any:
+    """A table of samples from a table of conversations, with at least one row for each row."""
+    rows = [Row(at, None, value, filled=True) for at, value in enumerate(batch.to_pylist())]
+    table = tokenize_batch(worker_tokenizer(settings), rows, with_errors=True).table
+    for name in keep:
+        if name not in batch.column_names:
+            raise SampleError(f"{name!r} cannot be kept: the dataset has {', '.join(batch.column_names)}")
+        table = table.append_column(name, batch.column(name).take(table.column("row")))
+    return table.drop_columns(["row"])

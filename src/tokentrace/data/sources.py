@@ -11,15 +11,16 @@ import os
 import re
 import shutil
 import sys
+import tempfile
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..errors import InputError, brief
-from ..files import writing
 
 _NO_ROWS: Final = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -47,7 +48,8 @@ class Format(StrEnum):
 class Source:
     """A file with rows. `name` is the user's name for it; `path` is where it is read, perhaps an unpacked copy.
 
-    `size` is in bytes of text, or rows of a table. `origin` is the file itself; empty for stdin.
+    `size` is in bytes of text, or rows of a table. `origin` is the file itself; empty for stdin. A `copy` is deleted
+    with the source.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Source:
     format: Format
     size: int
     origin: str = ""
+    copy: _Copy | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
@@ -63,38 +66,41 @@ class Source:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class _Copy:
+    """A temporary file that is deleted with this object. It is not open: there may be thousands."""
+
+    def __init__(self) -> None:
+        descriptor, self.name = tempfile.mkstemp(prefix="tokentrace-")
+        os.close(descriptor)
+        weakref.finalize(self, os.unlink, self.name)
+
+
 @contextlib.contextmanager
-def _reading(name: str, *errors: type[Exception]) -> Iterator[None]:
+def _reading(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
-        if not isinstance(error, (OSError, *errors)):
-            raise
+    except errors as error:
         raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 # -- the files of inputs
 
 
-def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None) -> list[Source]:
-    """The files that inputs name: files, folders, hub names, ``-`` for stdin.
-
-    Unpacks gzip files and stdin into `spool`. Raises InputError for what cannot be read.
-    """
+def find_sources(inputs: Sequence[str], *, split: str | None = None) -> list[Source]:
+    """The files that inputs name: files, folders, hub names, ``-`` for stdin. Raises InputError."""
     names = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     if not isinstance(names, Iterable) or not (names := list(names)):
         raise InputError("there is no input: name files, folders, or '-' for stdin")
     if split is not None and not isinstance(split, str):
         raise InputError(f"split must be the name of a split, not {brief(split)}")
-    files = [file for name in names for file in _files(name, split)]
-    return [_source(title, path, spool / f"source-{at:05d}") for at, (title, path) in enumerate(files)]
+    return [_source(title, path) for name in names for title, path in _files(name, split)]
 
 
 def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
-    with _reading(brief(name), RuntimeError, ValueError):
+    with _reading(brief(name), (OSError, RuntimeError, ValueError)):
         path = Path(name).expanduser()
         if name == "-" or path.is_file():
             return [(name, path)]
@@ -140,22 +146,17 @@ def _from_hub(name: str) -> Path:
         raise InputError(f"{name!r} is not a file here and {problem}") from error
 
 
-def _source(name: str, path: Path, copy: Path) -> Source:
+def _source(name: str, path: Path) -> Source:
     if path.suffix == ".parquet":
         return Source(name, str(path), Format.PARQUET, parquet_file(str(path)).metadata.num_rows, str(path))
-    origin = "" if name == "-" else str(path)
-    with _reading(name):
+    origin, copy = "" if name == "-" else str(path), None
+    with _reading(name, (OSError, EOFError, zlib.error)):
         if name == "-" or path.suffix == ".gz":
-            packed: Any = sys.stdin.buffer if name == "-" else gzip.open(path, "rb")  # noqa: SIM115
-            with writing(copy):
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                with packed, copy.open("wb") as file:
-                    try:
-                        shutil.copyfileobj(packed, file, 1 << 20)
-                    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                        raise InputError(f"{name}: cannot be unpacked: {error}") from error
-            name, path = "stdin" if name == "-" else name.removesuffix(".gz"), copy
-        return Source(name, str(path), _text_format(path, name), path.stat().st_size, origin)
+            copy = _Copy()
+            with sys.stdin.buffer if name == "-" else gzip.open(path) as packed, open(copy.name, "wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+            name, path = "stdin" if name == "-" else name.removesuffix(".gz"), Path(copy.name)
+        return Source(name, str(path), _text_format(path, name), path.stat().st_size, origin, copy)
 
 
 def _text_format(path: Path, name: str) -> Format:
@@ -163,18 +164,15 @@ def _text_format(path: Path, name: str) -> Format:
     if name.endswith((".jsonl", ".ndjson")):
         return Format.LINES
     with path.open("rb") as file:
-        line = file.readline(64 << 20).removeprefix(b"\xef\xbb\xbf")
-        while line and not line.strip():
-            line = file.readline(64 << 20)
-        has_more = bool(file.read(1 << 16).strip())
-    is_whole = has_more and line.rstrip()[-1:] not in b"[{,:"
-    return Format.LINES if is_whole or line.lstrip()[:1] not in (b"[", b"{") else Format.JSON
+        pieces = iter(lambda: file.readline(64 << 20), b"")
+        lines = (line for piece in pieces if (line := piece.strip().removeprefix(b"\xef\xbb\xbf")))
+        first = next(lines, b"")
+        is_whole = first[-1:] not in b"[{,:" and next(lines, None) is not None
+    return Format.LINES if is_whole or first.lstrip()[:1] not in (b"[", b"{") else Format.JSON
 
 
 def parquet_file(path: str) -> Any:
     """An open Parquet file. Raises InputError if it is not one."""
-    if not os.path.isfile(path):
-        raise InputError(f"{path} is {'a folder' if os.path.isdir(path) else 'not there'}: name a file")
     try:
         return pyarrow("pyarrow.parquet").ParquetFile(path)
     except (OSError, ValueError) as error:
@@ -198,7 +196,7 @@ class Row:
     """A row, or what is wrong with it.
 
     `number` counts from 1; `line` is that of JSON Lines; `text` is JSON that is not parsed yet; `end` is where the row
-    ends in its source, in the units of `Source.size`.
+    ends in its source, in the units of `Source.size`; `filled` if a table may have filled in nulls.
     """
 
     number: int
@@ -207,6 +205,8 @@ class Row:
     problem: str | None = None
     text: bytes | None = None
     end: int = 0
+    source: str = "rows"
+    filled: bool = False
 
     def parsed(self) -> Row:
         """Parse the text of the row, if it has one."""
@@ -231,7 +231,7 @@ def read_rows(source: Source, *, row_bytes: int = ROW_BYTES) -> Iterator[Row]:
 
 def _unparsed(source: Source, limit: int) -> Iterator[Row]:
     readers = {Format.LINES: _lines, Format.JSON: _values, Format.PARQUET: _table_rows}
-    with _reading(source.name, ValueError):
+    with _reading(source.name, (OSError, ValueError)):
         for row, size in readers[source.format](source, limit):
             problem = f"a row of {size:,} bytes is over the limit of {limit:,}; see --max-row-bytes"
             yield replace(row, value=None, text=None, problem=problem) if size > limit else row
@@ -247,19 +247,20 @@ def _lines(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
                 end += len(line)
             if text.strip():
                 text = text.removesuffix(b"\n")
-                yield Row(number, number, text=text, end=end), max(len(text), end - start - 1)
+                yield Row(number, number, text=text, end=end, source=source.name), max(len(text), end - start - 1)
 
 
 def _values(source: Source, _: int) -> Iterator[tuple[Row, int]]:
     """The elements of a list, unless they are messages."""
-    whole = Row(1, None, text=Path(source.path).read_bytes(), end=source.size).parsed()
+    text = Path(source.path).read_bytes()
+    whole = Row(1, None, text=text, end=source.size, source=source.name).parsed()
     value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
     is_message = isinstance(first, dict) and (isinstance(first.get("role"), str) or {"from", "value"} <= set(first))
     if not isinstance(value, list) or is_message:
         yield whole, 0
         return
     for number, row in enumerate(value, 1):
-        yield Row(number, None, row, end=source.size * number // len(value)), 0
+        yield Row(number, None, row, end=source.size * number // len(value), source=source.name), 0
 
 
 def _table_rows(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
@@ -267,23 +268,20 @@ def _table_rows(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
     rows = (batch.slice(at, 1) for batch in batches for at in range(batch.num_rows))
     for number, row in enumerate(rows, 1):
         value = row.to_pylist()[0] if row.nbytes <= limit else None
-        yield Row(number, None, value, end=number), row.nbytes
+        yield Row(number, None, value, end=number, source=source.name, filled=True), row.nbytes
 
 
 # -- batches
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows of one source. `done` is how much of all is read."""
 
-    source: str
-    format: Format
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     done: int
 
     def __str__(self) -> str:
-        return f"rows {self.rows[0].number} to {self.rows[-1].number} of {self.source}"
+        return f"rows {self.rows[0].number} to {self.rows[-1].number} of {self.rows[0].source}"
 
 
 def read_batches(sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> Iterator[Batch]:
@@ -296,8 +294,8 @@ def read_batches(sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> It
             rows.append(row)
             size += len(row.text or b"")
             if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield Batch(source.name, source.format, tuple(rows), before + row.end)
+                yield Batch(rows, before + row.end)
                 rows, size = [], 0
         before += source.size
         if rows:
-            yield Batch(source.name, source.format, tuple(rows), before)
+            yield Batch(rows, before)

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from ..errors import InputError, SampleError, brief, kind_of
+from ..errors import InputError, SampleError, brief
 from ..files import whole_file, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
@@ -24,9 +24,8 @@ SUFFIXES: Final = (".parquet", ".jsonl")
 """Names of files of samples end in one of these."""
 METADATA_KEY: Final = "tokentrace"
 """The key of the file's metadata: JSON that says how the rows were made."""
-GROUP_ROWS: Final = 4096
 GROUP_BYTES: Final = 1 << 24
-"""A row group is closed when it has this many rows or bytes: about a million tokens."""
+"""A row group is closed when it has this many bytes: about a million tokens."""
 
 # -- columns
 
@@ -123,34 +122,32 @@ def _row(sample: Sample, columns: Columns) -> dict[str, Any]:
     }
 
 
+_SHAPES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "top_logprobs": lambda entry: entry and [{"id": id, "logprob": logprob} for id, logprob in entry],
+    "routed_experts": lambda entry: entry if not entry or isinstance(entry[0], list) else [entry],
+}
+"""The entries of channels that have a column."""
+
+
 def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
     """The columns of channels. Tokens without a value are null."""
     values = {
         name: [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in channel.entries()]
         for name, channel in channels.items()
     }
-    typed = {name: _typed(name, values.get(name)) for name in ("top_logprobs", "routed_experts")}
-    untyped = {name: entries for name, entries in values.items() if typed.get(name) is None}
+    columns: dict[str, Any] = dict.fromkeys(CHANNELS)
+    for name in values.keys() & _SHAPES.keys():
+        # entries that do not fit stay JSON; pyarrow's errors are of these kinds
+        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, OverflowError):
+            entries = list(map(_SHAPES[name], values[name]))
+            pyarrow().array(entries, _arrow_type(CHANNELS[name][0]))
+            columns[name] = entries
+            del values[name]
     try:
-        text = json.dumps(untyped, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if untyped else None
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if values else None
     except ValueError as error:
-        raise SampleError(f"channels {sorted(untyped)} cannot be written as JSON: {error}") from error
-    return {**typed, "channels": text}
-
-
-def _typed(name: str, entries: Sequence[Any] | None) -> Any:
-    """The values as its column has them, or None."""
-    if entries is None:
-        return None
-    try:
-        if name == "top_logprobs":
-            values = [one and [{"id": id, "logprob": logprob} for id, logprob in one] for one in entries]
-        else:
-            values = [one if not one or isinstance(one[0], list) else [one] for one in entries]
-        pyarrow().array(values, _arrow_type(CHANNELS[name][0]))
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's errors are of these kinds
-        return None
-    return values
+        raise SampleError(f"channels {sorted(values)} cannot be written as JSON: {error}") from error
+    return {**columns, "channels": text}
 
 
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
@@ -166,12 +163,11 @@ def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
 
 def table_samples(table: Any) -> Iterator[Sample]:
     """The samples of a table that `samples_table` made, or of a batch of its rows."""
-    columns = {name: table.column(name) for name in table.schema.names}
     for at in range(table.num_rows):
-        row = {name: column[at] for name, column in columns.items()}
-        for name in (name for name in _PER_TOKEN if name in row and row[name].is_valid):
-            row[name] = row[name].values.to_numpy(zero_copy_only=False)
-        yield _sample({name: value if isinstance(value, np.ndarray) else value.as_py() for name, value in row.items()})
+        row = {name: table.column(name)[at] for name in table.schema.names}
+        arrays = {name: row[name] for name in _PER_TOKEN if name in row and row[name].is_valid}
+        numbers = {name: value.values.to_numpy(zero_copy_only=False) for name, value in arrays.items()}
+        yield _sample({name: numbers[name] if name in numbers else value.as_py() for name, value in row.items()})
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
@@ -220,27 +216,20 @@ class TableWriter:
             self._out.writelines(_lines(table))
             return
         self._pending.append(table)
-        rows, size = sum(one.num_rows for one in self._pending), sum(one.nbytes for one in self._pending)
-        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+        if sum(one.nbytes for one in self._pending) >= GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        group = pyarrow().concat_tables(self._pending).cast(self._schema).combine_chunks()
-        self._writer.write_table(group, GROUP_ROWS)
+        self._writer.write_table(pyarrow().concat_tables(self._pending).cast(self._schema).combine_chunks())
         self._pending = []
 
-    def finish(self, metadata: str = "") -> None:
+    def close(self, metadata: bytes = b"") -> None:
         """Write the end of the file. Only Parquet still accepts metadata here."""
         if self._pending:
             self._flush()
         if metadata and hasattr(self._writer, "add_key_value_metadata"):
             self._writer.add_key_value_metadata({METADATA_KEY: metadata})
         if self._writer is not None:
-            self._writer.close()
-
-    def abandon(self) -> None:
-        """Close the writer: the file is useless, or already complete."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
             self._writer.close()
 
 
@@ -250,17 +239,17 @@ _LEGEND: Final = {
 }
 
 
-def metadata_text(metadata: Mapping[str, Any]) -> str:
+def metadata_text(metadata: Mapping[str, Any]) -> bytes:
     """The metadata of a file as JSON, with a legend of its numbers."""
     try:
-        text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
-        return text.encode().decode()  # a lone surrogate fails here
+        return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
 
 
-def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
-    """Raise InputError if rows may not be written here."""
+def target_path(name: Any, trainer: Trainer | None = None, *, overwrite: bool = False) -> Path:
+    """The path of a file of rows to write. Raises InputError if they may not be written there."""
+    path = named_path(name)
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
         raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
@@ -270,6 +259,7 @@ def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool 
         raise InputError(f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
+    return path
 
 
 @contextlib.contextmanager
@@ -286,30 +276,28 @@ def sample_writer(
     Metadata that the block adds is written too. A `private` file is for its owner alone; a `trainer` gets the columns
     that it reads and no others. Raises WriteError.
     """
-    check_target(path, trainer, overwrite=True)
     if trainer is not None and "labels" not in columns:
         raise InputError(f"{trainer.title} reads labels: leave them in")
     if trainer is not None:
         columns = {name: columns.get(name, ["int8"]) for name in trainer.columns}
-    with contextlib.ExitStack() as stack:
-        with writing(path):
-            out = TableWriter(path.name, stack.enter_context(whole_file(path, private=private)), columns, metadata)
-        stack.callback(out.abandon)
+    with writing(path), whole_file(path, private=private) as file:
+        out = TableWriter(path.name, file, columns, metadata)
 
         def write(table: Any) -> None:
             if ATTENTION in columns:
                 ones = [np.ones(length, np.int8) for length in table.column("num_tokens").to_pylist()]
                 table = table.append_column(ATTENTION, pyarrow().array(ones))
-            with writing(path):
-                out.write(table.select(list(columns)))
+            out.write(table.select(list(columns)))
 
-        yield write
-        about = metadata_text(metadata)
-        with writing(path):
-            out.finish(about)
-            if path.name.endswith(".jsonl"):
-                write_whole(metadata_path(path), about.encode())
-            stack.pop_all().close()
+        try:
+            yield write
+            out.close(metadata_text(metadata))
+        except BaseException:
+            with contextlib.suppress(Exception):  # the file is useless
+                out.close()
+            raise
+        if path.name.endswith(".jsonl"):
+            write_whole(metadata_path(path), metadata_text(metadata))
 
 
 def write_samples(
@@ -326,22 +314,22 @@ def write_samples(
     """
     rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
     about = instance("metadata", {} if metadata is None else metadata, Mapping, SampleError)  # type: ignore[type-abstract]
-    target = None if trainer is None else find_trainer(trainer)
-    with sample_writer(named_path(path), _columns_of(rows), about, trainer=target) as write:
+    target = find_trainer(trainer)
+    with sample_writer(target_path(path, target, overwrite=True), _columns_of(rows), about, trainer=target) as write:
         write(samples_table(rows))
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
     """Read the samples of a file that tokentrace wrote, a row group or a line at a time."""
     file = named_path(path)
-    parquet: Any = None if file.name.endswith(".jsonl") else parquet_file(str(file))
     try:
-        for group in range(parquet.metadata.num_row_groups if parquet else 0):
-            yield from table_samples(parquet.read_row_group(group))
-        for row in () if parquet else read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
-            if row.problem is not None or not isinstance(row.value, dict):
-                problem = row.problem or f"a sample is an object, not {kind_of(row.value)}"
-                raise InputError(f"line {row.line}: {problem}")
+        if not file.name.endswith(".jsonl"):
+            for batch in parquet_file(str(file)).iter_batches(256):
+                yield from table_samples(batch)
+            return
+        for row in read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
+            if row.problem is not None:
+                raise InputError(f"line {row.line}: {row.problem}")
             yield _sample(row.value)
     except InputError as error:
         raise InputError(f"{path}: {error.problem}") from error

@@ -14,7 +14,6 @@ from ..conversation.messages import check_tools
 from ..errors import InputError, SampleError, TokentraceError, brief, place
 from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
-from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
 from ..samples.sample import Overlong, Sample, truncate
 from ..samples.supervised import SampleBuilder, SampleSettings
@@ -23,8 +22,8 @@ from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
-from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
-from .sources import ROW_BYTES, Format, Row
+from .conversations import Columns, conversation_of, plain_values, table_row
+from .sources import ROW_BYTES, Row
 from .tables import sample_columns
 
 _MANY_SETTINGS: Final = 32
@@ -91,22 +90,20 @@ class TokenizeSettings:
         hidden = ("tokenizer", "chat_template", "samples")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         plain["template_kwargs"] = dict(self.template_kwargs)
-        plain["columns"] = _filled(self.columns)
+        plain["columns"] = filled(self.columns)
         plain["tools"] = None if self.tools is None else [dict(tool) for tool in self.tools]
         return {**plain, **self.samples.described()}
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
         """Read what `described` returned. Raises SampleError."""
-        names = SampleSettings.__dataclass_fields__
-        if unknown := sorted(set(described) - set(cls.__dataclass_fields__) - set(names)):
-            raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
-        plain = {name: value for name, value in described.items() if name not in names}
-        plain["samples"] = SampleSettings(**{name: described[name] for name in names if name in described})
+        plain = {**described, "tokenizer": tokenizer}
+        names = [name for name in SampleSettings.__dataclass_fields__ if name in plain]
         try:
+            plain["samples"] = SampleSettings(**{name: plain.pop(name) for name in names})
             plain["columns"] = Columns(**plain.get("columns", {}))
-            return cls(**plain | {"tokenizer": tokenizer})
-        except TypeError as error:
+            return cls(**plain)
+        except TypeError as error:  # it names a setting that there is not
             raise SampleError(f"the settings cannot be read: {error}") from None
 
     @property
@@ -115,7 +112,8 @@ class TokenizeSettings:
         return sample_columns("parts", *(["labels"] if self.labels else []))
 
 
-def _filled(record: Any) -> dict[str, Any]:
+def filled(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
@@ -130,10 +128,6 @@ class BadRow:
     reason: str
     message: int | None = None
     field: str | None = None
-
-    def described(self) -> dict[str, Any]:
-        """The row's entry in the file of bad rows."""
-        return _filled(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,18 +155,16 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
+        """The builder for a row's template variables, cached."""
         key = json.dumps(variables, sort_keys=True, default=repr)
-        if key not in self._builders:
-            if len(self._builders) >= _MANY_SETTINGS:
-                self._builders.clear()
-            self._builders[key] = SampleBuilder(self._renderer(variables), self.settings.samples)
-        return self._builders[key]
-
-    def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
+        if key in self._builders:
+            return self._builders[key]
+        if len(self._builders) >= _MANY_SETTINGS:
+            self._builders.clear()
         settings = self.settings
         names = ("chat_template", "control_tokens", "messages", "preserve_thinking_between_tool_calls", "use_patched")
         trusted = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
-        return create_renderer(
+        renderer = create_renderer(
             self._tokenizer,
             settings.renderer,
             **{name: getattr(settings, name) for name in names},
@@ -180,12 +172,14 @@ class RowTokenizer:
             trusted=(TRUSTED - {"kwargs"}) | trusted,  # variables of a row are data
             **{**settings.template_kwargs, **variables},
         )
+        self._builders[key] = SampleBuilder(renderer, settings.samples)
+        return self._builders[key]
 
-    def tokenize(self, row: Row, source: str, form: Format = Format.LINES) -> RowResult:
+    def tokenize(self, row: Row) -> RowResult:
         """The samples of one row, or why there are none."""
         try:
             if row.problem is None:
-                return self._tokenize(row, source, form)
+                return self._tokenize(row)
             why: tuple[Any, ...] = ("unreadable", row.problem)
         except TokentraceError as error:
             name = error.field if isinstance(error, InputError) else None
@@ -193,12 +187,17 @@ class RowTokenizer:
             why = (type(error).__name__, reason, getattr(error, "message", None), name)
         except RecursionError:
             why = ("RecursionError", "the row is nested too deeply")
-        return RowResult(row, problems=(BadRow(source, row.number, row.line, *why),))
+        return RowResult(row, problems=(BadRow(row.source, row.number, row.line, *why),))
 
-    def _tokenize(self, row: Row, source: str, form: Format) -> RowResult:
-        conversation = self.conversation(row.value, form)
-        messages, start = conversation.messages, conversation.completion_from or 0
-        built = self._builder(conversation.variables).build(messages, conversation.tools, start)
+    def _tokenize(self, row: Row) -> RowResult:
+        value, notes = table_row(plain_values(row.value)) if row.filled else (row.value, ())
+        read = conversation_of(value, self.settings.columns)
+        messages, tools = read.messages, read.tools
+        if tools is None and self.settings.tools is not None:
+            tools = [dict(tool) for tool in self.settings.tools]
+        if self.settings.parse_arguments:
+            messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
+        built = self._builder(read.variables).build(messages, tools, read.completion_from or 0)
         if not any(sample.trained for sample in built):
             has_turns = any(message.get("role") == "assistant" for message in messages)
             why = "nothing carries loss: the settings leave out every turn"
@@ -206,12 +205,12 @@ class RowTokenizer:
         samples: list[Sample] = []
         problems: list[BadRow] = []
         for sample in built:
-            fitted = self._fitted(sample, conversation.notes)
+            fitted = self._fitted(sample, notes)
             if isinstance(fitted, Sample):
                 samples.append(fitted)
             else:
                 which = f"sample of message {sample.messages.max()}: " if len(built) > 1 else ""
-                problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{fitted}"))
+                problems.append(BadRow(row.source, row.number, row.line, "left out", f"{which}{fitted}"))
         return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
     def _fitted(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
@@ -225,17 +224,6 @@ class RowTokenizer:
             return sample
         cut = truncate(sample, self.settings.max_length, self.settings.overlong)
         return cut.reason if cut.sample is None else cut.sample
-
-    def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
-        """The conversation of a row, as the template will see it."""
-        value, notes = table_row(value) if form is Format.PARQUET else (value, ())
-        read = conversation_of(value, self.settings.columns)
-        messages, tools = read.messages, read.tools
-        if tools is None and self.settings.tools is not None:
-            tools = [dict(tool) for tool in self.settings.tools]
-        if self.settings.parse_arguments:
-            messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
-        return Conversation(messages, tools, read.completion_from, read.variables, notes)
 
     def described(self) -> dict[str, Any]:
         """What the samples depend on: for the metadata of a file."""
@@ -255,11 +243,7 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[R
     if not isinstance(rows, Iterable):
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")
     for number, value in enumerate(rows, 1):
-        try:
-            row = Row(number, None, plain_values(value))
-        except RecursionError:
-            row = Row(number, None, problem="the row is nested too deeply")
-        yield tokenizer.tokenize(row, "rows", Format.PARQUET)
+        yield tokenizer.tokenize(Row(number, None, value, filled=True))
 
 
 @dataclass(slots=True)

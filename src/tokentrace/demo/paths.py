@@ -1,10 +1,13 @@
 """The same questions by three client paths, and what each costs."""
 
-import asyncio
+import math
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import SequenceMatcher
 from enum import StrEnum
+from importlib import resources
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +26,6 @@ from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns
-from ..show.alignment import align
 from ..show.document import Cell, Document, StreamBars, Table
 from ..show.visible import counted
 from ..tokens.ids import runs
@@ -32,9 +34,13 @@ from .questions import FollowUps, pick_questions, question_reward, question_task
 
 Row = tuple[Ids, npt.NDArray[np.bool_]]
 """What a trainer gets: ids, and True for each that carries loss."""
+NamedBreak = tuple[str, Break]
+"""The name of a rollout, and a break in it."""
 Score = Callable[[TokenIds], Floats]
 Progress = Callable[[str, int, int], None]
 BUDGET: Final = Budget(turns=16, turn_tokens=256)
+_FILES: Final = resources.files(__package__)
+_REPORT: Final[dict[str, Any]] = tomllib.loads(_FILES.joinpath("report.toml").read_text("utf-8"))
 
 
 class ClientPath(StrEnum):
@@ -67,7 +73,7 @@ class PathAgent(Agent):
     def __init__(self, engine: Engine, renderer: Renderer, path: ClientPath, **settings: Any) -> None:
         super().__init__(engine, renderer, **settings)
         self._path = path
-        self.breaks: dict[str, list[Break]] = {}
+        self.breaks: list[NamedBreak] = []
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
         """Bridge to the next prompt, or make it from the messages."""
@@ -83,7 +89,7 @@ class PathAgent(Agent):
             trajectory.extend_to(ids, messages=len(rollout.messages))
         else:
             trajectory.branch(ids, messages=len(rollout.messages), cause=str(broken.cause))
-            self.breaks.setdefault(rollout.task.name, []).append(broken)
+            self.breaks.append((rollout.task.name, broken))
         return None
 
 
@@ -116,19 +122,15 @@ class Scored(NamedTuple):
 
 def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
     """Align sampled turns with runs that carry loss; score the row."""
-    (ids, mask), trajectory = row, rollout.trajectory
-    turns = owned_turns(trajectory)
+    ids, mask = row
+    turns = owned_turns(rollout.trajectory)
     positions: list[int] = []
     logprobs: list[float] = []
     for turn, (start, stop) in zip(turns, runs(mask), strict=False):
-        sampled, engine = turn.tokens.ids, np.asarray(turn.tokens.logprobs)
-        at, other = 0, start
-        for hunk in [*align(sampled, ids[start:stop]), None]:
-            until = len(sampled) if hunk is None else hunk.start
-            logprobs += engine[at:until].tolist()
-            positions += range(other, other + until - at)
-            if hunk is not None:
-                at, other = hunk.stop, start + hunk.other_stop
+        sampled, engine = turn.tokens.ids.tolist(), np.asarray(turn.tokens.logprobs)
+        for at, other, size in SequenceMatcher(None, sampled, ids[start:stop].tolist(), False).get_matching_blocks():
+            logprobs += engine[at : at + size].tolist()
+            positions += range(start + other, start + other + size)
     count = sum(map(len, turns))
     scores = score(ids)[np.array(positions) - 1] if positions else np.zeros(0)
     missing, foreign = count - len(positions), int(np.count_nonzero(mask)) - len(positions)
@@ -141,7 +143,7 @@ class PathReport:
 
     path: ClientPath
     rollouts: list[Rollout]
-    breaks: Mapping[str, Sequence[Break]]
+    breaks: Sequence[NamedBreak]
     scored: Sequence[Scored] = ()
 
     def numbers(self) -> dict[str, float]:
@@ -166,7 +168,7 @@ class PathReport:
     @property
     def causes(self) -> dict[Cause, int]:
         """Count breaks by cause, the most frequent first."""
-        return dict(Counter(one.cause for breaks in self.breaks.values() for one in breaks).most_common())
+        return dict(Counter(broken.cause for _, broken in self.breaks).most_common())
 
     def described(self) -> dict[str, Any]:
         causes = {str(cause): count for cause, count in self.causes.items()}
@@ -185,50 +187,20 @@ class Trial:
     temperature: float
     drops_reasoning: bool
     reports: Sequence[PathReport] = ()
-
-    def of(self, path: ClientPath) -> PathReport:
-        """The report of a path."""
-        return next(report for report in self.reports if report.path is path)
+    """One for each `ClientPath`."""
 
 
-TRIALS: Final = (
-    Trial("temperature 1, pocket's template", "the noise shows; the rollouts of the first table", 1.0, False),
-    Trial("greedy, pocket's template", "always the likeliest token, which the noise hardly ever is", 0.0, False),
-    Trial("greedy, past reasoning dropped", "no reasoning before the last user message, as by Qwen3", 0.0, True),
-)
+TRIALS: Final = [Trial(**entry) for entry in _REPORT["trials"]]
 """What the demo runs. Rows can be scored at temperature 1."""
-
-
-class Demo(NamedTuple):
-    """The measurements; `paths` are those of the first trial."""
-
-    seed: int
-    trials: Sequence[Trial]
-
-    @property
-    def paths(self) -> Sequence[PathReport]:
-        return self.trials[0].reports
-
-
-_FORGETFUL: Final = {
-    "message.reasoning_content": "reasoning",
-    "{{- bos_token -}}": "{%- set user = namespace(last=-1) -%}{%- for message in messages -%}"
-    "{%- if message.role == 'user' -%}{%- set user.last = loop.index0 -%}{%- endif -%}{%- endfor -%}{{- bos_token -}}",
-    "{%- if message.role == 'assistant' -%}": "{%- if message.role == 'assistant' -%}"
-    "{%- set reasoning = message.reasoning_content if loop.index0 > user.last else '' -%}",
-}
-"""What to replace in pocket's template to drop reasoning before the last user message."""
 
 
 def trial_renderer(trial: Trial) -> Renderer:
     """Return pocket's renderer with the template of a trial."""
-    template = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
-    for old, new in _FORGETFUL.items() if trial.drops_reasoning else ():
-        template = template.replace(old, new)
-    return create_renderer(POCKET, chat_template=template)
+    forgetful = _FILES.joinpath("forgetful.jinja").read_text("utf-8")
+    return create_renderer(POCKET, chat_template=forgetful if trial.drops_reasoning else None)
 
 
-async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> Demo:
+async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> list[Trial]:
     """Run all trials; the rows of the first are scored."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model = load_pocket()
@@ -240,7 +212,7 @@ async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = la
             trials.append(replace(trial, reports=reports))
     finally:
         await engine.close()
-    return Demo(seed, trials)
+    return trials
 
 
 async def run_path(
@@ -266,62 +238,37 @@ async def run_path(
 
     await run_rollouts(agent, tasks, done=end, seed=seed)
     rollouts = [ended[task.name] for task in tasks]
-    rows = [] if score is None else [(one, path_row(path, renderer, one), score) for one in rollouts]
-    scored = [await asyncio.to_thread(score_row, *row) for row in rows]
+    scored = [score_row(one, path_row(path, renderer, one), score) for one in rollouts] if score else []
     return PathReport(path, rollouts, agent.breaks, scored)
 
 
 # -- the report
 
-PRETRAINED: Final = {"model": "SmolLM2-135M", "rollouts": 384, "broken_rollouts": 6, "cause": str(Cause.BPE_REMERGE)}
-"""A model without noise in its training, measured once."""
-ROUNDING: Final = 1e-4
-"""A smaller gap between two logprobs is rounding."""
-
-PATHS: Final[Mapping[ClientPath, str]] = {
-    ClientPath.RERENDER: "parse the completion, render all messages, encode everything again",
-    ClientPath.FIXED_BASE: "parse the completion, encode message by message after a fixed conversation",
-    ClientPath.TOKENTRACE: "keep the sampled ids, bridge to the next turn",
-}
-
 
 class Measure(NamedTuple):
-    """A row of the table, and its largest good value."""
+    """A row of the table, how it is written, and its largest good value."""
 
     name: str
     label: str
     about: str
+    form: str = "{number:,}"
     good: float | None = None
 
     def cell(self, report: PathReport) -> Cell:
         number, rollouts = report.numbers()[self.name], len(report.rollouts)
-        tone = "" if self.good is None else "good" if number <= self.good else "bad"
-        if self.name == "samples":
-            return Cell(f"{number:,} from {rollouts:,}", "good" if number == rollouts else "bad")
-        if self.name.endswith("gap"):
-            return Cell("0" if number == 0 else f"{number:.1e}" if number < ROUNDING else f"{number:.4f}", tone)
-        texts = {"broken_rollouts": f"{number:,} of {rollouts:,}", "solved": f"{100 * number:.1f} %"}
-        return Cell(texts.get(self.name, f"{number:,}"), tone)
+        good = rollouts if self.name == "samples" else self.good
+        tone = "" if good is None else "good" if number <= good else "bad"
+        gap = "0" if number == 0 else f"{number:.1e}" if number < (self.good or 0) else f"{number:.4f}"
+        return Cell(self.form.format(number=number, rollouts=rollouts, percent=100 * number, gap=gap), tone)
 
 
-MEASURES: Final = (
-    Measure("breaks", "breaks", "prompts that do not start with the stream so far, id for id", 0),
-    Measure("broken_rollouts", "rollouts with a break", "those with at least one"),
-    Measure("samples", "samples", "rows that train each sampled token once, after the prompt it was sampled from"),
-    Measure("tokens_in_samples", "tokens in the samples", "their total length; shared prefixes count in every row"),
-    Measure("mismatched_tokens", "mismatched tokens", "sampled, and missing if a rollout is one row", 0),
-    Measure("never_sampled_tokens", "tokens never sampled", "they carry loss there, and were not sampled", 0),
-    Measure("mean_logprob_gap", "logprob gap, mean", "|engine's logprob - the same weights' in that row|", ROUNDING),
-    Measure("largest_logprob_gap", "logprob gap, largest", "of the token where it is largest", ROUNDING),
-    Measure("solved", "solved", "questions answered correctly; one more or less means nothing"),
-    Measure("sampled_tokens", "sampled tokens", "of all turns, including stop tokens"),
-)
+MEASURES: Final = [Measure(**entry) for entry in _REPORT["measures"]]
 
 
-def remarks(demo: Demo) -> list[str]:
+def remarks(trials: Sequence[Trial]) -> list[str]:
     """Say what the numbers mean, and what they do not."""
-    sampled, greedy, dropped = (trial.of(ClientPath.RERENDER).numbers() for trial in demo.trials)
-    count = len(demo.paths[0].rollouts)
+    sampled, greedy, dropped = (trial.reports[0].numbers() for trial in trials)
+    count = len(trials[0].reports[0].rollouts)
     return [
         f"Pocket was trained on noise that breaks streams: {100 * NOISE.resegmented:g} % of the assistant's tokens "
         f"that can be split were split in two, and {100 * NOISE.compact:g} % of its calls have no space after the "
@@ -329,7 +276,7 @@ def remarks(demo: Demo) -> list[str]:
         f"about other models: re-render broke {sampled['broken_rollouts']} of {count} rollouts at temperature 1, and "
         f"{greedy['broken_rollouts']} of {count} greedily, where the noise hardly ever shows.",
         "A pretrained model without such noise, {model}, broke in {broken_rollouts} of {rollouts} rollouts on the same "
-        "tasks, each time by a {cause}. That was measured separately.".format(**PRETRAINED),
+        "tasks, each time by a {cause}. That was measured separately.".format(**_REPORT["pretrained"]),
         "No noise is needed where a template drops past reasoning: the next user message removes sampled "
         f"reasoning. Re-render broke at {dropped['breaks']} of {dropped['later_user_turns']} such messages.",
         "The other two paths do not break there, because they keep showing the model its past reasoning. A server that "
@@ -337,36 +284,37 @@ def remarks(demo: Demo) -> list[str]:
     ]
 
 
-def demo_json(demo: Demo) -> dict[str, Any]:
+def demo_json(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
     """Return the measurements as plain data."""
-    trials = []
-    for trial in demo.trials:
+    rows = []
+    for trial in trials:
         values = {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
-        trials.append(values | {"paths": {str(one.path): one.described() for one in trial.reports}})
-    about = {"noise": asdict(NOISE), "pretrained": PRETRAINED, "paths": trials[0]["paths"]}
-    return {"seed": demo.seed, "remarks": remarks(demo), **about, "trials": trials}
+        rows.append(values | {"paths": {str(one.path): one.described() for one in trial.reports}})
+    about = {"noise": asdict(NOISE), "pretrained": _REPORT["pretrained"], "paths": rows[0]["paths"]}
+    return {"seed": seed, "remarks": remarks(trials), **about, "trials": rows}
 
 
-def demo_document(demo: Demo) -> Document:
+def demo_document(trials: Sequence[Trial], seed: int) -> Document:
     """Return streams as bars, both tables, and the shortest break of each cause."""
-    head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in demo.paths)]
-    rows = [[Cell(one.label, small=one.about), *map(one.cell, demo.paths)] for one in MEASURES]
+    paths = trials[0].reports
+    head: list[str | Cell] = ["", *(Cell(str(one.path), small=_REPORT["paths"][one.path]) for one in paths)]
+    rows = [[Cell(one.label, small=one.about), *map(one.cell, paths)] for one in MEASURES]
     return Document(
         "Three ways to the next turn",
         "tokentrace demo",
         "pocket",
-        lead=f"{counted(len(demo.paths[0].rollouts), 'rollout')} by each path: the same questions, tools, weights and "
-        f"seeds (--seed {demo.seed}).",
-        tables=[Table("What each path comes to", head, rows), _causes(demo)],
-        bars=[_bars(report) for report in demo.paths],
-        notes=remarks(demo),
-        contrasts=[broken.contrast(f"{broken.cause}: {place}") for place, broken in _examples(demo)],
+        lead=f"{counted(len(paths[0].rollouts), 'rollout')} by each path: the same questions, tools, weights and "
+        f"seeds (--seed {seed}).",
+        tables=[Table("What each path comes to", head, rows), _causes(trials)],
+        bars=[_bars(report) for report in paths],
+        notes=remarks(trials),
+        contrasts=[broken.contrast(f"{broken.cause}: {place}") for place, broken in _examples(trials)],
     )
 
 
-def _causes(demo: Demo) -> Table:
+def _causes(trials: Sequence[Trial]) -> Table:
     rows: list[list[str | Cell]] = []
-    for trial in demo.trials:
+    for trial in trials:
         rows.append([Cell(trial.name, small=trial.about)])
         for cause in dict.fromkeys(cause for one in trial.reports for cause in one.causes):
             counts = [f"{one.causes.get(cause, 0):,}" for one in trial.reports]
@@ -376,24 +324,19 @@ def _causes(demo: Demo) -> Table:
         if trial.drops_reasoning:
             turns = [f"{one.numbers()['later_user_turns']:,}" for one in trial.reports]
             rows.append(["user messages after an answer", *turns])
-    return Table("Why streams broke", ["", *(str(one.path) for one in demo.paths)], rows)
+    return Table("Why streams broke", ["", *ClientPath], rows)
 
 
-def _examples(demo: Demo) -> Iterator[tuple[str, Break]]:
-    """Yield the shortest break of each cause, and where it is."""
-    all_breaks = [
-        (f"{trial.name}, {report.path}, {name}", broken)
-        for trial in demo.trials
-        for report in trial.reports
-        for name, breaks in report.breaks.items()
-        for broken in breaks
-    ]
-    for cause in dict.fromkeys(broken.cause for _, broken in all_breaks):
-        yield min((one for one in all_breaks if one[1].cause is cause), key=lambda one: _size(one[1]))
-
-
-def _size(broken: Break) -> int:
-    return sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
+def _examples(trials: Sequence[Trial]) -> Iterable[NamedBreak]:
+    """Return the shortest break of each cause, and where it is."""
+    shortest: dict[Cause, tuple[int, NamedBreak]] = {}
+    for trial in trials:
+        for report in trial.reports:
+            for name, broken in report.breaks:
+                size = sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
+                if size < shortest.get(broken.cause, (math.inf,))[0]:
+                    shortest[broken.cause] = size, (f"{trial.name}, {report.path}, {name}", broken)
+    return [example for _, example in shortest.values()]
 
 
 def _bars(report: PathReport) -> StreamBars:

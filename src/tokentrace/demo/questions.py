@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, NamedTuple
 from msgspec import Meta, Struct, convert
 from msgspec.json import decode
 
-from ..errors import InputError
 from ..rollout.interactions import BaseInteraction
 from ..rollout.loop import Rollout, Task
 from ..rollout.setup import TaskSet
@@ -22,10 +21,6 @@ from ..rollout.tools import BaseTool
 from .calculator import CalculatorError, calculate
 
 FILE: Final = "questions.json"
-KINDS: Final = (
-    *("direct", "arithmetic", "lookup", "missing", "singular", "word_problem"),
-    *("parallel", "compare", "checked", "total", "chain", "follow_up"),
-)
 
 
 class Function(NamedTuple):
@@ -76,12 +71,14 @@ def all_questions() -> tuple[Question, ...]:
     return decode(resources.files(__package__).joinpath(FILE).read_bytes(), type=tuple[Question, ...])
 
 
-def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Question]:
-    """Pick questions. After the last the first comes again."""
-    choices = [question for question in all_questions() if question.kind in kinds]
-    picked = [choices[(seed * count + at) % len(choices)] for at in range(count)]
-    rounds = [f".{at // len(choices)}" if at >= len(choices) else "" for at in range(count)]
-    return [replace(question, id=question.id + again) for question, again in zip(picked, rounds, strict=True)]
+def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = ()) -> list[Question]:
+    """Pick questions of some kinds, or of all. After the last the first comes again."""
+    choices = [question for question in all_questions() if question.kind in kinds or not kinds]
+    picked = []
+    for at in range(count):
+        question, again = choices[(seed * count + at) % len(choices)], at // len(choices)
+        picked.append(replace(question, id=f"{question.id}.{again}") if again else question)
+    return picked
 
 
 # -- the tools
@@ -184,14 +181,11 @@ def question_reward(rollout: Rollout) -> float:
 class QuestionSettings(Struct, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1)] = 64
     seed: int = 0
-    kinds: list[str] = []
 
 
 def question_tasks(settings: Mapping[str, Any], limit: int | None) -> TaskSet:
     """Return the tasks of ``data: {questions: ...}`` in a configuration of rollouts."""
     options = convert(settings, QuestionSettings)
-    if unknown := [kind for kind in options.kinds if kind not in KINDS]:
-        raise InputError(f"kinds: there is no {unknown[0]!r}; there are {', '.join(KINDS)}")
     count = options.count if limit is None else min(options.count, limit)
-    picked = pick_questions(count, options.seed, options.kinds or KINDS)
-    return TaskSet([question_task(question) for question in picked], FollowUps(), question_reward)
+    tasks = [question_task(question) for question in pick_questions(count, options.seed)]
+    return TaskSet(tasks, FollowUps(), question_reward)

@@ -217,10 +217,11 @@ class AppendCell:
 
 def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
     """Yield conversations for a kind of turn, the smallest first; the longest for plain ones only."""
-    ids = call_ids(study)
+    ids, tags = call_ids(study), study.grammar(True).reasoning
+    opening, closing = (tags.open, tags.close) if tags and tags.open and tags.close else ("<think>\n", "\n</think>\n\n")
 
     def reply(turn: TurnForm) -> Message:
-        contents = {Style.SPACED: _SPACED, Style.INLINE: inline_reasoning(study)}
+        contents = {Style.SPACED: _SPACED, Style.INLINE: f"{opening}{THOUGHT}{closing}{ANSWER}"}
         fields = {"role": "assistant", "content": contents.get(turn.style, ANSWER) if turn.content else ""}
         if turn.reasoning:
             fields["reasoning_content"] = THOUGHT
@@ -328,8 +329,8 @@ class AppendMatrix:
         encoded = [one.encoded for one in rendered]
         for end in rendered[1].turns[-1:]:
             if end.message == cell.index and end.stop < len(encoded[1].ids):
-                until = encoded[1].rendering.until(encoded[1].position(end.stop))
-                encoded[1] = self._renderer.study().encode(until)
+                spans = encoded[1].rendering.spans(0, encoded[1].position(end.stop))
+                encoded[1] = self._renderer.study().encode(Rendering.of(spans))
         for at, (one, other) in enumerate(itertools.pairwise(encoded)):
             token = common_ids(one.ids, other.ids)
             if token == len(one.ids):
@@ -364,14 +365,6 @@ def _missing(turn: RenderedTokens, cell: AppendCell) -> Iterator[str]:
             yield f"{name}{_ALTERED}"
         elif style is Style.SPACED and name == "content" and not contains_text(_SPACED, output):
             yield f"white space around {name}"
-
-
-def inline_reasoning(study: TemplateStudy) -> str:
-    """Return content with reasoning inside, in the usual tags if the grammar has none."""
-    frame = study.grammar(True).reasoning
-    if frame is not None and frame.open and frame.close:
-        return f"{frame.open}{THOUGHT}{frame.close}{ANSWER}"
-    return f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 
 
 def call_ids(study: TemplateStudy) -> tuple[str, str]:

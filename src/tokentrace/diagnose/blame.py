@@ -47,7 +47,7 @@ _FLIPS: Final = 300
 
 
 class Request(NamedTuple):
-    """What a template has to write; with a generation prompt."""
+    """What a template has to write, perhaps with a generation `prompt`."""
 
     messages: Messages
     tools: Sequence[Message] | None = None

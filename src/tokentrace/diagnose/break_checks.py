@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import json
 import re
 from bisect import bisect_left
 from collections.abc import Collection
-from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 
@@ -151,17 +151,17 @@ class Case:
         meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
         return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
 
-    @cached_property
+    @functools.cached_property
     def heads(self) -> TurnHeads:
         return TurnHeads(self.tokenizer, {tag for pair in self.reasoning for tag in pair})
 
-    @cached_property
+    @functools.cached_property
     def roles(self) -> tuple[str | None, str | None]:
         """The roles of the turns that the difference lies in."""
         hunk = self.hunk
         return self.heads.role(self.stream, hunk.start), self.heads.role(self.prompt, hunk.other_start)
 
-    @cached_property
+    @functools.cached_property
     def reasoning(self) -> tuple[tuple[str, str], ...]:
         """The tags of the renderer's grammar, then those in use."""
         try:
@@ -411,9 +411,8 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     if one.name != other.name:
         return Match(Cause.REWRITTEN_CALL, (str(one.name), str(other.name)))
     ours, theirs = (dict(call.raw_arguments or call.arguments or {}) for call in (one, other))
-    for key in (*(ours.keys() & theirs.keys()), *(ours.keys() ^ theirs.keys())):
-        values = here, there = ours.get(key), theirs.get(key)
-        cause = Cause.REWRITTEN_CALL
+    for key in sorted(ours | theirs, key=lambda key: (key in ours) != (key in theirs)):  # first those of both
+        here, there, cause = ours.get(key), theirs.get(key), Cause.REWRITTEN_CALL
         if key not in ours or key not in theirs:
             cause = Cause.EMPTY_PARAMETER
         elif _same_value(here, there):
@@ -422,8 +421,8 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
             cause = Cause.WHITESPACE
         elif isinstance(here, bool) != isinstance(there, bool) and str(here).lower() == str(there).lower():
             cause = Cause.BOOLEAN_CASE
-        texts = (f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for value in values)
-        first, second = (text if key in side else "" for text, side in zip(texts, (ours, theirs), strict=True))
+        write = functools.partial(json.dumps, ensure_ascii=False, default=str)
+        first, second = (f"{key}={write(side[key])}" if key in side else "" for side in (ours, theirs))
         return Match(cause, (first, second))
     if list(ours) != list(theirs):
         return Match(Cause.JSON_FORMAT)

@@ -226,7 +226,7 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     switches, notes = _run_switches(renderer, study)
     verdicts = list(judge(cells, facts))
     for at, one in enumerate(verdicts):
-        holding = (setting for setting, others in switches.items() if others[at].grade is Grade.HOLDS)
+        holding = (setting for setting, each in switches.items() if each[at].grade is Grade.HOLDS)
         verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
     if any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
         notes.append("breaks without a line: the format is written in Python, or the line could not be found")

@@ -1,4 +1,4 @@
-"""Facts about a template beside its matrix: stops, prompt, roles, defaults, dates, and texts that it alters."""
+"""Facts about a template beside its matrix: prompt, stops, dates, and texts that it alters."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -46,11 +46,6 @@ class Altered:
     source: str
     dropped: bool = False
     detail: str = ""
-
-    @property
-    def of_turns(self) -> bool:
-        """True for the assistant's text: rendered again, it is not what was sampled."""
-        return self.roles == ("assistant",)
 
     def __str__(self) -> str:
         what = "arguments of calls" if self.field == "arguments" else f"{self.field} of {listed(self.roles)} messages"
@@ -153,7 +148,8 @@ def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
     """Return the fields whose texts do not arrive, but for those that the matrix reports."""
     index = call_ids(renderer.study(TOOLS))[0]
     called, returned = calling({**call(1), "id": index}), result(1, tool_call_id=index)
-    altered: dict[tuple[str, str], Altered] = {}
+    altered: dict[Any, Altered] = {}
+    reported: set[tuple[str, str]] = set()
     for role, field, at, messages in (
         ("system", "content", 0, (SYSTEM, USER)),
         ("user", "content", 0, (USER,)),
@@ -169,17 +165,14 @@ def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
         ("assistant", "arguments", 1, (USER, called, returned, REPLY)),
         (_LATER, "content", 2, (USER, REPLY, SYSTEM, USER)),
     ):
-        if (role, field) not in altered and (one := _alteration(renderer, role, field, at, messages)):
-            altered[role, field] = one
-    groups: dict[Any, list[Altered]] = {}
-    for one in altered.values():
-        groups.setdefault((one.of_turns, one.field, one.dropped, one.line), []).append(one)
-    merged = []
-    for group in groups.values():
-        roles = [role for one in group for role in one.roles]
-        roles = [role for role in roles if role != _LATER or "system" not in roles]
-        merged.append(replace(group[0], roles=tuple(roles)))
-    return tuple(merged)
+        if (role, field) in reported or (one := _alteration(renderer, role, field, at, messages)) is None:
+            continue
+        reported.add((role, field))
+        key = role == "assistant", field, one.dropped, one.line
+        roles = altered[key].roles if key in altered else ()
+        if role != _LATER or "system" not in roles:
+            altered[key] = replace(altered.get(key, one), roles=(*roles, role))
+    return tuple(altered.values())
 
 
 def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Sequence[Message]) -> Altered | None:
@@ -259,8 +252,8 @@ def _unread(renderer: Renderer) -> str:
             unread = renderer.find_unreadable([USER, message], tools=[{"type": "function", "function": function}])
         except TokentraceError:
             continue
-        fields = {one.field.removeprefix("tool_calls.0.function."): one.why for one in unread}
-        for field, why in fields.items():
+        for one in unread:
+            field = one.field.removeprefix("tool_calls.0.function.")
             if field.startswith("arguments") or field == "tool_calls":
-                return "" if arguments is _ARGUMENTS[0] else f"{field}: {why}"
+                return "" if arguments is _ARGUMENTS[0] else f"{field}: {one.why}"
     return ""

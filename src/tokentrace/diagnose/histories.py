@@ -293,9 +293,8 @@ class HistoryReport(ShowsItself):
                 if not (hunks := step.compare(View.ROLLOUT, view)):
                     continue
                 parts = [step.views[view].rows[one.other_start : one.other_stop] for one in hunks]
-                stops = itertools.accumulate(map(len, parts))
-                pairs = zip(hunks, [0, *stops], strict=False)
-                hunks = [Hunk(*one[:2], start, start + one.other_stop - one.other_start) for one, start in pairs]
+                starts = [0, *itertools.accumulate(map(len, parts))]
+                hunks = [one.moved(0, start - one.other_start) for one, start in zip(hunks, starts, strict=False)]
                 links[view] = f"diff={len(contrasts)}"
                 name, names = f"step {step.index}, {step.place}: rollout → {view}", (str(View.ROLLOUT), str(view))
                 other = self._track("", np.concatenate(parts))

@@ -180,9 +180,9 @@ class _Pieces:
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
         """Encode what a unit adds to a context by itself, cut by length, and count what may be wrong with that."""
-        render, tokenizer = self.renderer.render_text, self.renderer.tokenizer
+        render, tokenizer = self.renderer.silent().render, self.renderer.tokenizer
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
-        after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit)
+        after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit).rendering
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
         rewrites, repeats = not after.text.startswith(before), any(origin in base for *_, origin in spans)

@@ -6,7 +6,6 @@ notes where they are, a second reads them.
 
 import asyncio
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -55,9 +54,8 @@ def read_rollouts(
                 yield _read_trajectory(file, where, note)
                 progress(done, len(files))
         else:
-            with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-                for source in find_sources([name], Path(spool)):
-                    yield from _read_source(source, progress, note)
+            for source in find_sources([name]):
+                yield from _read_source(source, progress, note)
 
 
 def holds_rollouts(name: str) -> bool:
@@ -74,9 +72,8 @@ def holds_rollouts(name: str) -> bool:
     metadata = read_metadata(path) if path.is_file() else {}
     if "store" in metadata or "engine" in metadata.get("settings", {}):
         return True
-    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-        rows = (row for one in find_sources([name], Path(spool)) for row in read_rows(one, row_bytes=ROW_BYTES))
-        line: Any = next((row.value for row in rows if isinstance(row.value, Mapping)), {})
+    rows = (row for one in find_sources([name]) for row in read_rows(one, row_bytes=ROW_BYTES))
+    line: Any = next((row.value for row in rows if isinstance(row.value, Mapping)), {})
     try:
         return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:

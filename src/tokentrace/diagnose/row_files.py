@@ -1,6 +1,5 @@
 """`check_dataset`: files of rows, and the files of conversations that they were made of."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -82,17 +81,17 @@ class _Conversations:
     `notes` list files that are missing, or have changed since rows were made of them.
     """
 
-    def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer, spool: Path) -> None:
+    def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer) -> None:
         """Find the files by `names`, or as `ours` record them."""
         self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
-        self.sources = find_sources(names, spool / "sources") if names else []
+        self.sources = find_sources(names) if names else []
         if len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
             self.sources = [replace(self.sources[0], name=recorded[0][1]["name"])]
         changed, missing = [], []
-        for number, (file, entry) in enumerate(recorded):
+        for file, entry in recorded:
             name, source = entry["name"], None
-            if not names and (source := _recorded_source(file, entry, spool / f"recorded-{number}")) is None:
+            if not names and (source := _recorded_source(file, entry)) is None:
                 missing.append(f"{name}, which {file.name} was made of, is not there any more: {_HOW}")
             if source is not None and source not in self.sources:
                 self.sources.append(source)
@@ -126,7 +125,7 @@ class _Conversations:
             self._reading[source.path] = rows, line
         if not line.number or line.number != number:
             return f"{source.name} has no row {number}"
-        return self._tokenizer.tokenize(line, source.name, source.format)
+        return self._tokenizer.tokenize(line)
 
     def _rows(self, source: Source) -> Iterator[Row]:
         return read_rows(source, row_bytes=self._tokenizer.settings.row_bytes)
@@ -134,17 +133,17 @@ class _Conversations:
     def in_order(self) -> Iterator[RowResult]:
         for source in self.sources:
             for row in self._rows(source):
-                result = self._tokenizer.tokenize(row, source.name, source.format)
+                result = self._tokenizer.tokenize(row)
                 yield from (replace(result, samples=(sample,)) for sample in result.samples)
 
 
-def _recorded_source(file: Source, entry: Metadata, spool: Path) -> Source | None:
+def _recorded_source(file: Source, entry: Metadata) -> Source | None:
     """The file that rows were made of, seen from them or from here; better one that has not changed."""
     paths = [Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])] if entry.get("path") else []
     places: list[Source] = []
     for path in filter(Path.is_file, paths):
         with suppress(InputError):  # no longer readable
-            places += find_sources([str(path)], spool / str(len(places)))
+            places += find_sources([str(path)])
     places.sort(key=lambda source: source.digest != entry.get("digest"))
     return replace(places[0], name=entry["name"]) if places else None
 
@@ -182,37 +181,36 @@ def check_dataset(
     Raises InputError if nothing can be read, TokentraceError without a working template.
     """
     limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
-    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-        files = find_sources(inputs, Path(spool) / "rows", split=split)
-        ours = _own_files(files)
-        settings = settings or _recorded_settings(ours, tokenizer, changes or {})
-        checker = RowChecker(settings, columns, pad_token)
-        report = CheckReport()
-        report.settings = checker.tokenizer.described()
-        for file, metadata in ours:
-            for what in ("tokenizer", "template"):
-                if metadata.get(f"{what}_sha256") not in (None, report.settings[f"{what}_sha256"]):
-                    report.notes.append(f"{file.name} was made with another {what}")
-        if assumed and report.notes:
-            raise InputError(f"{report.notes[0]}: name the one they were made with (--tokenizer, -t)")
-        conversations = _Conversations(sources, ours, checker.tokenizer, Path(spool))
-        report.notes += conversations.notes
-        is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]
-        in_order = conversations.in_order() if is_whole and not conversations.notes else iter(())
-        done, total = 0, sum(source.size for source in files)
-        for source in files:
-            for row in read_rows(source, row_bytes=ROW_BYTES):
-                if limit is not None and report.rows >= limit:
-                    report.stopped = True
-                    return report
-                # files for trainers do not name their sources: their rows are compared in order
-                names_source = isinstance(row.value, Mapping) and "source" in row.value
-                origin = conversations.result(row.value) if names_source else next(in_order, None)
-                checked = checker.check(row, source.name, source.format, origin)
-                report.add(checked.counts, checked.seen())
-                progress(done + row.end, total)
-            done += source.size
-            progress(done, total)
+    files = find_sources(inputs, split=split)
+    ours = _own_files(files)
+    settings = settings or _recorded_settings(ours, tokenizer, changes or {})
+    checker = RowChecker(settings, columns, pad_token)
+    report = CheckReport()
+    report.settings = checker.tokenizer.described()
+    for file, metadata in ours:
+        for what in ("tokenizer", "template"):
+            if metadata.get(f"{what}_sha256") not in (None, report.settings[f"{what}_sha256"]):
+                report.notes.append(f"{file.name} was made with another {what}")
+    if assumed and report.notes:
+        raise InputError(f"{report.notes[0]}: name the one they were made with (--tokenizer, -t)")
+    conversations = _Conversations(sources, ours, checker.tokenizer)
+    report.notes += conversations.notes
+    is_whole = len(files) == len(ours) == 1 and "counts" in ours[0][1]
+    in_order = conversations.in_order() if is_whole and not conversations.notes else iter(())
+    done, total = 0, sum(source.size for source in files)
+    for source in files:
+        for row in read_rows(source, row_bytes=ROW_BYTES):
+            if limit is not None and report.rows >= limit:
+                report.stopped = True
+                return report
+            # files for trainers do not name their sources: their rows are compared in order
+            names_source = isinstance(row.value, Mapping) and "source" in row.value
+            origin = conversations.result(row.value) if names_source else next(in_order, None)
+            checked = checker.check(row, origin)
+            report.add(checked.counts, checked.seen())
+            progress(done + row.end, total)
+        done += source.size
+        progress(done, total)
     return report
 
 

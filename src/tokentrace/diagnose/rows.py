@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.conversations import COMPLETIONS, MESSAGES, USUAL_NAMES, Columns
-from ..data.sources import Format, Row
+from ..data.sources import Row
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..data.trainers import ATTENTION
 from ..errors import InputError, kind_of
@@ -206,11 +206,9 @@ class RowChecker:
         prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
         self.prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
-    def check(
-        self, row: Row, source: str = "rows", form: Format = Format.LINES, origin: RowResult | str | None = None
-    ) -> CheckedRow:
+    def check(self, row: Row, origin: RowResult | str | None = None) -> CheckedRow:
         """Check a row. Without a conversation it needs its `origin`: what that gives, or why there is none."""
-        checked = CheckedRow(f"{source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
+        checked = CheckedRow(f"{row.source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
         try:
             if row.problem is not None:
                 raise InputError(row.problem)
@@ -219,7 +217,7 @@ class RowChecker:
             return replace(checked, reason=" ".join(str(error).split()))
         checked = replace(checked, counts=Counter(rows=1) + actual.counts())
         if has_conversation(actual.columns, self.tokenizer.settings.columns):
-            origin = self.tokenizer.tokenize(Row(row.number, row.line, dict(actual.columns)), source, form)
+            origin = self.tokenizer.tokenize(replace(row, value=dict(actual.columns)))
         if isinstance(origin, RowResult) and origin.samples:
             return self._compare(actual, origin.samples, checked)
         if isinstance(origin, RowResult):

@@ -14,9 +14,8 @@ from .finding import WordedEnum
 FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
 _TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})
 """Flaws of a turn itself, whatever follows."""
-TOOL_APPENDS: Final = (Append.TOOL, Append.PARALLEL)
-USER_APPENDS: Final = (Append.TOOL_USER, Append.USER)
-_BOTH: Final = TOOL_APPENDS + USER_APPENDS
+_TOOLS: Final = (Append.TOOL, Append.PARALLEL)
+_BOTH: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
 
 
 class Use(WordedEnum):
@@ -32,8 +31,8 @@ class Use(WordedEnum):
     flaws: frozenset[str]
 
     SFT_ONE_ROW = "sft-one-row", "SFT, one row per conversation", _BOTH, False, True, FLAWS
-    SFT_PER_TURN = "sft-per-turn", "SFT, one row per turn", (Append.USER, *TOOL_APPENDS), False, True, _TURN_FLAWS
-    RL_APPEND_ONLY = "rl-append-only", "RL, tools only", TOOL_APPENDS, True, False, FLAWS
+    SFT_PER_TURN = "sft-per-turn", "SFT, one row per turn", (Append.USER, *_TOOLS), False, True, _TURN_FLAWS
+    RL_APPEND_ONLY = "rl-append-only", "RL, tools only", _TOOLS, True, False, FLAWS
     RL_USER_TURNS = "rl-user-turns", "RL, with user turns", _BOTH, True, False, FLAWS
     PRODUCTION_PARITY = "production-parity", "Production parity", _BOTH, True, True, FLAWS
 
@@ -95,7 +94,7 @@ def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdi
     if facts.random:
         against.append("the template draws at random: the same conversation is not always written the same")
     # The assistant's text counts everywhere: rendered again, it is not what was sampled.
-    against += [str(one) for one in facts.altered if one.of_turns or use.messages]
+    against += [str(one) for one in facts.altered if use.messages or one.roles == ("assistant",)]
     if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
         against.append("a turn ends without a token that stops generation, whatever follows it")
         fails = True

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -158,14 +158,6 @@ class FinishReason(StrEnum):
     """It was ended from outside; its ids are what was sampled until then."""
 
 
-class RequestOptions(TypedDict, total=False):
-    """The optional arguments of `Engine.generate`: see `GenerateRequest`."""
-
-    request_id: str | None
-    session: str | None
-    group: str | None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
     """A request to an engine."""
@@ -311,13 +303,13 @@ class Engine:
         return f"{type(self).__name__}({self.capabilities.model or ''})"
 
     async def generate(
-        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: Unpack[RequestOptions]
+        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: str | None
     ) -> Completion:
-        """Sample a completion. `GenerateRequest` describes the options."""
+        """Sample a completion. `options` are other fields of a `GenerateRequest`: its id, session and group."""
         return await self._generate(GenerateRequest(prompt_ids, sampling, **options))
 
     def stream(
-        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: Unpack[RequestOptions]
+        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: str | None
     ) -> AsyncGenerator[Delta]:
         """As `generate`, in pieces. Closing the iterator ends the request."""
         return self._stream(GenerateRequest(prompt_ids, sampling, **options))

@@ -3,14 +3,14 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
 
 from .errors import Backoff, EngineError, EngineUnavailable
-from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights
+from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights, collected
 
 _SHARED: Final = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
 _COOLDOWN: Final = Backoff(5.0, 300.0)
@@ -39,7 +39,6 @@ class Circuit:
     started: int = 0
     """Requests so far: they tell endpoints apart that are equally busy."""
     failed: int = 0
-    """Requests that fail together count once."""
     failures: int = 0
     """How often it failed since it last answered."""
     open_until: float = 0.0
@@ -54,6 +53,13 @@ class Circuit:
         if self.cooldown:
             return CircuitState.OPEN
         return CircuitState.HALF_OPEN if self.failures else CircuitState.CLOSED
+
+    def fail(self) -> None:
+        """Count a failure. When an endpoint dies, all its requests fail: that is one failure."""
+        if not self.cooldown:
+            self.failures += 1
+            self.failed += 1
+            self.open_until = self.clock() + _COOLDOWN.after(self.failures)
 
     def __str__(self) -> str:
         pause = f" for {self.cooldown:.0f} s" if self.cooldown else ""
@@ -91,24 +97,41 @@ class Router(Engine):
         return f"Router({', '.join(map(str, self.circuits))})"
 
     async def _generate(self, request: GenerateRequest) -> Completion:
-        failures: list[EngineUnavailable] = []
-        for endpoint in self._candidates(request):
-            with self._attempt(endpoint, request, failures) as answered:
-                completion = await endpoint.engine._generate(request)
-                answered()
-                return completion
-        raise _all_failed(failures)
+        async def whole(engine: Engine) -> AsyncGenerator[Delta]:
+            yield await engine._generate(request)
 
-    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        """After the first piece, a failed request is not sent elsewhere."""
+        return await collected(self._route(request, whole))
+
+    def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        return self._route(request, lambda engine: engine._stream(request))
+
+    async def _route(
+        self, request: GenerateRequest, answer: Callable[[Engine], AsyncGenerator[Delta]]
+    ) -> AsyncGenerator[Delta]:
+        """Yield the answer of the first endpoint that has one. After its first piece no other is tried."""
         failures: list[EngineUnavailable] = []
         for endpoint in self._candidates(request):
-            with self._attempt(endpoint, request, failures) as answered:
-                async with aclosing(endpoint.engine._stream(request)) as deltas:
+            failed_before, is_answered = endpoint.failed, False
+            if request.session is not None:
+                _remember(self._homes, request.session, endpoint)
+            endpoint.started += 1
+            endpoint.running += 1
+            try:
+                async with aclosing(answer(endpoint.engine)) as deltas:
                     async for delta in deltas:
-                        answered()
+                        is_answered = True
+                        endpoint.failures = 0
+                        if endpoint.failed == failed_before:  # otherwise it failed after this was sent
+                            endpoint.open_until = 0.0
                         yield delta
                 return
+            except EngineUnavailable as error:
+                if is_answered:
+                    raise
+                endpoint.fail()
+                failures.append(error)
+            finally:
+                endpoint.running -= 1
         raise _all_failed(failures)
 
     async def check(self) -> None:
@@ -175,37 +198,6 @@ class Router(Engine):
                 chosen = current
             _remember(self._groups, group, chosen)
         return chosen
-
-    @contextmanager
-    def _attempt(
-        self, endpoint: Circuit, request: GenerateRequest, failures: list[EngineUnavailable]
-    ) -> Iterator[Callable[[], None]]:
-        """Run a request; the body calls the yielded function once it is answered."""
-        failed_before, started = endpoint.failed, False
-
-        def answered() -> None:
-            nonlocal started
-            started = True
-            endpoint.failures = 0
-            if endpoint.failed == failed_before:  # otherwise it failed after this was sent
-                endpoint.open_until = 0.0
-
-        if request.session is not None:
-            _remember(self._homes, request.session, endpoint)
-        endpoint.started += 1
-        endpoint.running += 1
-        try:
-            yield answered
-        except EngineUnavailable as error:
-            if started:
-                raise
-            if not endpoint.cooldown:  # when it dies, all its requests fail: that is one failure
-                endpoint.failures += 1
-                endpoint.failed += 1
-                endpoint.open_until = endpoint.clock() + _COOLDOWN.after(endpoint.failures)
-            failures.append(error)
-        finally:
-            endpoint.running -= 1
 
 
 def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) -> None:

@@ -111,7 +111,7 @@ def _tools(tools: list[Any]) -> Sequence[Mapping[str, Any]] | None:
             problem = "only tools of type function have a schema that a template can show"
             raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
     with wire.naming_fields():
-        return openai_tools(tools, wrap=True) or None
+        return openai_tools(tools, wrap=True)
 
 
 class Chat(Dialect):

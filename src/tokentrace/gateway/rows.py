@@ -159,7 +159,7 @@ class Export:
     def __init__(self, store: Store, sessions: Infos) -> None:
         self._store, self._sessions = store, sessions
         self._sealed: list[str] = []
-        self.sessions = self.rows = self.tokens = self.trained = self.marked = 0
+        self.sessions = self.rows = self.tokens = self.trained = self.longest = self.marked = 0
         self.causes: Counter[str] = Counter()
 
     async def tables(self) -> AsyncGenerator[Any]:
@@ -170,8 +170,10 @@ class Export:
                 continue
             tables = session.tables()
             while (table := await asyncio.to_thread(next, tables, None)) is not None:
+                lengths = table.column("num_tokens").to_pylist()
                 self.rows += table.num_rows
-                self.tokens += sum(table.column("num_tokens").to_pylist())
+                self.tokens += sum(lengths)
+                self.longest = max([self.longest, *lengths])
                 self.trained += sum(table.column("num_trained").to_pylist())
                 yield table
             self.sessions += 1
@@ -214,16 +216,12 @@ async def export_rows(
         return data
 
     writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, COLUMNS, {})
-    try:
-        async with aclosing(export.tables()) as tables:
-            async for table in tables:
-                await asyncio.to_thread(writer.write, table)
-                if piece := take():
-                    yield piece
-        await asyncio.to_thread(writer.finish)
-    except BaseException:
-        writer.abandon()
-        raise
+    async with aclosing(export.tables()) as tables:
+        async for table in tables:
+            await asyncio.to_thread(writer.write, table)
+            if piece := take():
+                yield piece
+    await asyncio.to_thread(writer.close)
     if piece := take():
         yield piece
     if not keep_state:

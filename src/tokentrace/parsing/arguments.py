@@ -138,10 +138,7 @@ class ArgumentsReader:
             return (yield from self.json_value())
         seen.add(field)
         if field == "arguments" and not (yield from reader.sees(b'"')):
-            report = ArgumentsText(call)
-            whole = yield from self.json_value(report)
-            report.done()
-            return whole
+            return (yield from self.json_value(ArgumentsText(call)))
         if not (yield from self.json_value()):
             return False
         text = self._string(start)
@@ -255,8 +252,6 @@ class ArgumentsReader:
             if report is not None:
                 report(match.text, match.stop)
             self.reader.at = match.stop
-        if report is not None:
-            report.done()
         if match is not None:
             text = self.reader.text(start, match.text)
             call.add_arguments('"' if is_text else "")
@@ -317,12 +312,12 @@ class ArgumentsReader:
         reader, calls = self.reader, self.calls
         start, depth, quoted = reader.at - 1, 1, False
         while depth:
-            match = yield from reader.find(calls.in_quotes if quoted else calls.in_braces)
+            match = yield from reader.find(calls.in_braces)
             if match is None or match.kind in ("stop", "hard"):
                 call.fail(CallStatus.MALFORMED, "the braces are not closed")
                 return
-            quoted = not quoted if match.kind == "quote" else quoted
-            depth += {"open": 1, "close": -1}.get(match.kind, 0)
+            quoted ^= match.kind == "quote"
+            depth += 0 if quoted else {"open": 1, "close": -1}.get(match.kind, 0)
             reader.at = match.stop
         try:
             values = _Braces(bytes(reader.data[start : reader.at]), calls.quote, reader.marked.text).arguments()

@@ -26,7 +26,7 @@ _NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 """Kimi's ids: ``functions.NAME:INDEX``."""
 _RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
 """The calls that servers pass on to an agent."""
-_INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
+_INTRODUCTION: Final = rb"(?:\xff[\x80-\xbf]{4}\s*)?"
 """A control token before a call without delimiters: ``<|python_tag|>``."""
 
 
@@ -269,9 +269,9 @@ def find_attempts(compiled: Compiled, output: Output) -> list[Placed]:
         return []
     if compiled.calls is not None:
         return list(_attempts(compiled.calls, output, ""))
-    for name, dialect in compiled.dialects.items() if output.tools.declared_any else ():
+    for name, calls in compiled.dialects.items() if output.tools.declared_any else ():
         problem = f"the template shows no tool calls; tool_parser={name!r} reads this one"
-        if dialect.calls is not None and (attempts := list(_attempts(dialect.calls, output, problem))):
+        if attempts := list(_attempts(calls, output, problem)):
             return attempts
     return []
 
@@ -280,31 +280,28 @@ def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Pl
     reader, count = Reader(output.reader.marked, ended=True), 0
     scratch = Output(reader, output.base, output.tools, lenient=True)
     scratch.starts = output.starts
-    parser = CallParser(calls, scratch, any_key=True)
+    parser, introduction = CallParser(calls, scratch, any_key=True), _INTRODUCTION if calls.bare else b""
     for place in output.placed:
         openers, reason = _openers(calls, output, place, problem)
         if not any(output.reader.data.find(opener, place.start, place.stop) >= 0 for opener in openers):
             continue
         reader.data, at = output.reader.data[: place.stop], place.start
-        pattern = re.compile(b"|".join(map(re.escape, openers)))
+        pattern = re.compile(introduction + b"(" + b"|".join(map(re.escape, openers)) + b")")
         while (match := pattern.search(reader.data, at)) is not None:
-            introduction = _INTRODUCTION.search(reader.data, at, match.start()) if calls.bare else None
-            reader.at, scratch.placed = match.start(), []
-            for _ in parser.attempt():
-                pass
+            reader.at, scratch.placed, scratch.calls = match.start(1), [], []
+            list(parser.attempt())  # all of it is here
             at = max(reader.at, match.end())
-            read = [one for one in scratch.placed if one.call is not None]
-            for one in read:
-                if one.call is not None and one.call.status in _RUNNABLE:
+            for part, start, stop, call in scratch.placed:
+                if call is not None and call.status in _RUNNABLE:
                     # the first and the last with what opens and closes a section
-                    first = introduction.start() if introduction is not None else match.start()
-                    start, stop = first if one is read[0] else one.start, reader.at if one is read[-1] else one.stop
-                    call = replace(one.call, index=count, raw=reader.text(start, stop), span=output.span(start, stop))
+                    start = match.start() if call is scratch.calls[0] else start
+                    stop = reader.at if call is scratch.calls[-1] else stop
+                    call = replace(call, index=count, raw=reader.text(start, stop), span=output.span(start, stop))
                     if not output.lenient:
                         why = problem or (calls.bare and call.problem) or reason
                         call = replace(call, status=CallStatus.MALFORMED, problem=why)
                     count += 1
-                    yield Placed(replace(one.part, lead=""), start, stop, call)
+                    yield Placed(replace(part, lead=""), start, stop, call)
 
 
 def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) -> tuple[list[bytes], str]:

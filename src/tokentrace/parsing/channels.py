@@ -55,12 +55,10 @@ def _text(word: _Word) -> bytes:
 
 class ChannelParser:
     def __init__(self, compiled: Compiled, output: Output) -> None:
-        channels = compiled.grammar.channels
-        assert channels is not None
         assert compiled.channels is not None
-        self.channels, self.delimiters = channels, compiled.channels
+        self.delimiters, self.channels = compiled.channels, compiled.channels.channels
         self.reader, self.output = output.reader, output
-        self._to = channels.recipient.encode()
+        channels, self._to = self.channels, self.channels.recipient.encode()
         self._calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
         """Reads the body of a call, if that is not one JSON."""
         named = (channels.reasoning, channels.content) if not channels.channel else ()
@@ -80,7 +78,6 @@ class ChannelParser:
                 output.enter(PartKind.CONTENT, start)
                 reader.at = start
                 match = yield from reader.find(delimiters.to_stop, output.content)
-                output.end_text()
                 break
             start = self._stray(header, start, cut=match is None)
             output.enter(PartKind.TOOL_CALL if header.tool is not None else header.text.kind, start)
@@ -161,7 +158,6 @@ class ChannelParser:
     def _text(self, header: _Header) -> Reading[Match | None]:
         output, start = self.output, self.reader.at
         match = yield from self.reader.find(self.delimiters.in_body, header.text)
-        output.end_text()
         if header.text is output.reasoning:
             output.blank_reasoning |= start == self.reader.at > output.base
             output.open = PartKind.REASONING if match is None else output.open
@@ -171,16 +167,12 @@ class ChannelParser:
         tool, calls, tools = header.tool or "", self._calls, self.output.tools
         if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
             yield from calls.read(begin)
-            match = yield from self.reader.find(self.delimiters.in_body, self.output.content)
-            self.output.end_text()
-            return match
+            return (yield from self.reader.find(self.delimiters.in_body, self.output.content))
         takes_json = tool.startswith(self.channels.namespace) or any(_text(word) == b"json" for word in header.types)
         takes_json = takes_json or (tools.declared_any and tools.knows(tool))
         call = self.output.start_call(begin, takes_json=takes_json)
         call.set_name(tool.removeprefix(self.channels.namespace))
-        report = ArgumentsText(call)
-        match = yield from self.reader.find(self.delimiters.in_body, report)
-        report.done()
+        match = yield from self.reader.find(self.delimiters.in_body, ArgumentsText(call))
         self._finish(call, match)
         return match
 

@@ -1,28 +1,22 @@
-"""A grammar compiled for one vocabulary: delimiters as marked bytes, and those to look for in each place.
-
-A delimiter is a tuple of *pieces*: white space between them is free. `Delimiters` looks for the first.
-"""
+"""A grammar compiled for one vocabulary: delimiters as marked bytes, and those to look for in each place."""
 
 from __future__ import annotations
 
 import functools
 import re
-import string
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..computed import computed
-from ..formats.dialects import DIALECTS, with_parsers
+from ..formats.dialects import DIALECTS
 from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from ..tokens.ids import check_last
 from ..tokens.tokenizer import Ids
 from .marked import MarkedBytes, mark, parts, pieces, tags, unforgeable
-from .reader import Delimiters
+from .reader import Delimiters, Pieces
 
-Pieces = tuple[bytes, ...]
 Kinds = list[tuple[str, bytes]]
-_LETTERS: Final = frozenset(string.ascii_letters.encode())
-_ARGUMENT_KEYS: Final[tuple[tuple[str, ...], ...]] = (("arguments",), ("parameters",))
+_ARGUMENT_KEYS: Final[dict[tuple[str, ...], str]] = {("arguments",): "arguments", ("parameters",): "arguments"}
 """The keys under which servers look for arguments."""
 
 
@@ -70,7 +64,7 @@ class CompiledCalls:
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
         """True if calls have no delimiter, and are recognised by their contents."""
-        self.named_section = any(set(piece[5:]) & _LETTERS for piece in self.section_open if unforgeable(piece))
+        self.named_section = any(re.search(b"[A-Za-z]", piece[5:]) for piece in self.section_open if unforgeable(piece))
         """True if a tag names the section: a call outside of it is misplaced."""
         self.inner = bool(self.open) and (bool(lead) or self.style is Style.JSON_CALL)
         """True if several calls can be inside one pair of delimiters."""
@@ -92,7 +86,7 @@ class CompiledCalls:
         self.inner_paths = {path[:length] for path in self.paths for length in range(1, len(path))}
         self.keys = {path[0] for path in self.paths} | {"type"}
         usual = any(len(path) == 1 for path, field in self.paths.items() if field == "arguments")
-        self.fields = {**dict.fromkeys(_ARGUMENT_KEYS if usual else (), "arguments"), **self.paths}
+        self.fields = {**(_ARGUMENT_KEYS if usual else {}), **self.paths}
         """The field at each path, with those that servers accept for arguments."""
         if self.style is Style.TREE:
             tag = (self.value_close[0], self.key_open[0], self.value_opens[0].pieces[0])
@@ -127,7 +121,6 @@ class CompiledCalls:
         """What may follow the closing of an argument."""
         brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
         self.in_braces = Delimiters([("quote", self.quote), *brackets, *self._hard])
-        self.in_quotes = Delimiters([("quote", self.quote), *self._hard])
         begins = self.another or ((b"{",) if self.style is Style.JSON_CALL else ())
         section = [*_first("closed", self.section_close), *_first("open", begins)]
         section += [("reopened", piece) for piece in self.section_open[:1] if unforgeable(piece)]
@@ -154,7 +147,7 @@ def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpen
 
 class CompiledChannels:
     def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
-        of = marked.scaffold
+        of, self.channels = marked.scaffold, channels
         self.start, self.channel, self.call_end = of(channels.start), of(channels.channel), of(channels.call_end)
         begins, stopping = ("start", self.start), [("stop", stop) for stop in stops]
         closing = [("end", of(channels.end)), *stopping, ("end", self.call_end)]
@@ -191,12 +184,11 @@ class Compiled:
         self.in_content = Delimiters([*opening, ("answered", self.content.close), *stopping], pads)
 
     @computed
-    def dialects(self) -> dict[str, Compiled]:
-        """This grammar with the calls of each dialect that has delimiters."""
-        grammars = {name: with_parsers(self.grammar, one, None) for name, one in DIALECTS.items() if one.calls}
-        stops, marked = self.stops.values(), self.marked
-        compiled = {name: Compiled(one, marked, stops) for name, one in grammars.items()}
-        return {name: one for name, one in compiled.items() if one.calls is not None and one.calls.openers}
+    def dialects(self) -> dict[str, CompiledCalls]:
+        """The calls of each dialect that has delimiters."""
+        grammars = {name: one.calls for name, one in DIALECTS.items() if one.calls}
+        compiled = {name: CompiledCalls(one, self.marked, self.stops) for name, one in grammars.items()}
+        return {name: one for name, one in compiled.items() if one.openers}
 
     @computed
     def reasoning_close(self) -> bytes:

@@ -192,10 +192,11 @@ class Text(Report):
 
     def done(self) -> None:
         output = self._output
-        self.add(b"", output.stop, output.stop, final=True)
-        part = ParsedPart(self.kind, "".join(self._texts), output.span(self._start, output.stop))
-        output.placed.append(Placed(part, self._start, output.stop))
-        self._texts = []
+        if output.current is self:
+            self.add(b"", output.stop, output.stop, final=True)
+            part = ParsedPart(self.kind, "".join(self._texts), output.span(self._start, output.stop))
+            output.placed.append(Placed(part, self._start, output.stop))
+            output.current, self._texts = None, []
 
 
 class Placed(NamedTuple):
@@ -231,15 +232,12 @@ class Output:
     def span(self, start: int, stop: int) -> TokenRange:
         """The tokens that bytes touch."""
         start, stop = max(start, self.base), max(stop, self.base)
-        if stop <= start:
-            at = bisect.bisect_left(self.starts, start)
-            return TokenRange(at, at)
-        return TokenRange(bisect.bisect_right(self.starts, start) - 1, bisect.bisect_left(self.starts, stop))
+        first = bisect.bisect_right(self.starts, start) - 1 if start < stop else bisect.bisect_left(self.starts, start)
+        return TokenRange(first, max(first, bisect.bisect_left(self.starts, stop)))
 
     def end_text(self) -> None:
         if self.current is not None:
             self.current.done()
-        self.current = None
 
     def start_call(self, start: int, **fields: Any) -> OpenCall:
         """A call that is certain to be one."""

@@ -1,8 +1,6 @@
 """The parser. It streams: a whole completion is one large chunk."""
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
@@ -12,7 +10,7 @@ from .compiled import Compiled
 from .events import Done, Event, events_of
 from .output import Output, Placed
 from .reader import Match, Reader, Reading
-from .response import CallReading, Finish, ParsedResponse, PartKind, TokenRange
+from .response import Finish, ParsedResponse, PartKind, TokenRange
 from .values import Tools
 
 
@@ -50,7 +48,6 @@ class TurnParser:
                 fresh = True
             elif match.kind == "answered":
                 reader.at = match.stop
-                output.end_text()
                 output.closed, answered = not compiled.content.open, True
                 yield from reader.skip(compiled.content.after)
             elif calls is not None:
@@ -58,7 +55,6 @@ class TurnParser:
                 yield from calls.read()
                 output.enter(PartKind.CONTENT, reader.at)
                 after_calls = reader.at
-        output.end_text()
         if match is not None:
             output.enter(PartKind.STOP, match.start)
         elif after_calls == start == reader.at:
@@ -104,7 +100,6 @@ class TurnParser:
                 reader.at += len(frame.lead)
         start = reader.at
         match = yield from reader.find(compiled.in_reasoning, output.reasoning)
-        output.end_text()
         if match is None or match.kind != "close":
             output.open = PartKind.REASONING
             text = frame.frame
@@ -130,17 +125,12 @@ class StreamingParser:
     """
 
     def __init__(
-        self,
-        compiled: Compiled,
-        tools: Tools | None = None,
-        prompt: bytes | None = None,
-        calls: CallReading = CallReading.STRICT,
+        self, compiled: Compiled, tools: Tools | None = None, prompt: bytes | None = None, *, lenient: bool = False
     ) -> None:
-        self._compiled = compiled
-        self._lenient = calls is CallReading.LENIENT
+        self._compiled, self._lenient = compiled, lenient
         prefix = compiled.prefix(compiled.prompt if prompt is None else prompt)
         self._reader, self._token_bytes = Reader(compiled.marked, prefix), compiled.marked.token_bytes
-        self._output = output = Output(self._reader, len(prefix), tools or Tools(None), lenient=self._lenient)
+        self._output = output = Output(self._reader, len(prefix), tools or Tools(None), lenient=lenient)
         if compiled.channels is not None:
             self._reading = ChannelParser(compiled, output).read()
         else:
@@ -149,7 +139,7 @@ class StreamingParser:
         self._response: ParsedResponse | None = None
         self._resume()
 
-    def feed(self, ids: Iterable[int]) -> list[Event]:
+    def feed(self, ids: Sequence[int] | Ids) -> list[Event]:
         """Take more ids, and return the events that have become certain.
 
         Raises InputError, and takes none of them, if one is not a token id.
@@ -169,7 +159,7 @@ class StreamingParser:
                 else:
                     plain.report.add(piece, start, stop)
         else:
-            checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
+            checked = check_ids(ids, "ids")
             data, starts = reader.marked.spelled(checked, len(reader.data))
             output.starts += starts
             reader.data += data
@@ -211,12 +201,10 @@ class StreamingParser:
         closing = "".join(output.missing)
         space = closing[: len(closing) - len(closing.lstrip())].encode()
         parts = [one.part for one in placed]
-        content, reasoning = (
-            "".join(part.text for part in parts if part.kind is kind) for kind in (PartKind.CONTENT, PartKind.REASONING)
-        )
+        texts = {kind: "".join(part.text for part in parts if part.kind is kind) for kind in PartKind}
         return ParsedResponse(
-            content=content,
-            reasoning_content=reasoning or ("" if output.blank_reasoning else None),
+            content=texts[PartKind.CONTENT],
+            reasoning_content=texts[PartKind.REASONING] or ("" if output.blank_reasoning else None),
             tool_calls=[one.call for one in placed if one.call is not None],
             finish=Finish.LENGTH if stop is None and not output.closed else Finish.STOP,
             stop_token=stop,

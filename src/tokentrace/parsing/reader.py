@@ -16,6 +16,8 @@ from .marked import MarkedBytes
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 """A part of a parser: yields while it waits for more bytes, and returns a result."""
+Pieces = tuple[bytes, ...]
+"""A delimiter: white space between its pieces is free."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
 _SPACES: Final = re.compile(rb"\s*")
@@ -91,15 +93,12 @@ class Delimiters:
         prefixes = {text[:length] for text in padded for length in range(1, len(text))}
         self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
         self.longest = max(map(len, prefixes), default=0)
-        self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
         self.plain_text = plain_text(re.compile(b"[" + re.escape(first_bytes) + b"]"))
         """Decodes tokens in which neither a delimiter nor a control token begins."""
 
     def pending(self, data: bytearray, start: int) -> int:
         """Where a delimiter may begin that has not arrived in full; the end if there is none."""
-        if not data or data[-1] not in self._last_bytes:
-            return len(data)
         match = self._pending.search(data, max(start, len(data) - self.longest))
         return match.start() if match else len(data)
 
@@ -142,7 +141,7 @@ class Reader:
                 return False
             yield
 
-    def sees_all(self, pieces: Iterable[bytes], at: int | None = None) -> Reading[int | None]:
+    def sees_all(self, pieces: Pieces, at: int | None = None) -> Reading[int | None]:
         """Where the delimiter at a position ends; None if it is not there."""
         at = self.at if at is None else at
         for piece in pieces:
@@ -152,14 +151,14 @@ class Reader:
             at += len(piece)
         return at
 
-    def sees_one(self, sequences: Iterable[Iterable[bytes]], at: int | None = None) -> Reading[bool]:
+    def sees_one(self, sequences: Iterable[Pieces], at: int | None = None) -> Reading[bool]:
         """True if one of several delimiters is at a position."""
         for pieces in sequences:
             if (yield from self.sees_all(pieces, at)) is not None:
                 return True
         return False
 
-    def skip_all(self, pieces: Iterable[bytes]) -> Reading[bool]:
+    def skip_all(self, pieces: Pieces) -> Reading[bool]:
         """Go past a delimiter if it is here; True if it is."""
         past = yield from self.sees_all(pieces)
         self.at = past if past is not None else self.at
@@ -190,14 +189,14 @@ class Reader:
         return self.ended and self.at == len(self.data)
 
     def find(self, delimiters: Delimiters, report: Report | None = None) -> Reading[Match | None]:
-        """Go to the next delimiter, or to the end (None), and report the text before."""
+        """Go to the next delimiter, or to the end (None), and report the text before, which ends there."""
         data, start = self.data, self.at
         self.reported = scan = start
         plain = Plain(delimiters.plain_text, report) if report is not None else None
         while True:
             match = delimiters.pattern.search(data, scan)
             if match is None and self.ended:
-                self._report(report, len(data))
+                self._report(report, len(data), final=True)
                 self.at = len(data)
                 return None
             pending = len(data)
@@ -208,7 +207,7 @@ class Reader:
                 pad = delimiters.pads.get(kind, b"")
                 if pad and data.endswith(pad, start, text):
                     text -= len(pad)
-                self._report(report, text)
+                self._report(report, text, final=True)
                 self.at = match.start()
                 return Match(kind, text, match.start(), match.end())
             if match is None:  # else it may still become a longer delimiter
@@ -218,14 +217,14 @@ class Reader:
             yield
             scan = max(scan, self.reported)
 
-    def _report(self, report: Report | None, stop: int) -> None:
+    def _report(self, report: Report | None, stop: int, *, final: bool = False) -> None:
         if report is not None and stop > self.reported:
             report(self.reported, stop)
             self.reported = stop
+        if report is not None and final:
+            report.done()
 
-    def enclosed(
-        self, notation: Notation, ends: Iterable[Iterable[bytes]], report: Report | None = None
-    ) -> Reading[bool]:
+    def enclosed(self, notation: Notation, ends: Iterable[Pieces], report: Report | None = None) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; True if it is closed.
 
         Stops at one of `ends`, and at anything the notation does not allow.
@@ -237,7 +236,7 @@ class Reader:
             at = len(data) if match is None else match.end() if quote else match.start()
             if at == len(data) or (quote and data[at] == _ESCAPE and at + 1 == len(data)):
                 at = len(data) if self.ended else at
-                self._report(report, at)
+                self._report(report, at, final=self.ended)
                 self.at = at
                 if self.ended:
                     return False
@@ -259,6 +258,6 @@ class Reader:
             elif byte != _CONTROL or (notation.strict and not quote) or (yield from self.sees_one(ends, at)):
                 closed = byte == quote if quote else byte in notation.closing
                 self.at = at + 1 if closed else at
-                self._report(report, self.at)
+                self._report(report, self.at, final=True)
                 return closed
             at += 1

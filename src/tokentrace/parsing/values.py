@@ -131,10 +131,8 @@ class Schema:
         return self._combined(stated)
 
     def _combined(self, nodes: Iterable[Any]) -> Schema | None:
-        distinct = list({id(node): node for node in nodes if node is not None}.values())
-        if not distinct:
-            return None
-        return Schema(distinct[0] if len(distinct) == 1 else {"anyOf": distinct}, self._root)
+        stated = [node for node in nodes if node is not None]
+        return Schema({"anyOf": stated}, self._root) if stated else None
 
     def _nodes(self) -> Iterator[Mapping[Any, Any]]:
         """This schema and all that say more about the same value, each once."""

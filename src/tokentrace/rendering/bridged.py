@@ -30,7 +30,6 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     new: TokenTable
     """The added tokens. Their messages are indices into the new messages."""
     new_count: int
-    """How many messages are new."""
     lost: Sequence[Lost] = ()
     """Fields of the new messages of which some text reached no token. Their messages count from 0."""
     changes: list[Change] = dataclasses.field(default_factory=list)

@@ -148,9 +148,7 @@ class Bridger:
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
         """The request, with the names of the called functions if results have them or the template needs them."""
-        words = self._proofs.once(
-            "words", lambda: sorted(word for word in self.study.template.searched if len(word) > 1)
-        )
+        words = self.study.template.searched
         results, unnamed = seams.leading_results(new), _Request(new, tools, (seams.shape(new, words), tools_key))
         names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
@@ -417,7 +415,8 @@ class Bridger:
         if token in self.endings.stops | self.endings.closers | self.study.eos:
             return True
         added = self.study.tokenizer.vocabulary.added.get(token)
-        return added is not None and added.special and token not in self.study.turn_tokens()
+        inside = self.study.turn_tokens() | self.study.inner_tokens(self.compiled().grammar)
+        return added is not None and added.special and token not in inside
 
     def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
         """How much of what follows the stop token the completion has already: a separator, or the next head."""

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -177,17 +178,17 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
 # -- pools
 
 
+@dataclass(frozen=True, slots=True)
 class RendererPool:
     """One renderer for many threads, which may share it: for code that expects a pool."""
 
-    def __init__(self, renderer: Renderer, size: int) -> None:
-        self.size = size
-        self._renderer = renderer
+    renderer: Renderer
+    size: int
 
     @contextmanager
     def checkout(self) -> Iterator[Renderer]:
         """The renderer, for a ``with`` block. Never waits."""
-        yield self._renderer
+        yield self.renderer
 
 
 def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:

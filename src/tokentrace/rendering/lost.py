@@ -37,12 +37,8 @@ BOOKKEEPING: Final = frozenset(
 )
 """Fields of a message that are about it and not in it: that a template does not write them is no loss."""
 
-PAST_REASONING: Final = "past_reasoning"
-"""The policy of templates that show the reasoning of the last turn, and not that of turns before it."""
-
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
-_FUNCTION: Final = frozenset({"name", "arguments"})
 _JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 50_000
 """Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
@@ -69,8 +65,6 @@ class Lost:
     why: str
     text: str
     """What is missing."""
-    policy: str = ""
-    """The policy that drops it by design; empty for what is lost."""
 
     def __str__(self) -> str:
         excerpt = self.text if len(self.text) <= 80 else f"{self.text[:60]}…{self.text[-15:]}"
@@ -138,7 +132,7 @@ def _is_whole(text: str, last: Mapping[Any, tuple[int, int]], path: FieldPath, v
         return False
     for at, call in enumerate(value):
         function = call.get("function") if type(call) is dict and call.keys() <= _CALL else None
-        if type(function) is not dict or function.keys() != _FUNCTION:
+        if type(function) is not dict or function.keys() != {"name", "arguments"}:
             return False
         base, arguments = (*path, at, "function"), function["arguments"]
         start, end = last.get((*base, "arguments"), (0, 0))
@@ -187,7 +181,7 @@ class _LostFinder:
             return itertools.chain.from_iterable(texts)
         names = REASONING_FIELDS if name in REASONING_FIELDS and isinstance(value, str) else ()
         same = (Origin((*origin[:2], other)) for other in names if message.get(other) == value)
-        return () if any(self._is_present(other, value) for other in same) else _walk(origin, value)
+        return () if any(self._is_present(other, value) for other in same) else texts_in(origin, value)
 
     def _texts_of_call(self, base: Origin, call: Mapping[str, Any]) -> Iterator[Text]:
         """The texts of a call. Reports it as a whole if nothing of it is written."""
@@ -201,7 +195,7 @@ class _LostFinder:
         for path, fields in {base: call, inner: holder}.items():
             for key in fields:
                 if key not in _CALL:
-                    yield from _walk(path.at(key), fields[key])
+                    yield from texts_in(path.at(key), fields[key])
         if isinstance(name, str) and not self._is_present(base.at("id"), name):  # Kimi writes it there
             yield inner.at("name"), name
         origin, value = inner.at("arguments"), arguments
@@ -212,7 +206,7 @@ class _LostFinder:
                 yield origin, arguments
                 return
         if _as_json("".join(self._texts.get(origin, ()))) != value:
-            yield from _walk(origin, value or {}, keys=True)
+            yield from texts_in(origin, value or {}, keys=True)
 
     def _is_missing(self, origin: Origin, text: str) -> bool:
         """Report what is missing of a text, if anything: as dropped if it is reasoning of the past, else as lost."""
@@ -233,7 +227,7 @@ class _LostFinder:
         is_reasoning = (inline or origin.field in REASONING_FIELDS) and is_past
         if is_reasoning and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
             why = "the template shows the reasoning of the last turn only"
-            self.left_out.dropped.append(Lost(index, name, why, missing, PAST_REASONING))
+            self.left_out.dropped.append(Lost(index, name, why, missing))
         else:
             is_all = sum(len(gap.strip()) for gap in gaps) == len(text.strip())
             self._add(origin, missing, is_all=is_all)
@@ -268,7 +262,7 @@ class _LostFinder:
         self.left_out.lost.append(Lost(origin.message or 0, ".".join(map(str, origin.path)), why, missing))
 
 
-def _walk(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text]:
+def texts_in(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text]:
     """The texts in a value, with `keys` also numbers and keys; an empty one for whatever else it passes.
 
     True, false and null a template may write in other words.
@@ -278,7 +272,7 @@ def _walk(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text]:
     if isinstance(value, (Mapping, list, tuple)):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             path = origin.at(key if isinstance(key, (str, int)) else str(key))
-            yield from _walk(path, inner, keys=keys)
+            yield from texts_in(path, inner, keys=keys)
             if keys and isinstance(key, str):
                 yield path.at(KEY), key
     elif keys and isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:

@@ -89,7 +89,10 @@ def _run(run: Run, messages: Messages, prompted: bool) -> Rendering:
     rendering = run(messages, prompted)
     if prompted and rendering.tail < rendering.last_field:
         without = run(messages, False).text
-        rendering.begin_tail(len(without) if rendering.text.startswith(without) else rendering.last_field)
+        tail = len(without) if rendering.text.startswith(without) else rendering.last_field
+        generation = rendering.generation
+        rendering = Rendering.of([*rendering.spans(0, tail), *rendering.spans(tail)])
+        rendering.generation, rendering.tail = generation, tail
     return rendering
 
 
@@ -413,6 +416,7 @@ def left_open(rendering: Rendering, message: int) -> Rendering:
         origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]
         if origin is not None and origin.message == message:  # other messages may spell it too
             stripped = not rendering.text.startswith(_TAG, at)
-            return rendering.until(len(rendering.text[:at].rstrip()) if stripped else at)
+            stop = len(rendering.text[:at].rstrip()) if stripped else at
+            return Rendering.of(rendering.spans(0, stop))
     problem = "the template does not write the content of this message where it could be continued"
     raise TemplateError(problem, message=message)

@@ -97,7 +97,7 @@ class RenderedTokens(ShowsItself):
 
     @property
     def dropped(self) -> list[Lost]:
-        """What the template drops from the past by design, with the name of that policy."""
+        """What the template drops from the past by design: reasoning."""
         return self._left_out.dropped
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import marshal
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
@@ -45,8 +45,6 @@ from .past import Past, after_prompt, left_open, with_mark, write_conversation
 from .rendered import RenderedTokens
 from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
-Value = TypeVar("Value")
-
 
 @dataclass(eq=False, repr=False)
 class Renderer:
@@ -75,8 +73,7 @@ class Renderer:
         self._studies = {
             name: study_of(template, self.tokenizer, self.template_kwargs) for name, template in self.templates.items()
         }
-        self._tools = _ToolCache(as_json=self.messages is MessageForm.ADAPT)
-        self._cache = Memory()
+        self.cache, self._tools = Memory(), Memory(most=256)  # a silent twin shares them
 
     # -- rendering
 
@@ -114,7 +111,7 @@ class Renderer:
         study = self.study(tools)
         checked = self.check_messages(messages, tools=tools)
         adapted = self._adapt(checked, study)
-        schemas = self._tools.wrap(tools)
+        schemas = self._prepare(tools).wrapped
         run = functools.partial(study.run, schemas)
         conversation = with_mark(adapted.messages) if continued else adapted.messages
         text = write_conversation(run, conversation, prompted, self.past, originals=checked)
@@ -148,14 +145,6 @@ class Renderer:
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
         return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
-
-    def render_text(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Rendering:
-        """The text alone, as spans: nothing is encoded."""
-        adapted = self.adapt_messages(messages, tools=tools)
-        run = functools.partial(self.study(tools).run, self._tools.wrap(tools))
-        rendering = write_conversation(run, adapted.messages, add_generation_prompt, self.past).rendering
-        _credit_content(rendering, adapted.wrapped)
-        return rendering
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """The ids of a text with its spans, control tokens only where they may be. Raises ControlTokenError."""
@@ -194,6 +183,15 @@ class Renderer:
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
         """The messages in the form that the template reads, and what was changed for it."""
         return self._adapt(self.check_messages(messages, tools=tools), self.study(tools))
+
+    def _prepare(self, tools: Any) -> PreparedTools:
+        """Tools, prepared once for each content, since a caller may change a list of tools. Raises InputError."""
+        prepare = functools.partial(PreparedTools.of, tools, as_json=self.messages is MessageForm.ADAPT)
+        try:
+            graph = marshal.dumps(tools)  # writes a shared value once, so equal tools may have several graphs
+        except ValueError:  # too deep, or objects of other types, a function for one
+            return prepare()
+        return self._tools.once(graph, prepare, keep=lambda _: is_plain(tools))
 
     def _adapt(self, checked: Messages, study: TemplateStudy) -> Adapted:
         return Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
@@ -241,7 +239,7 @@ class Renderer:
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         stream = Stream(prev_prompt_ids, completion)
-        bridger, key = self._bridger(study, bool(tools)), self._tools.key(tools)
+        bridger, key = self._bridger(study, bool(tools)), self._prepare(tools).key
         bridged = bridger.bridge(stream, list(adapted.messages), tools, key, before)
         if isinstance(bridged, BridgedTokens):
             bridged.changes = list(adapted.changes)
@@ -268,13 +266,13 @@ class Renderer:
             as_inference = self.past is Past.INFERENCE
             return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, as_inference)
 
-        return self._cache.once(("bridger", id(study), has_tools), make)
+        return self.cache.once(("bridger", id(study), has_tools), make)
 
     def _render_small(
         self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompted: bool
     ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
-        run = functools.partial(study.run, self._tools.wrap(tools))
+        run = functools.partial(study.run, self._prepare(tools).wrapped)
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
         rendering = write_conversation(run, messages, prompted, self.past if has_past else Past.TEMPLATE).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
@@ -284,8 +282,7 @@ class Renderer:
 
     def decode(self, token_ids: Any) -> str:
         """The text of token ids, for people to read: never encode it again."""
-        size = self.tokenizer.vocabulary.size
-        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
+        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size))
 
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
@@ -312,7 +309,8 @@ class Renderer:
         reading = self.calls if calls is None else choose(CallReading, "calls", calls)
         compiled = self._compiled(self.study(tools), bool(tools))
         prompt = None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
-        return StreamingParser(compiled, self._tools.schemas(tools), prompt, reading)
+        lenient = reading is CallReading.LENIENT
+        return StreamingParser(compiled, self._prepare(tools).schemas, prompt, lenient=lenient)
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
@@ -321,15 +319,12 @@ class Renderer:
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
         """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
         rendered = self.silent().render(messages, tools=tools)
-        turns: dict[int, list[ParsedResponse]] = {}
-        for turn in rendered.turns:
-            ids, prompt = rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
-            parsed = self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
-            turns.setdefault(turn.message, []).append(parsed)
+        parse, ids = functools.partial(self.parse_response, tools=tools, calls="strict"), rendered.ids
+        parsed = [(turn, parse(ids[turn.start : turn.stop], prompt_ids=ids[: turn.start])) for turn in rendered.turns]
         unreadable: list[Unreadable] = []
         for index, message in enumerate(self.adapt_messages(messages, tools=tools).messages):
             if message["role"] == "assistant":
-                unreadable += find_unreadable(index, message, turns.get(index, ()))
+                unreadable += find_unreadable(index, message, [one for turn, one in parsed if turn.message == index])
         return unreadable
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
@@ -347,7 +342,7 @@ class Renderer:
                 compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
             return compiled
 
-        return self._cache.once(("compiled", id(study), has_tools), make)
+        return self.cache.once(("compiled", id(study), has_tools), make)
 
     def _misread(self, compiled: Compiled, tools: Any) -> Iterator[tuple[str, str]]:
         """Where a grammar does not read back what its own template writes."""
@@ -363,10 +358,6 @@ class Renderer:
 
     # -- copies
 
-    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """A value that other modules compute once for this renderer; its silent twin shares it."""
-        return self._cache.once(("other", key), make)
-
     def silent(self) -> Renderer:
         """This renderer without reports of lost text: for renders that the user did not ask for."""
         if self.lost is LostPolicy.IGNORE:
@@ -379,12 +370,9 @@ class Renderer:
         """This renderer with other template variables beside its own."""
         return replace(self, template_kwargs={**self.template_kwargs, **variables})
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """The settings, without what was learned."""
-        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        return functools.partial(type(self), **{one.name: getattr(self, one.name) for one in fields(self)}), ()
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
@@ -401,49 +389,21 @@ def _credit_content(rendering: Rendering, wrapped: set[int]) -> None:
         ]
 
 
-class _ToolCache:
-    """Tools wrapped for templates, and as parsers read them; with `as_json`, values that are not JSON become JSON.
+class PreparedTools(NamedTuple):
+    """Tools, checked, as templates and parsers read them."""
 
-    Keys are contents, not identities, since a caller may change a list of tools. Cached values are copies.
-    """
+    key: Hashable
+    """Equal for equal tools."""
+    wrapped: TracedList | None
+    schemas: Tools
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._cache = Memory(most=256)
-
-    def wrap(self, tools: Any) -> TracedList | None:
-        """Tools, checked and wrapped."""
-
-        def make() -> TracedList:
-            checked = self._check(tools)
-            return wrap_tools(marshal.loads(marshal.dumps(checked)) if is_plain(checked) else checked)
-
-        return None if tools is None else self._once("wrapped", tools, make)
-
-    def schemas(self, tools: Any) -> Tools:
-        """Tools, checked, for a parser that needs the types of bare values."""
-        return self._once("schemas", tools, lambda: Tools(check_tools(tools)))
-
-    def key(self, tools: Any) -> object:
-        """Equal for equal tools. Raises InputError for tools that are not valid, or too deep or too large to print."""
-
-        def canonical() -> object:
-            checked = tools if is_plain(tools) else self._check(tools)
-            # version 2 writes equal values in one way, a shared one each time: only for values of a limited size
-            return marshal.dumps(checked, 2) if is_plain(checked) else repr(checked)
-
-        try:
-            graph = marshal.dumps(tools)  # writes a shared value once, so equal tools may have several graphs
-        except ValueError:  # too deep, or objects of other types, a function for one
-            return canonical()
-        return self._cache.once(("key", graph), canonical, keep=lambda _: is_plain(tools))
-
-    def _once(self, what: str, tools: Any, make: Callable[[], Value]) -> Value:
-        key = self.key(tools)
-        return self._cache.once((what, key), make) if type(key) is bytes else make()
-
-    def _check(self, tools: Any) -> list[dict[str, Any]]:
-        checked = check_tools(tools) or []
-        if self._as_json:
-            return [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
-        return checked
+    @classmethod
+    def of(cls, tools: Any, *, as_json: bool) -> PreparedTools:
+        """Prepare a copy of tools. Raises InputError; with `as_json` also for values that JSON cannot express."""
+        checked = check_tools(tools)
+        if as_json and checked is not None:
+            checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
+        if not is_plain(checked):
+            return cls(repr(checked), wrap_tools(checked or ()), Tools(checked))
+        key = marshal.dumps(checked, 2)  # version 2 writes equal values in one way
+        return cls(key, None if checked is None else wrap_tools(marshal.loads(key)), Tools(checked))

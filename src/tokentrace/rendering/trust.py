@@ -1,17 +1,17 @@
 """Whose text may hold which control tokens, and the errors for text that may not."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 from ..conversation.messages import ROLES, Messages, check_tools
-from ..conversation.place import is_list
 from ..errors import ControlTokenError, InputError, RendererError, brief
 from ..template.chat_template import Template
-from ..template.origin import KEY, UNKNOWN, Origin
+from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.control import Trust
 from ..tokens.encoding import ForgedControl
+from .lost import texts_in
 from .rendered import field_name
 
 TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
@@ -21,7 +21,6 @@ Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NA
 An assistant's text only ever holds those that live inside a turn (`TemplateStudy.inner_tokens`).
 """
 
-_SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -30,7 +29,7 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     names: list[Any] = list(trusted) if isinstance(trusted, Iterable) and not isinstance(trusted, str) else [None]
     if not all(isinstance(name, str) for name in names):
         raise RendererError(f"trusted is a set of roles, which are strings, not {brief(trusted)}")
-    usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
+    usual = ROLES | {"tools", "kwargs", "documents"} | {f"kwargs.{name}" for name in kwargs}
     allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
         if name not in allowed:
@@ -95,23 +94,11 @@ def unencodable_error(rendering: Rendering, tools: Any) -> InputError:
         if (surrogate := _SURROGATE.search(text)) is None:
             continue
         if origin is not None and origin.source == "tools":  # schemas are one field: find the text in them
-            origin = _surrogate_origin(check_tools(tools), Origin(("tools",))) or origin
+            inside = texts_in(Origin(("tools",)), check_tools(tools), keys=True)
+            origin = next((path for path, one in inside if _SURROGATE.search(one)), origin)
         return InputError(
             f"holds {surrogate[0]!r} at character {surrogate.start()}, half of a surrogate pair, which is no "
             "text; decode the input with errors='replace'",
             **_place(origin),
         )
     return InputError("holds text that cannot be encoded as UTF-8")
-
-
-def _surrogate_origin(value: Any, origin: Origin) -> Origin | None:
-    """The origin of the first text inside `value` that has a lone surrogate."""
-    if isinstance(value, str):
-        return origin if _SURROGATE.search(value) else None
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if is_list(value) else ()
-    for key, item in items:
-        if isinstance(key, str) and _SURROGATE.search(key):
-            return origin.at(key, KEY)
-        if (inner := _surrogate_origin(item, origin.at(key))) is not None:
-            return inner
-    return None

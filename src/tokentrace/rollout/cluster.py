@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from ..data.cluster import connected, import_ray
-from ..data.job import first_line
+from ..data.job import connected, first_line, import_ray
 from ..engines.errors import EngineUnavailable
 from ..errors import InputError, TokentraceError, brief
 from ..settings import whole

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..data.sources import Format, find_sources, read_rows
+from ..data.sources import find_sources, read_rows
 from ..engines import EmbeddedEngine, Engine, HTTPSettings, SamplingParams
 from ..engines.servers import connect as connect_engine
 from ..errors import InputError
@@ -284,16 +283,15 @@ def _read_tasks(document: loading.Document, data: DataSection, tools: Sequence[B
         raise document.error("'file' is missing", "data")
     tasks = list[Task]()
     key = "files" if data.files else "file"
-    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool, document.at("data", key):
+    with document.at("data", key):
         inputs = [str(document.folder / name) if (document.folder / name).exists() else name for name in names]
-        sources = find_sources(inputs, Path(spool), split=data.split)
+        sources = find_sources(inputs, split=data.split)
         for source in sources:
-            from_json = source.format is not Format.PARQUET
             for row in itertools.islice(read_rows(source), limit - len(tasks)):
                 try:
                     if row.problem is not None:
                         raise InputError(row.problem)
-                    tasks.append(row_task(row.value, tools, name=f"row-{len(tasks):06d}", from_json=from_json))
+                    tasks.append(row_task(row.value, tools, name=f"row-{len(tasks):06d}", from_json=not row.filled))
                 except InputError as error:
                     raise InputError(f"{Path(source.name).name}, row {row.number}: {error}") from error
     return TaskSet(tasks, digests={source.name: source.digest for source in sources})

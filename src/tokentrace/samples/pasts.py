@@ -125,7 +125,7 @@ class PastTurns:
             return next((turn.stop_token for turn in reversed(turns) if turn.message == last), None)
 
         try:
-            return self._renderer.once(("stop before", following["role"], bool(tools)), find)
+            return self._renderer.cache.once(("stop before", following["role"], bool(tools)), find)
         except TokentraceError:
             return None
 
@@ -138,7 +138,7 @@ class PastTurns:
             except TokentraceError:  # the template refuses it: only this row, which left it out, is known
                 return True
 
-        return self._renderer.once(("can think", kind), find)
+        return self._renderer.cache.once(("can think", kind), find)
 
     def _is_changed(self, kind: _TurnKind, tools: Any) -> bool:
         """Whether such a turn is written differently when others follow; False if the template refuses it."""
@@ -152,7 +152,7 @@ class PastTurns:
             stop = max((turn.stop for turn in alone.turns if turn.message == 1), default=0)
             return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
 
-        return self._renderer.once(("changed", kind), find)
+        return self._renderer.cache.once(("changed", kind), find)
 
     def _render(self, messages: Messages, tools: Any) -> RenderedTokens:
         """A small conversation, with arguments as a mapping or, if the template refuses that, as a JSON string."""

@@ -145,7 +145,7 @@ def build_supervised_samples(
 
 def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
     """The rows, after the first warning of each kind was given to the caller of the public function."""
-    builder = renderer.once(settings, lambda: SampleBuilder(renderer, settings))
+    builder = renderer.cache.once(settings, lambda: SampleBuilder(renderer, settings))
     samples = builder.build(messages, tools, since, keep=False)
     first = {type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)}
     for warning in first.values():

@@ -43,8 +43,8 @@ class Template:
 
     constants: frozenset[str]
     """The string constants it compares values with: roles it knows, words it looks for in content."""
-    searched: frozenset[str]
-    """Those of the constants that it may look for in a message's text."""
+    searched: Sequence[str] = ()
+    """Those of the constants, of two letters or more, that it may look for in a message's text."""
     digest: str
     """A hash of its source."""
     variables: frozenset[str]
@@ -257,7 +257,6 @@ class PythonFormat(Template):
         self.name = name
         self._function = function
         self.constants = frozenset(constants)
-        self.searched = frozenset()
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
 

@@ -224,8 +224,9 @@ class Expressions(CodeGenerator):
         if name in CUTTING_METHODS:
             return Code(f"({text}.{name}({args[2:]}) if {is_plain} else {boxed})", base.origin)
         if name in ("split", "splitlines"):
-            code = f"(tt_split({value}, {name!r}{args}) if {is_plain} else {boxed})"
-            return Code(code, self._origin(base, f"tt_of_pieces({base.origin})"))
+            pieces = self.temporary_identifier()
+            code = f"({pieces} := tt_split({value}, {name!r}{args}) if {is_plain} else {boxed})"
+            return Code(code, self._origin(base, f"tt_of_pieces({base.origin}, {pieces})"))
         return None
 
     def _get(self, base: Code, args: list[nodes.Expr], frame: Frame) -> Code:

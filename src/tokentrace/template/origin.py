@@ -69,29 +69,24 @@ class Origin(FieldPath):
 class InTurn(Origin):
     """The origin of text that was written in a message's turn, into a buffer: a set block, a macro, a filter block.
 
-    Wherever the template prints it, it belongs to that turn. As a tuple it is `origin`, the origin of the text. Only in
-    the buffers of a template, never in a `Rendering`.
+    Wherever the template prints it, it belongs to that turn. Only in the buffers of a template, never in a `Rendering`.
     """
 
-    origin: Origin | None
-    """None for scaffold."""
-    turn: int
+    __slots__ = ()
 
     @classmethod
     def within(cls, origin: Origin | None, turn: int) -> InTurn:
-        self = cls(("@scaffold",) if origin is None else origin)
-        self.origin = origin
-        self.turn = turn
-        return self
+        return cls((*(_SCAFFOLD if origin is None else origin), "@turn", turn))
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is InTurn and self.turn == other.turn and self.origin == other.origin
+    @property
+    def turn(self) -> int:
+        return self[-1]  # type: ignore[return-value]
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((self.turn, self.origin))
+    @property
+    def origin(self) -> Origin | None:
+        """The origin of the text; None for scaffold."""
+        return None if self[:-2] == _SCAFFOLD else Origin(self[:-2])
 
 
+_SCAFFOLD: Final = ("@scaffold",)
 UNKNOWN: Final = Origin(("?",))

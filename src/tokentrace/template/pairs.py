@@ -1,7 +1,7 @@
 """What compiled templates work on: pairs of a value and its origin (see `compiling.py`).
 
 - a plain value with an `Origin`: it is that field, or text that was cut out of it;
-- a plain list with a tuple of origins: those of its items; with `Pieces`: its items are pieces of one text;
+- a plain list with a tuple of origins: those of its items;
 - a plain value with None: the template's own;
 - a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin beside it is ignored.
 
@@ -10,8 +10,9 @@ done on boxed values by the environment, so each operation has one meaning.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from .budget import SMALL, charge, check_items, listed
 from .origin import KEY, Origin
@@ -27,18 +28,9 @@ PRINTED: Final = TEXT | {int, float, bool, type(None)}
 """Types of values that may be printed later: they do not change until then."""
 _ITEMS: Final = PLAIN | {type(None)}
 _WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
-_CACHED: Final = 1 << 11
-"""Origins of the items of longer lists are made anew each time."""
-
-
-class Pieces(NamedTuple):
-    """What is beside a list of pieces of a text: the origin of that text."""
-
-    origin: Origin
-
 
 Origins = tuple[Origin | None, ...]
-Beside = Origin | Origins | Pieces | None
+Beside = Origin | Origins | None
 """The second half of a pair."""
 
 
@@ -61,27 +53,20 @@ def inside(origin: Beside, key: Any) -> Origin | None:
     return Origin(origin + (key,)) if type(origin) is Origin else None
 
 
-@functools.lru_cache(maxsize=1 << 9)
-def _numbered(origin: Origin, size: int) -> Origins:
-    return tuple(Origin(origin + (index,)) for index in range(size))
-
-
 def _origins(value: list[Any], origin: Beside) -> Origins:
-    """The origins of the items of a list that is a field, pieces of one, or has items of several origins."""
-    count = len(value)
+    """The origins of the items of a list that is a field, or has items of several origins."""
     if type(origin) is Origin:
-        if count >= _CACHED:
-            return _numbered.__wrapped__(origin, count)
-        return _numbered(origin, 1 << count.bit_length())[:count]  # sizes that come again
-    return (origin.origin,) * count if type(origin) is Pieces else origin  # type: ignore[return-value]
+        return tuple(map(inside, itertools.repeat(origin), range(len(value))))
+    return origin  # type: ignore[return-value]
 
 
 def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
     """The origin of ``value[key]``, with a key that is only known when the template runs."""
     if origin is not None and type(value) is dict:
         return inside(origin, plain(key))
-    is_item = type(value) is list and type(key) is int and -len(value) <= key < len(value)
-    return _origins(value, origin)[key] if is_item and origin is not None else None
+    if origin is None or type(value) is not list or type(key) is not int or not -len(value) <= key < len(value):
+        return None
+    return inside(origin, key % len(value)) if type(origin) is Origin else _origins(value, origin)[key]
 
 
 def bounds(*ends: Any) -> slice:
@@ -90,14 +75,14 @@ def bounds(*ends: Any) -> slice:
 
 
 def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
-    if type(value) is str or origin is None or type(origin) is Pieces:
+    if type(value) is str or origin is None:
         return origin
     return _origins(value, origin)[which] if type(value) is list else None
 
 
-def of_pieces(origin: Beside) -> Beside:
-    """The origin of the pieces that a text is split into."""
-    return Pieces(origin) if type(origin) is Origin else None
+def of_pieces(origin: Beside, pieces: Any) -> Beside:
+    """The origins of the pieces that a text is split into."""
+    return (origin,) * len(pieces) if type(origin) is Origin and type(pieces) is list else None
 
 
 def keeps_items(value: list[Any]) -> bool:

@@ -232,8 +232,8 @@ def constants_of(tree: nodes.Template) -> frozenset[str]:
     return frozenset(text for node, _ in _searches(tree) for text in _strings(node))
 
 
-def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> frozenset[str]:
-    """Of the constants, those that may be looked for in a message's text: what lies in one of `text_fields`.
+def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str]:
+    """Of the longer constants, those that may be looked for in a message's text: what lies in one of `text_fields`.
 
     The others are compared with fields that are something else (a role, a schema's type), or looked up in mappings.
     """
@@ -251,9 +251,8 @@ def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> frozense
         name = key_of(operand)
         return name in text_fields if name else True
 
-    return frozenset(
-        text for node, operands in _searches(tree) if any(map(may_be_text, operands)) for text in _strings(node)
-    )
+    nodes_with_text = (node for node, operands in _searches(tree) if any(map(may_be_text, operands)))
+    return sorted({text for node in nodes_with_text for text in _strings(node) if len(text) > 1})
 
 
 def _searches(tree: nodes.Template) -> Iterator[tuple[nodes.Node, list[nodes.Node]]]:

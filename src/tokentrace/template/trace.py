@@ -39,30 +39,8 @@ class Rendering:
     @property
     def last_field(self) -> int:
         """Where the last text that came from a message ends."""
-        for end, origin in zip(reversed(self.ends), reversed(self.origins), strict=True):
-            if origin is not None and origin.source == "messages":
-                return end
-        return 0
-
-    def begin_tail(self, position: int) -> None:
-        """Start the tail at `position`; splits the span there if necessary."""
-        self.tail = position
-        at = bisect.bisect_left(self.ends, position)
-        if position > 0 and at < len(self.ends) and self.ends[at] != position:
-            self.ends.insert(at, position)
-            self.turns.insert(at, self.turns[at])
-            self.origins.insert(at, self.origins[at])
-
-    def until(self, stop: int) -> Rendering:
-        count = bisect.bisect_left(self.ends, stop) + 1 if stop else 0
-        return Rendering(
-            self.text[:stop],
-            [min(end, stop) for end in self.ends[:count]],
-            self.turns[:count],
-            self.origins[:count],
-            [(start, min(end, stop)) for start, end in self.generation if start < stop],
-            min(self.tail, stop),
-        )
+        spans = zip(reversed(self.ends), reversed(self.origins), strict=True)
+        return next((end for end, origin in spans if origin is not None and origin.source == "messages"), 0)
 
     def spans(self, start: int = 0, stop: int | None = None) -> list[Span]:
         """``[(text, turn, origin), …]`` of the text from `start` to `stop`."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
-from tests.formats.small import small_renderer
+from tests.formats.small import made_up_renderer, small_renderer
 from tests.parsing.test_injection import SEPARATORS
 from tests.parsing.test_streaming import pieces
 from tests.support import examples, over_bytes
@@ -118,3 +118,24 @@ def test_a_delimiter_of_wide_characters_is_closed_between_them() -> None:
         text = renderer.tokenizer.decode(bridged.new_ids.tolist())
         assert "｜終｜＜user｜Bye.｜終｜＜assistant｜".endswith(text), (stop, text)
         assert len(text) >= len("＜user｜Bye.｜終｜＜assistant｜") + len("｜終｜") * (stop <= 3)
+
+
+CALLS_ALONE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}{% elif m.role == 'tool' %}<r>{{ m.content }}"
+    "{% elif m.content is none %}<a>{% for c in m.tool_calls %}<call>{{ c.function.name }}<sep>"
+    "{{ '```' + c.function.arguments + '```' }}<end>{% endfor %}{% else %}<a>{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def test_a_delimiter_that_only_the_grammar_shows_ends_no_turn() -> None:
+    """The template writes calls only if there is no content, and no stop token after them, as DeepSeek's do."""
+    renderer = made_up_renderer(CALLS_ALONE, "<u>", "<a>", "<r>", "<call>", "<sep>", "<end>")
+    prompt = renderer.render_ids([ASK], tools=TOOLS, add_generation_prompt=True)
+    message = {"role": "assistant", "content": None, "tool_calls": [call("look", {"a": "x"})]}
+    turn = renderer.render_ids([ASK, message], tools=TOOLS)[len(prompt) :]
+    for stop in range(1, len(turn)):
+        bridged = renderer.bridge(prompt, turn[:stop], [BYE], tools=TOOLS)
+        assert isinstance(bridged, BridgedTokens)
+        text = renderer.tokenizer.decode(bridged.new_ids)
+        assert "<end>" in text, (renderer.tokenizer.decode(turn[:stop]), text)
