@@ -251,6 +251,15 @@ def arguments(text: str) -> Any:
     return other(lambda row: row["messages"][3]["tool_calls"][0]["function"].update(arguments=text))
 
 
+def respelled(*pieces: str) -> list[int]:
+    """The ids of the conversation, with a text encoded piece by piece."""
+    encode = RENDERER.tokenizer.encode_plain
+    word = encode("".join(pieces)).tolist()
+    at = next(at for at in range(len(IDS)) if IDS[at : at + len(word)].tolist() == word)
+    again = [index for piece in pieces for index in encode(piece).tolist()]
+    return [*IDS[:at], *again, *IDS[at + len(word) :]]
+
+
 PROMPT = RENDERER.render(MESSAGES, tools=SIMPLE, add_generation_prompt=True).ids
 SPACED = arguments('{"city":"Paris","unit":"celsius"}')
 TURN = int(np.flatnonzero(MASK)[0])
@@ -272,6 +281,8 @@ CAUSES: dict[str, tuple[Any, Cause, str]] = {
                   "message 1 (assistant)"),
     "system": (other(lambda row: row["messages"].insert(0, system("You are a pirate."))), Cause.CHANGED_SYSTEM, ""),
     "control": (sample_of(control_tokens="hf_compat").ids, Cause.TEXT_AS_CONTROL, "message 0 (user), content"),
+    "letters": (respelled(*"It is sunny in Paris."), Cause.BPE_REMERGE, "message 5 (assistant), content"),
+    "pieces": (respelled("It is su", "nny in Pa", "ris."), Cause.BPE_REMERGE, "message 5 (assistant), content"),
     "JSON": (SPACED, Cause.JSON_FORMAT, "message 3 (assistant)"),
     "white space": (other(lambda row: row["messages"][2].update(content=" And the weather in Paris?")),
                     Cause.WHITESPACE, "message 2 (user), content"),
@@ -298,17 +309,6 @@ def test_a_cut_may_have_another_mask() -> None:
 def test_several_causes_in_one_row_are_all_named() -> None:
     found = checked(row_of([IDS[0], *SPACED, IDS[-1]]))
     assert found.causes == [Cause.BOS_DOUBLED, Cause.JSON_FORMAT, Cause.END_ADDED]
-
-
-@pytest.mark.parametrize("pieces", [list("It is sunny in Paris."), ["It is su", "nny in Pa", "ris."]])
-def test_text_that_was_encoded_otherwise_is_drift(pieces: list[str]) -> None:
-    encode = RENDERER.tokenizer.encode_plain
-    word = encode("".join(pieces)).tolist()
-    at = next(at for at in range(len(IDS)) if IDS[at : at + len(word)].tolist() == word)
-    again = [index for piece in pieces for index in encode(piece).tolist()]
-    found = checked(row_of([*IDS[:at], *again, *IDS[at + len(word) :]]))
-    assert set(found.causes) == {Cause.BPE_REMERGE}
-    assert (found.findings[0].message, found.findings[0].field) == (5, "content")
 
 
 GREETED = {"messages": [user("Hi"), assistant("Hello, how are you today?")]}

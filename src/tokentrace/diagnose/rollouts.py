@@ -108,8 +108,8 @@ class CheckedRollout:
     def _add_call(self, call: Call) -> None:
         """Add a call. Calls derived from rows may come twice: rows share beginnings."""
         stream = call.stream
-        repeated = [one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream)]
-        for earlier in repeated[:1]:
+        same = (one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream))
+        if (earlier := next(same, None)) is not None:
             before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
             if self._derived:
                 return
