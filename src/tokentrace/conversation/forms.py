@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from ..errors import InputError, kind_of
 from ..errors import place as place_text
-from .messages import RESULT_ROLES, Messages, placed_functions
+from .messages import RESULT_ROLES, Messages, is_usual, placed_functions
 from .place import Place
 from .values import check_depth, finite, no_constant, parse_json, plain_json, unique
 
@@ -117,7 +117,7 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
 def _adapt_message(index: int, message: Mapping[str, Any], forms: Forms, changes: list[Change]) -> Mapping[str, Any]:
     place, before = Place(index, "content"), message.get("content", _ABSENT)
     is_reply, form = message["role"] == "assistant", forms.content(message["role"])
-    if before and form.text and isinstance(before, str) and "tool_calls" not in message:
+    if form.text and is_usual(message) and (not is_reply or _is_read(message, forms.calls)):
         return message
     is_silent = is_reply and (before is _ABSENT or not before)
     conversion = _silence(message, forms, form) if is_silent else _content(message, form, place)
@@ -130,6 +130,16 @@ def _adapt_message(index: int, message: Mapping[str, Any], forms: Forms, changes
     if all(message.get(field, _ABSENT) is value for field, value in edits.items()):
         return message
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
+
+
+def _is_read(message: Mapping[str, Any], form: Any) -> bool:
+    """True if the template reads a usual reply as it is."""
+    calls, content = message.get("tool_calls", ()), message["content"]
+    if not calls:
+        return bool(content) and "tool_calls" not in message
+    arguments = [call["function"]["arguments"] for call in calls]
+    reads = all(form.mapping if type(one) is dict else form.text and one.strip() for one in arguments)
+    return reads and bool(content or Silence.EMPTY in form.silence)
 
 
 def _note(changes: list[Change], place: Place, before: Any, conversion: Conversion) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError, kind_of, place
 from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth, no_constant, parse_json
+from .values import check_depth, is_flat, no_constant, parse_json
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
@@ -68,18 +68,52 @@ def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> 
 
     `is_role` decides about words that are not among `ROLES`.
     """
-    return [check_message(place, message, is_role) for place, message in placed_messages(messages)]
+    check_list(messages)
+    return [
+        message if is_usual(message) else check_message(Place(index), Place(index).mapping(message), is_role)
+        for index, message in enumerate(messages)
+    ]
+
+
+def is_usual(message: Any) -> bool:
+    """True for most messages, which need no closer look: a known role, a text, and calls with flat arguments."""
+    if type(message) is not dict:
+        return False
+    role, content = message.get("role"), message.get("content")
+    if type(role) is not str or type(content) is not str or role not in ROLES:
+        return False
+    if role != "assistant":
+        return True
+    calls = message.get("tool_calls", ())
+    return (
+        type(calls) in (list, tuple)
+        and all(map(_is_usual_call, calls))
+        and all(type(message.get(name, "")) is str for name in THOUGHTS)
+    )
+
+
+def _is_usual_call(call: Any) -> bool:
+    function = call.get("function") if type(call) is dict else None
+    if type(function) is not dict or type(function.get("name")) is not str:
+        return False
+    arguments = function.get("arguments")
+    return type(arguments) is str or is_flat(arguments)
 
 
 def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     """Messages with their places. Raises InputError for anything but a list of mappings."""
+    check_list(messages)
+    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
+
+
+def check_list(messages: Any) -> None:
+    """Raise InputError for anything but a list with messages in it."""
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
         advice = 'pass its "messages"' if is_row else "wrap a single message in a list"
         raise InputError(f"messages must be a list of messages, not {kind_of(messages)}; {advice}")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
 def check_message(place: Place, message: Mapping[str, Any], is_role: RoleTest) -> Mapping[str, Any]:

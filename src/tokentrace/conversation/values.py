@@ -16,6 +16,8 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may contain; a shared value counts each time, since it is printed each time."""
 
 _LARGEST_INT: Final = 10**4300
+_SCALARS: Final = frozenset({str, bool, type(None)})
+_TEXT: Final = frozenset({str})
 _KINDS: Final[Any] = ((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple))
 _NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
 """Numbers that are not scalars of JSON."""
@@ -38,8 +40,7 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
     Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, raises it
     also for what JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
     """
-    is_flat = type(value) is dict and len(value) < 1000 and all(map(_is_scalar, value.values()))
-    if is_flat and {str}.issuperset(map(type, value)):
+    if is_flat(value):
         return value
     count = 0
 
@@ -90,11 +91,18 @@ def check_depth(value: Any, place: Place) -> None:
     plain_json(value, place, strict=False)
 
 
+def is_flat(value: Any) -> bool:
+    """True for a dict of scalars: most values are no more than that."""
+    if type(value) is not dict or len(value) > 1000 or not _TEXT.issuperset(map(type, value)):
+        return False
+    return _SCALARS.issuperset(map(type, value.values())) or all(map(_is_scalar, value.values()))
+
+
 def _is_scalar(value: Any) -> bool:
     kind = type(value)
     if kind is int:
         return bool(-_LARGEST_INT < value < _LARGEST_INT)
-    return kind in (str, bool, type(None)) or (kind is float and math.isfinite(value))
+    return kind in _SCALARS or (kind is float and math.isfinite(value))
 
 
 def parse_json(text: str, place: Place, **options: Any) -> Any:
