@@ -9,6 +9,7 @@ from tests.support import over_bytes
 from tokentrace.diagnose import AuditReport, Grade, audit_template
 from tokentrace.diagnose.appends import TOOLS, AppendOutcome, Style
 from tokentrace.diagnose.certify import SIGNS
+from tokentrace.diagnose.facts import find_facts
 from tokentrace.errors import TemplateLimitError
 from tokentrace.pocket import POCKET
 from tokentrace.show.terminal import plain_view
@@ -91,6 +92,18 @@ def test_a_date_is_detected_anywhere(condition: str) -> None:
     report = audited(source(before=where(condition, DATE)))
     assert report.facts.date
     assert "date" in report.verdict("production-parity").against[-1]
+
+
+def test_what_happens_to_a_role() -> None:
+    changes = {
+        "written": {},
+        "rewritten": {"other": "m.content|upper"},
+        "dropped": {"skipped": "if m.role != 'system'"},
+        "refused": {"before": refusing("messages[0].role == 'system'")},
+    }
+    assert {name: find_facts(over_bytes(source(**one))).roles["system"] for name, one in changes.items()} == {
+        name: name for name in changes
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`audit_template`: run everything that an audit asks of a template, and report it."""
 
-import itertools
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,12 +19,11 @@ from ..settings import choose
 from ..show.document import Cell, Document, Table
 from ..show.visible import counted, listed
 from ..showing import ShowsItself
-from ..study import probes
 from ..study.probes import SYSTEM, USER
 from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template
 from .appends import NO_END, TOOLS, Append, AppendCell, AppendMatrix, Where, turns
-from .facts import TemplateFacts, find_facts
+from .facts import TemplateFacts, find_facts, probe_renderings
 from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
 _MAX_TEXT: Final = 200_000
@@ -47,10 +45,10 @@ _Row = Sequence[str | Cell]
 class AuditReport(ShowsItself):
     """The certificate of a template: its matrix, facts, and a verdict for each use.
 
-    `conclusion` is one line about fine-tuning and rollouts, and the commands to type.
-    `grades` has one for each append, None if the template refuses it, and one for each use.
-    `findings` are all that does not hold, once for each cause. `switches` are settings that
-    change the text of a probe. `bridging` counts the cells that break and are bridged, and why others are not.
+    `conclusion` is one line about fine-tuning and rollouts, and the commands to type. `grades` has one for each append,
+    None if the template refuses it, and one for each use. `findings` are all that does not hold, once for each cause.
+    `switches` are settings that change the text of a probe, with their verdicts; those `without_effect` do not.
+    `bridging` counts how many cells that break are bridged, and why others are not.
     """
 
     name: str
@@ -66,6 +64,7 @@ class AuditReport(ShowsItself):
     grammar: TurnGrammar
     cells: Sequence[AppendCell]
     switches: Mapping[str, Sequence[Verdict]]
+    without_effect: Sequence[str]
     bridging: Mapping[str, int]
     notes: Sequence[str]
 
@@ -98,6 +97,7 @@ class AuditReport(ShowsItself):
             "notes on the grammar": self.grammar.notes,
             "appends that break": self.bridging,
             **{f"with {name}": {one.use: one.grade for one in verdicts} for name, verdicts in self.switches.items()},
+            "has no effect": self.without_effect,
         }
         settings = [f"{name}={value!r}" for name, value in self.settings.items()]
         return Document(
@@ -223,7 +223,7 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
     broken = [one for append, group in groups.items() for one in group if one.breaks and append is not Append.ASSISTANT]
     bridging = dict(Counter(_bridge(renderer, cell) for cell in broken).most_common())
-    switches, notes = _run_switches(renderer, study)
+    switches, without_effect, notes = _run_switches(renderer, study)
     verdicts = list(judge(cells, facts))
     for at, one in enumerate(verdicts):
         holding = (setting for setting, each in switches.items() if each[at].grade is Grade.HOLDS)
@@ -248,6 +248,7 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
         grammar=grammar,
         cells=cells,
         switches=switches,
+        without_effect=without_effect,
         bridging=bridging,
         notes=notes,
     )
@@ -269,34 +270,34 @@ def _bridge(renderer: Renderer, cell: AppendCell) -> str:
     return _BRIDGED if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
-def _run_switches(renderer: Renderer, study: TemplateStudy) -> tuple[dict[str, tuple[Verdict, ...]], list[str]]:
-    """Judge each setting that changes a probe, and note the variables that are not tried.
+def _run_switches(
+    renderer: Renderer, study: TemplateStudy
+) -> tuple[dict[str, tuple[Verdict, ...]], list[str], list[str]]:
+    """Judge settings that change a probe; name those that change none, and note variables refused.
 
-    With such a variable, a list say, the template fails on a plain question.
+    A variable, a list say, is refused if the template then fails on a plain question.
     """
     audits: dict[str, tuple[Verdict, ...]] = {}
-    refused, plain = [], _texts(study)
+    without_effect, refused, plain = [], [], _texts(study)
     forms = [form for form in turns() if form.arguments in ("", "object")]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
     for name, values in _variables(renderer, study).items():
-        switched = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
-        studies = [one.study(TOOLS) for one in switched.values()]
+        others = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
+        studies = [other.study(TOOLS) for other in others.values()]
         if any(one.readable((SYSTEM, USER), tools, True) is None for one in studies for tools in writes):
             refused.append(name)
             continue
-        for setting, one in switched.items():
-            if _texts(one.study(TOOLS)) != plain:
-                audits[setting] = judge([*map(AppendMatrix(one).cell, forms)], find_facts(one))
+        for setting, other in others.items():
+            if _texts(other.study(TOOLS)) == plain:
+                without_effect.append(setting)
+            else:
+                audits[setting] = judge([*map(AppendMatrix(other).cell, forms)], find_facts(other))
     words = f"not tried, because the template then fails on a plain question: {', '.join(refused)}"
-    return audits, [words] * bool(refused)
+    return audits, without_effect, [words] * bool(refused)
 
 
 def _texts(study: TemplateStudy) -> list[str | None]:
-    """Render the probes, with and without tools and prompt; None where refused."""
-    flags = (False, True)
-    every = itertools.product((*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS), flags, flags)
-    renderings = itertools.starmap(study.readable, every)
-    return [None if rendering is None else rendering.text for rendering in renderings]
+    return [None if rendering is None else rendering.text for rendering in probe_renderings(study)]
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
@@ -316,8 +317,8 @@ def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]
                 compared[side.name] = [*dict.fromkeys([*compared.get(side.name, ()), *values])]
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     names = template.variables - set(renderer.tokenizer.variables) - {name.name for name in loops}
-    tried = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
-    printed = {name for name, rendering in tried if rendering is not None and _VALUE in rendering.text}
+    probes = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
+    printed = {name for name, rendering in probes if rendering is not None and _VALUE in rendering.text}
     names -= printed - compared.keys()
     choices = {name: compared.get(name, [False, True]) for name in sorted(names)[:_MAX_VARIABLES]}
     return {name: [one for one in values if repr(settings.get(name)) != repr(one)] for name, values in choices.items()}

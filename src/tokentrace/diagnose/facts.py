@@ -1,7 +1,7 @@
 """Facts about a template beside its matrix: prompt, stops, dates, and texts that it alters."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -10,14 +10,19 @@ from ..conversation.forms import adapt
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
 from ..show.visible import listed
+from ..study import probes
 from ..study.probes import ANSWER as REPLY
 from ..study.probes import CONTINUED, RETURNED, SYSTEM, THOUGHT, USER, Message, call, calling, result
 from ..study.study import TemplateStudy
-from ..study.turns import common_prefix
+from ..study.turns import common_prefix, turn_spans
 from ..template.chat_template import wrap_tools
+from ..template.trace import Rendering
 from .appends import ANSWER, TOOLS, call_ids, contains_text, text_from
 from .blame import SET, TEST, WRITE, Event, Request, flip_tests, run_traced
 
+_RESULTS: Final = ("tool", "function", "ipython")
+_ROLES: Final = ("system", "developer", "user", "assistant", *_RESULTS)
+_FORMS: Final = ("text", "parts", "mapping")
 _TIMES: Final = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
 _DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
 """Conversations that may show a date."""
@@ -57,8 +62,9 @@ class Altered:
 class TemplateFacts:
     """What a template does beside appending.
 
-    `prefill` is what the generation prompt writes after the head of the turn.
-    `date` names the line that writes the date of the day, if any.
+    `prefill` is what the generation prompt writes after the head of the turn. `roles` are written, rewritten, dropped
+    or refused; `content` and `arguments` are the forms that the template reads. `date` names the line that writes the
+    date of the day, if any.
     """
 
     prefill: str
@@ -66,8 +72,13 @@ class TemplateFacts:
     stop_tokens: tuple[StopToken, ...]
     last_turn_without_stop: bool
     past_turn_without_stop: bool
+    roles: Mapping[str, str]
+    content: Mapping[str, tuple[str, ...]]
+    arguments: tuple[str, ...]
     calls: bool
     reasoning: bool
+    forgeable_under_transformers: tuple[str, ...]
+    added_system_prompt: str
     date: str
     random: bool
     altered: tuple[Altered, ...]
@@ -76,13 +87,21 @@ class TemplateFacts:
 def find_facts(renderer: Renderer) -> TemplateFacts:
     """Return what a renderer's template does: that for tools, where a model has one."""
     study = renderer.study(TOOLS)
-    grammar, forms = study.grammar(True), study.forms
+    grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
+    roles = {role: _role(study, role) for role in _ROLES}
+    read = [role for role, outcome in roles.items() if outcome in ("written", "rewritten")]
+    arguments = {"object": calls.mapping, "JSON text": calls.text}
     return TemplateFacts(
         grammar.prompt.removeprefix(grammar.head) if grammar.prompt.startswith(grammar.head) else "",
         grammar.opens_reasoning,
         *_stops(renderer),
-        forms.calls.are_shown,
+        roles,
+        {role: tuple(form for form in _FORMS if getattr(forms.content(role), form)) for role in read},
+        tuple(form for form, accepted in arguments.items() if accepted and calls.are_shown),
+        calls.are_shown,
         forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
+        tuple(_forgeable(study)),
+        _system(study),
         *_changes(study),
         _find_altered(renderer),
     )
@@ -102,6 +121,46 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
     ids, decode = renderer.get_stop_token_ids(), renderer.tokenizer.decode
     tokens = tuple(StopToken(one, decode([one]), one in ends) for one in ids)
     return tokens, None in last, None in past
+
+
+def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
+    """Render the probes, with and without tools and prompt; None where refused."""
+    for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
+        yield from (study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True))
+
+
+def _forgeable(study: TemplateStudy) -> Iterator[str]:
+    """Yield the scaffold's control tokens that a user message can spell."""
+    probes = [study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None]
+    for index in dict.fromkeys(index for one in probes for index in one.ids[one.control].tolist()):
+        text = study.tokenizer.vocabulary.added[index].text
+        rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
+        if rendering is not None:
+            encoded = study.encode(rendering)
+            origins = (rendering.origins[int(span)] for span in encoded.spans[encoded.ids == index])
+            if any(origin is not None and origin.field == "content" for origin in origins):
+                yield text
+
+
+def _role(study: TemplateStudy, role: str) -> str:
+    """Say what happens to a message of a role."""
+    message = {**(result() if role in _RESULTS else {}), "role": role, "content": ANSWER}
+    before = RETURNED[:2] if role in _RESULTS else (USER,) if role == "assistant" else ()
+    rendering = study.readable([*before, message, *((USER,) if role in ("system", "developer") else ())])
+    if rendering is None:
+        return "refused"
+    text = text_from(rendering, len(before), "content")
+    return "dropped" if not text else "written" if contains_text(ANSWER, text) else "rewritten"
+
+
+def _system(study: TemplateStudy) -> str:
+    """Return the text before a lone question, without control tokens."""
+    rendering = study.probe((USER,))
+    turns = turn_spans(rendering) if rendering is not None else []
+    head = rendering.text[: turns[0].start] if rendering is not None and turns else ""
+    pattern = study.tokenizer.vocabulary.control_pattern
+    words = " ".join((head if pattern is None else pattern.sub(" ", head)).split())
+    return words if any(char.isalpha() for char in words) else ""
 
 
 def _changes(study: TemplateStudy) -> tuple[str, bool]:
