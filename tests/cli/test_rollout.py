@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "configs" / "pocket.yaml"
 RUN = """\
 engine: {kind: embedded}
-data: {questions: {count: 3, kinds: [direct, arithmetic]}}
+data: {questions: {count: 3}}
 sampling: {temperature: 0.8, max_tokens: 128}
 concurrency: 1
 rollouts_per_task: 2
