@@ -280,6 +280,12 @@ def test_events_come_to_the_whole_however_it_is_cut(any_family: str, count: int)
     settings(max_examples=count, **QUIET)(law(any_family))()
 
 
+def test_white_space_before_empty_reasoning_is_a_part_of_its_own() -> None:
+    made = renderer("qwen3")
+    whole = check(made, made.tokenizer.encode("\n<think>\n\n</think>\n\nYes.<|im_end|>").tolist(), [])
+    assert [part.text for part in whole.parts] == ["\n", "Yes."]
+
+
 # -- characters that several tokens spell
 
 RARE = ["𒀀", "𐎀", "🫨", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "𠮷", "ꙮ", "\U0001f9ff"]

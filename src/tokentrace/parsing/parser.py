@@ -79,6 +79,7 @@ class TurnParser:
             opens = bool(frame.open) and (yield from reader.sees(frame.open, at))
             if opens or (yield from reader.sees(frame.close, at)):
                 output.content(reader.at, at)
+                output.end_text()
                 output.enter(PartKind.REASONING, at)
                 reader.at = at + len(frame.open if opens else frame.close)
                 if opens:
