@@ -157,6 +157,7 @@ HOSTED = ("web_search_call", "mcp_call", "custom_tool_call", "compaction")
 REFUSED: dict[str, tuple[Any, str, str | None]] = {
     **{kind: ([USER, {"type": kind}], kind, "type") for kind in HOSTED},
     "reference": ([USER, {"type": "item_reference", "id": "msg_1"}], "previous_response_id", None),
+    "item": ([USER, {"type": "item_reference", "id": "msg_7Hx1_0"}], "send the item", "item_reference"),
     "unknown role": ([USER, {"role": "tool", "content": "x"}], "'tool'", "role"),
     "unknown part": ([USER, {"role": "user", "content": [{"type": "poem"}]}], "'poem'", "content.0.type"),
     "an assistant's image": (

@@ -157,7 +157,7 @@ PARAMETERS["$defs"] = {"days": {"type": "integer"}}
         {"function": {"name": "weather", "parameters": PARAMETERS}},
         {"name": "weather", "parameters": PARAMETERS},
         {"type": "function", "name": "weather", "parameters": PARAMETERS},
-        {"name": "weather", "input_schema": PARAMETERS},
+        {"name": "weather", "input_schema": PARAMETERS, "parameters": None},
         {"name": "weather", "parameters": {"$ref": "#/$defs/all", "$defs": {"all": PARAMETERS} | PARAMETERS["$defs"]}},
     ],
     ids="-".join,

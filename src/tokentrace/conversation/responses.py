@@ -63,8 +63,15 @@ def in_namespace(namespace: str, name: str) -> str:
 
 
 def from_responses(items: Any, *, open_calls: bool = False) -> list[Mapping[str, Any]]:
-    """The input of a request, a string or a list of items, as messages; see `read_items`."""
-    return read_items(items, open_calls=open_calls).messages
+    """The input of a request, a string or a list of items, as messages; see `read_items`.
+
+    Raises InputError for a reference to an item, which only a server can look up.
+    """
+    reader = read_items(items, open_calls=open_calls)
+    for message, ids in reader.references.items():
+        problem = f"refers to {brief(ids[0])}, which is not here; send the item itself"
+        raise InputError(problem, message=message, field="item_reference")
+    return reader.messages
 
 
 def read_items(items: Any, before: Messages = (), *, open_calls: bool = False) -> ItemReader:

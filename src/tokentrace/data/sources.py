@@ -173,6 +173,8 @@ def _text_format(path: Path, name: str) -> Format:
 
 def parquet_file(path: str) -> Any:
     """An open Parquet file. Raises InputError if it is not one."""
+    if not os.path.isfile(path):
+        raise InputError(f"{path} is {'a folder' if os.path.isdir(path) else 'not there'}: name a file")
     try:
         return pyarrow("pyarrow.parquet").ParquetFile(path)
     except (OSError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from ..errors import InputError, SampleError, brief
+from ..errors import InputError, SampleError, brief, kind_of
 from ..files import whole_file, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
@@ -232,6 +232,11 @@ class TableWriter:
         if self._writer is not None:
             self._writer.close()
 
+    def abandon(self) -> None:
+        """Close the writer: the file is useless, or already complete."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self._writer.close()
+
 
 _LEGEND: Final = {
     "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
@@ -280,24 +285,25 @@ def sample_writer(
         raise InputError(f"{trainer.title} reads labels: leave them in")
     if trainer is not None:
         columns = {name: columns.get(name, ["int8"]) for name in trainer.columns}
-    with writing(path), whole_file(path, private=private) as file:
-        out = TableWriter(path.name, file, columns, metadata)
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            out = TableWriter(path.name, stack.enter_context(whole_file(path, private=private)), columns, metadata)
+        stack.callback(out.abandon)
 
         def write(table: Any) -> None:
             if ATTENTION in columns:
                 ones = [np.ones(length, np.int8) for length in table.column("num_tokens").to_pylist()]
                 table = table.append_column(ATTENTION, pyarrow().array(ones))
-            out.write(table.select(list(columns)))
+            with writing(path):
+                out.write(table.select(list(columns)))
 
-        try:
-            yield write
-            out.close(metadata_text(metadata))
-        except BaseException:
-            with contextlib.suppress(Exception):  # the file is useless
-                out.close()
-            raise
-        if path.name.endswith(".jsonl"):
-            write_whole(metadata_path(path), metadata_text(metadata))
+        yield write
+        about = metadata_text(metadata)
+        with writing(path):
+            out.close(about)
+            if path.name.endswith(".jsonl"):
+                write_whole(metadata_path(path), about)
+            stack.pop_all().close()
 
 
 def write_samples(
@@ -322,14 +328,16 @@ def write_samples(
 def read_samples(path: str | Path) -> Iterator[Sample]:
     """Read the samples of a file that tokentrace wrote, a row group or a line at a time."""
     file = named_path(path)
+    parquet = None if file.name.endswith(".jsonl") else parquet_file(str(file))
     try:
-        if not file.name.endswith(".jsonl"):
-            for batch in parquet_file(str(file)).iter_batches(256):
+        if parquet is not None:
+            for batch in parquet.iter_batches(256):
                 yield from table_samples(batch)
             return
         for row in read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
-            if row.problem is not None:
-                raise InputError(f"line {row.line}: {row.problem}")
+            if row.problem is not None or not isinstance(row.value, dict):
+                problem = row.problem or f"a sample is an object, not {kind_of(row.value)}"
+                raise InputError(f"line {row.line}: {problem}")
             yield _sample(row.value)
     except InputError as error:
         raise InputError(f"{path}: {error.problem}") from error

@@ -30,14 +30,21 @@ _DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNE
 
 @dataclass(frozen=True, slots=True)
 class StopToken:
-    """A token at which generation stops, which the template or else the configuration names."""
+    """A token at which generation stops, which the template or else the configuration names.
+
+    `trained`: turns of a row end with it.
+    """
 
     id: int
     text: str
+    trained: bool
     from_template: bool
+    is_next_head: bool
 
     def __str__(self) -> str:
-        return f"{self.text} ({self.id}{', from the configuration only' * (not self.from_template)})"
+        head = ", the head of the next turn" * self.is_next_head
+        source = ", from the configuration only" * (not self.from_template)
+        return f"{self.text} ({self.id}{head}{source}{', not trained' * (not self.trained)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +125,12 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
         last.update(stops[-1:])
         past.update(stops[:-1])
     ends = renderer.turn_stop_ids()
-    ids, decode = renderer.get_stop_token_ids(), renderer.tokenizer.decode
-    tokens = tuple(StopToken(one, decode([one]), one in ends) for one in ids)
-    return tokens, None in last, None in past
+    heads = renderer.study().endings(False).heads | renderer.study(TOOLS).endings(True).heads
+    tokens = (
+        StopToken(one, renderer.decode([one]), one in last | past, one in ends, one in heads)
+        for one in renderer.get_stop_token_ids()
+    )
+    return tuple(tokens), None in last, None in past
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:

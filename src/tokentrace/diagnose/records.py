@@ -270,7 +270,7 @@ def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
         except MALFORMED as error:
             problem = str(error) if isinstance(error, InputError) else f"has a field of another shape ({error})"
             yield Rollout("", where, problem=problem)
-    if len(parts) > 1 and len(lines) > 1:
+    if len(parts) > 1 and line_key(lines[0][0]) is not None:
         whole = replace(parts[0], ordered=False)
         for part in parts[1:]:
             whole.calls += part.calls

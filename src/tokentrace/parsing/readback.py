@@ -55,14 +55,12 @@ def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[Pars
     for at, (call, parsed) in enumerate(zip(calls, parsed_calls, strict=False)):
         fields += _call_fields(f"tool_calls.{at}", call, parsed)
     for field, expected, actual in fields:
-        if _canonical(expected) != _canonical(actual):
+        if not _same(expected, actual):
             dropped = not actual or actual is _NOTHING
             kind = UnreadableKind.DROPPED if dropped else UnreadableKind.CHANGED
             yield Unreadable(index, field, kind, _both(expected, actual))
 
 
-_canonical: Final = json.JSONEncoder(sort_keys=True, default=repr).encode
-"""JSON in which 1, 1.0 and true are three values."""
 _NOTHING: Final = object()
 """An argument that is not there, which is not the same as null."""
 
@@ -82,6 +80,16 @@ def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) ->
         return
     for key in dict.fromkeys([*arguments, *parsed.arguments]):
         yield f"{field}.{key}", arguments.get(key, _NOTHING), parsed.arguments.get(key, _NOTHING)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """True if two values are the same in JSON, where 1, 1.0 and true are three values."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    kinds = [(isinstance(value, bool), isinstance(value, float)) for value in (one, other)]
+    return kinds[0] == kinds[1] and (one == other or repr(one) == repr(other))
 
 
 def _both(expected: Any, actual: Any) -> str:

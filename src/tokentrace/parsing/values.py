@@ -20,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from ..computed import computed
+from ..conversation.place import fields_of
 from ..conversation.values import finite, no_constant
 
 Types = frozenset[str] | None
@@ -200,10 +201,10 @@ class Tools:
     """Schemas by name, of checked tools in OpenAI's or Anthropic's shape."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
-        functions = [tool.get("function", tool) for tool in tools or ()]
+        functions = [fields_of(tool.get("function", tool)) or {} for tool in tools or ()]
         self.declared_any = bool(functions)
         self._schemas: dict[str | None, Schema] = {
-            one["name"]: Schema(one.get("parameters", one.get("input_schema"))) for one in functions
+            one.get("name"): Schema(one.get("parameters") or one.get("input_schema")) for one in functions
         }
 
     def knows(self, name: str) -> bool:

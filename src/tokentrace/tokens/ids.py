@@ -35,7 +35,7 @@ def _kind(value: Any) -> str:
 
 def check_last(ids: Any, name: str, count: int) -> Ids:
     """The last ids of many, checked and as int32. Ignores all others: check them when they are read."""
-    if not isinstance(ids, (np.ndarray, Sequence)) or getattr(ids, "ndim", 1) != 1:
+    if not isinstance(ids, (np.ndarray, Sequence)) or getattr(ids, "ndim", 1) == 0:
         raise InputError(f"must be a list of token ids, not {_kind(ids)}", field=name)
     first = max(len(ids) - count, 0)
     return check_ids(ids[first:], name, first=first)
