@@ -63,14 +63,10 @@ def in_namespace(namespace: str, name: str) -> str:
 
 
 def from_responses(items: Any, *, open_calls: bool = False) -> list[Mapping[str, Any]]:
-    """The input of a request, a string or a list of items, as messages; see `read_items`.
-
-    Raises InputError for a reference to an item, which only a server can look up.
-    """
+    """The input of a request, a string or a list of items, as messages; see `read_items`. Raises for references."""
     reader = read_items(items, open_calls=open_calls)
-    for message, ids in reader.references.items():
-        problem = f"refers to {brief(ids[0])}, which is not here; send the item itself"
-        raise InputError(problem, message=message, field="item_reference")
+    for message in reader.references:
+        raise InputError("there is no such item here; send the item itself", message=message, field="item_reference")
     return reader.messages
 
 
