@@ -82,10 +82,8 @@ def is_usual(message: Any) -> bool:
     role, content = message.get("role"), message.get("content")
     if type(role) is not str or type(content) is not str or role not in ROLES:
         return False
-    if role != "assistant":
-        return True
     calls = message.get("tool_calls", ())
-    return (
+    return role != "assistant" or (
         type(calls) in (list, tuple)
         and all(map(_is_usual_call, calls))
         and all(type(message.get(name, "")) is str for name in THOUGHTS)
