@@ -39,8 +39,8 @@ def assert_safe() -> Callable[..., AuditReport]:
                 raise InputError(f"name at least one use: {', '.join(Use)}")
             if isinstance(renderer, Renderer) and settings:
                 raise InputError(f"a renderer has its settings already: {', '.join(settings)} cannot be set here")
-            known = audits.get(renderer) if isinstance(renderer, Renderer) else None
-            report = known or audit_template(renderer, **settings)
+            earlier = audits.get(renderer) if isinstance(renderer, Renderer) else None
+            report = earlier or audit_template(renderer, **settings)
         except TokentraceError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         if isinstance(renderer, Renderer):

@@ -229,8 +229,8 @@ def _text_of(part: Any, place: Place) -> str:
     if kind not in TEXT_PARTS:
         fields = "tool_calls, reasoning_content and messages of role tool"
         advice = f"tokentrace.conversation.openai_messages converts Anthropic's blocks to {fields}"
-        known = f"parts of text are {', '.join(TEXT_PARTS)}"
-        raise place.error(f"is a part of the unknown type {kind[:80]!r}; {known}; {advice}")
+        types = f"parts of text are {', '.join(TEXT_PARTS)}"
+        raise place.error(f"is a part of the unknown type {kind[:80]!r}; {types}; {advice}")
     return place.string(part, TEXT_PARTS[kind])
 
 

@@ -282,12 +282,12 @@ def _run_switches(
     forms = [form for form in turns() if form.arguments in ("", "object")]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
     for name, values in _variables(renderer, study).items():
-        others = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
-        studies = [other.study(TOOLS) for other in others.values()]
+        switched = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
+        studies = [other.study(TOOLS) for other in switched.values()]
         if any(one.readable((SYSTEM, USER), tools, True) is None for one in studies for tools in writes):
             refused.append(name)
             continue
-        for setting, other in others.items():
+        for setting, other in switched.items():
             if _texts(other.study(TOOLS)) == plain:
                 without_effect.append(setting)
             else:

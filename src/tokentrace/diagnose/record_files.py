@@ -21,7 +21,7 @@ from ..settings import as_float
 from ..trajectory.storage import MAGIC, load_trajectory, replay_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .records import IDS, ROWS, Call, Rollout, UnknownShapeError, asked, line_key, read_lines, recognise
+from .records import IDS, ROWS, Call, Rollout, UnknownShapeError, exchange, line_key, read_lines, recognise
 from .rows import has_conversation
 
 ROW_BYTES: Final = 1 << 30
@@ -189,7 +189,7 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
         base = [] if info["base"] is None else conversations[info["base"]][: info["shared"]]
         conversations.append([*base, *info["messages"], info["reply"]])
         tools.setdefault(info["root"], info.get("tools"))
-        request = asked(conversations[-1][:-1], tools[info["root"]], info["reply"])
+        request = exchange(conversations[-1][:-1], tools[info["root"]], info["reply"])
         turns = {turn.start: turn for turn in trajectory.turns(info["branch"])}
         words = f"{cause['cause']}: {cause['words']}" if cause else ""
         calls.append(_turn_call(trajectory, turns[info["start"]], where, words, **request))

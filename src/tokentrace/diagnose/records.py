@@ -124,8 +124,8 @@ def first_of(value: Line, names: Sequence[str]) -> str | None:
     return next((name for name in names if value.get(name) is not None), None)
 
 
-def asked(messages: Any, tools: Any, reply: Any = None) -> dict[str, Any]:
-    """What a call was asked, and its reply, as far as a record has them."""
+def exchange(messages: Any, tools: Any, reply: Any = None) -> dict[str, Any]:
+    """The request and the reply of a call, as far as a record has them."""
     if not isinstance(messages, list):
         return {}
     request = {"messages": messages, "tools": tools if isinstance(tools, list) else None}
@@ -248,7 +248,7 @@ class Fields:
                 raise InputError(f"has {len(kinds):,} entries for {total:,} ids", field=self.field("kinds"))
             sampled = mask & (kinds == Kind.SAMPLED)
         messages, tools, *causes = map(self.value.get, ("messages", "tools", "cause", "cause_detail"))
-        request = asked(messages, tools) if "cause" not in self.value else {}  # of its last call only
+        request = exchange(messages, tools) if "cause" not in self.value else {}  # of its last call only
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
         calls = self.calls(ids, mask, sizes=(total, total - first), recorded=recorded, **request)
         if len(requests) == len(calls):
@@ -393,7 +393,7 @@ def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
     if "messages" not in request and isinstance(request.get("prompt"), list):
         request = {"messages": request["prompt"], "tools": tools}
     temperature = ((value.get("metadata") or {}).get("sampling_params") or value).get("temperature")
-    more = asked(request.get("messages"), request.get("tools"), reply)
+    more = exchange(request.get("messages"), request.get("tools"), reply)
     more["temperature"] = None if temperature is None else float(temperature)
     prompt, completion = tokens.ids(PROMPTS), tokens.ids(COMPLETIONS)
     mask, stream = tokens.mask(len(completion), len(prompt)), np.concatenate([prompt, completion])
@@ -409,7 +409,7 @@ def _read_session(line: Fields) -> None:
         for node in sequence.get("node_ids") or ():
             turn = turns.get(str(node)) or {}
             names = ("request_messages", "request_tools", "response_message")
-            requests.append(asked(*map(turn.get, names)))
+            requests.append(exchange(*map(turn.get, names)))
         row = line.inner(f"sequences[{at}]", sequence)
         row.add_row(row.ids(IDS), requests=requests)
 
@@ -436,8 +436,8 @@ def _read_trace(line: Fields) -> None:
         complete = [mask for mask in path_masks if mask is not None]
         trained = np.concatenate(complete) if len(complete) == len(path_masks) else None
         *messages, reply = [nodes[one].value.get("message") for one in path]
-        known = all(isinstance(message, Mapping) for message in (*messages, reply))
-        request = asked(messages, nodes[path[0]].value.get("tools"), reply) if known else {}
+        are_messages = all(isinstance(message, Mapping) for message in (*messages, reply))
+        request = exchange(messages, nodes[path[0]].value.get("tools"), reply) if are_messages else {}
         line.rollout.calls += node.calls(stream, sampled, trained, **request)
 
 

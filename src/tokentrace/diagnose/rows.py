@@ -407,10 +407,10 @@ class _Comparison:
         mask, groups = self.row.mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()
         if mask is None:
             return []
-        wanted, places = self._wanted_mask(mask)
-        for at in np.flatnonzero(wanted != mask).tolist():
+        target, places = self._expected_mask(mask)
+        for at in np.flatnonzero(target != mask).tolist():
             role, part, message = self.origin(places[at])
-            groups.setdefault((role, part, not wanted[at]), []).append((at, message))
+            groups.setdefault((role, part, not target[at]), []).append((at, message))
         out = []
         for (role, part, trained), tokens in groups.items():
             turns = len({message for _, message in tokens if message >= 0})
@@ -421,20 +421,20 @@ class _Comparison:
             out.append(Finding(cause, role, field=part, words=words, position=tokens[0][0], tokens=len(tokens)))
         return sorted(out, key=lambda finding: finding.position or 0)
 
-    def _wanted_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
+    def _expected_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
         """What the row should train, and which expected token each of its tokens replaces.
 
         Where ids differ, a stretch is wrong only if it is trained in place of one that is not, or the
         other way round.
         """
         expected, other, stop = self.sample.mask, self.row.start, self.row.stop
-        wanted, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)
+        target, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)
         at = 0
         for hunk in (*self.hunks, Hunk(len(expected), len(expected), stop, stop)):
-            wanted[other : hunk.other_start] = expected[at : hunk.start]
+            target[other : hunk.other_start] = expected[at : hunk.start]
             places[other : hunk.other_start] = np.arange(at, hunk.start)
             at, other = hunk.stop, hunk.other_stop
             before, new = hunk.sides(expected, mask)
-            wanted[hunk.other_start : other] = new if new.any() == before.any() else before.any()
+            target[hunk.other_start : other] = new if new.any() == before.any() else before.any()
             places[hunk.other_start : other] = hunk.start if len(before) else -1
-        return wanted, places.tolist()
+        return target, places.tolist()

@@ -417,8 +417,8 @@ def left_open(rendering: Rendering, message: int) -> Rendering:
         if origin is not None and origin.message == message:  # other messages may spell it too
             stripped = not rendering.text.startswith(_TAG, at)
             stop = len(rendering.text[:at].rstrip()) if stripped else at
-            kept = Rendering.of(rendering.spans(0, stop))
-            kept.generation = [(start, min(end, stop)) for start, end in rendering.generation if start < stop]
-            return kept
+            opened = Rendering.of(rendering.spans(0, stop))
+            opened.generation = [(start, min(end, stop)) for start, end in rendering.generation if start < stop]
+            return opened
     problem = "the template does not write the content of this message where it could be continued"
     raise TemplateError(problem, message=message)

@@ -133,8 +133,8 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseT
             has_schema = hasattr(tool, "tool_schema") or hasattr(tool, "get_openai_tool_schema")
             adoptable = has_schema and any(callable(getattr(tool, name, None)) for name in ("execute", "call"))
             if isinstance(tool, type) or not (callable(tool) or adoptable):
-                known = "a function, a BaseTool object, or another with execute and a tool_schema"
-                raise InputError(f"{brief(tool)} is not {known}")
+                expected = "a function, a BaseTool object, or another with execute and a tool_schema"
+                raise InputError(f"{brief(tool)} is not {expected}")
             tool = AdoptedTool(tool) if adoptable else FunctionTool(tool)
         if tool.name in by_name:
             raise InputError(f"two tools are called {tool.name!r}")
