@@ -240,18 +240,27 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
     if sys.platform == "win32":
         workers = min(workers, 61)  # its limit
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
-    pool, settings = ProcessPoolExecutor(workers, context, _start_worker), pickle.dumps(tokenizer.settings)
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (tokenizer.settings,))
     try:
-        futures = ((batch, pool.submit(tokenize_in_worker, batch.rows, settings, __version__)) for batch in batches)
+        futures = ((batch, pool.submit(_tokenize, batch.rows)) for batch in batches)
         yield from in_order(futures, 2 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
+_WORKER: Final[list[RowTokenizer]] = []
+"""The tokenizer of this process, if it is a worker: it gets the settings once, not with every batch."""
+
+
+def _tokenize(rows: Sequence[Row]) -> BatchResult:
+    return tokenize_batch(_WORKER[0], rows)
+
+
+def _start_worker(settings: TokenizeSettings) -> None:
     """Prepare a worker, which ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    _WORKER.append(RowTokenizer(settings))
 
 
 def _end_with_parent() -> None:
