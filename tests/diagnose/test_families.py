@@ -90,7 +90,7 @@ def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
         ),
         ("glm-4.7", ["with clear_thinking=False sft-one-row"]),
         ("qwen3.6", ["holds with preserve_thinking=True", "rl-append-only: partly; rl-user-turns: partly"]),
-        ("glm-4.5", ["<|user|> (265), ", "last turn without stop yes"]),
+        ("glm-4.5", ["<|user|> (265, the head of the next turn), ", "last turn without stop yes"]),
     ],
 )
 def test_the_report_says_what_a_template_does(name: str, lines: list[str]) -> None:

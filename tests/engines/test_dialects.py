@@ -1,12 +1,9 @@
 """One law for all servers: requests as recorded, answers as recorded, and nothing else is a completion."""
 
 import asyncio
-import base64
 import copy
-import io
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +15,8 @@ from hypothesis import strategies as st
 
 from tests.engines.dialects import DIALECTS, LLAMACPP, RAW, SGLANG, TINY, VLLM, VLLM_COMPLETIONS, Dialect, asked, spans
 from tests.engines.support import Fake, Reply, answer_bytes, cut, json_reply, recording
-from tokentrace.engines.channels import best_ids, experts_of, flat_experts, npy_experts
 from tokentrace.engines.errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, collected
-from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
 STOP, LENGTH, ABORT = FinishReason
@@ -528,94 +523,3 @@ def test_the_likeliest_ids_are_read_as_recorded(dialect: Dialect, name: str, cou
     np.testing.assert_allclose([row[0][1] for row in rows], [row[0][1] for row in expected], atol=2e-3)
     with pytest.raises(EngineAnswerError):
         asyncio.run(engine.generate(asked(recorded)[0], sampling))
-
-
-# -- routed experts
-
-LAYERS, EXPERTS = 3, 2
-
-
-def tape(positions: int) -> Any:
-    """Experts of each position, none of them twice."""
-    return np.arange(positions * LAYERS * EXPERTS, dtype=np.int32).reshape(positions, LAYERS, EXPERTS)
-
-
-def npy(array: Any) -> str:
-    file = io.BytesIO()
-    np.save(file, array)
-    return base64.b64encode(file.getvalue()).decode("ascii")
-
-
-def flat(array: Any) -> str:
-    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
-
-
-@pytest.mark.parametrize("all_positions", [True, False])
-@pytest.mark.parametrize("dtype", [np.int16, np.uint8, np.int32])
-def test_vllms_experts_are_those_that_each_id_was_sampled_with(all_positions: bool, dtype: Any) -> None:
-    recorded = recording("vllm_generate")
-    prompt = asked(recorded)[0]
-    read = (tape(len(prompt) + 5) % 200).astype(dtype)
-    expected = read[len(prompt) - 1 :].tolist()
-    recorded["response"]["choices"][0]["routed_experts"] = npy(read if all_positions else read[len(prompt) - 1 :])
-    engine, _ = VLLM.engine(recorded["response"])
-    done = asyncio.run(engine.generate(prompt, SamplingParams(6)))
-    assert done.channels == {"routed_experts": expected}
-    assert len(expected) == len(done.ids) == 6
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_sglangs_experts_are_requested_and_read_at_the_end(streamed: bool) -> None:
-    recorded = recording("sglang_generate")
-    prompt, read = asked(recorded)[0], tape(6)
-    first, last = copy.deepcopy(recorded["response"]), recorded["response"]
-    last["meta_info"]["routed_experts"] = flat(read)
-    first["output_ids"] = first["output_ids"][:2]
-    first["meta_info"] |= {"completion_tokens": 2, "finish_reason": None}
-    first["meta_info"]["output_token_logprobs"] = first["meta_info"]["output_token_logprobs"][:2]
-    events = Reply([b"".join(b"data: %s\n\n" % json.dumps(one).encode() for one in (first, last))])
-    engine, fake = SGLANG.engine(events if streamed else last)
-    engine._experts = LAYERS * EXPERTS
-
-    async def run(engine: SGLangEngine) -> Completion:
-        if streamed:
-            return await collected(engine.stream(prompt, SamplingParams(6)))
-        return await engine.generate(prompt, SamplingParams(6))
-
-    done = asyncio.run(run(engine))
-    assert done.channels == {"routed_experts": read.reshape(6, -1).tolist()}
-    assert fake.bodies("/generate")[0]["routed_experts_start_len"] == len(prompt) - 1
-
-
-HEAD = b"\x93NUMPY\x01\x00"
-HUGE = repr({"descr": "<i8", "fortran_order": False, "shape": (1 << 40, 1 << 20, 64)}).encode().ljust(117) + b"\n"
-UNUSABLE: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
-    lambda row: best_ids([row], 3, 100, "top"): [
-        *(([(1, -1.0), (1, -2.0)],), ([(100, -1.0)],), ([(-1, -1.0)],), ([(1, 0.5)],)),
-        *(([(1, float("nan"))],), ([],), ([(1, None), (2, -9999.0)],)),
-    ],
-    experts_of: [(tape(positions), 7, 6) for positions in (1, 5, 7, 11, 13)],
-    npy_experts: [
-        ("not base64!",),
-        (base64.b64encode(b"short").decode(),),
-        (base64.b64encode(HEAD + b"\x10\x00{'descr': 1").decode(),),
-        (npy(np.zeros((2, 3, 4), np.float32)),),
-        (npy(np.zeros((2, 3), np.int32)),),
-        (npy(np.asfortranarray(np.zeros((2, 3, 4), np.int32))),),
-        (npy(np.zeros((2, 3, 4), np.int32))[:-8],),
-        (npy(np.zeros((1, 1, 1), "O")),),
-        (base64.b64encode(HEAD + len(HUGE).to_bytes(2, "little") + HUGE).decode(),),  # takes no memory
-    ],
-    flat_experts: [
-        *((flat(np.zeros(5, np.int32)), None, 6), ("", None, 6), (flat(np.zeros(3, np.uint8)), None, None)),
-        *((flat(np.zeros(6, np.int32)), kind, 6) for kind in ("float32", "int8")),
-    ],
-}
-
-
-@pytest.mark.parametrize("read", UNUSABLE)
-def test_reports_that_cannot_be_used_are_refused(read: Callable[..., Any]) -> None:
-    for values in UNUSABLE[read]:
-        with pytest.raises(EngineAnswerError):
-            read(*values)
-    assert experts_of(tape(7), 8, 0) == []
