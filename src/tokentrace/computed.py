@@ -1,4 +1,4 @@
-"""Attributes that are computed when they are first asked for."""
+"""Attributes that are computed on first access."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Value = TypeVar("Value")
 
 
 class computed(Generic[Value]):  # noqa: N801
-    """A method as an attribute that is computed once, without a lock.
+    """An attribute that a method computes on first access, without a lock.
 
-    Threads that ask at the same time may compute it twice; all of them get the value that was stored first. The
-    standard library's `cached_property` holds a lock of the whole class on Python 3.11 and earlier, which deadlocks
-    with any other lock that is taken while the value is computed.
+    Concurrent threads may compute the value twice, but all of them get the one stored first. On Python 3.11 and
+    earlier, the standard library's `cached_property` holds one lock for the whole class, which can deadlock with any
+    other lock taken while the value is computed.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

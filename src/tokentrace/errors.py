@@ -27,7 +27,7 @@ class InputError(TokentraceError):
 
 
 class ContinuationError(InputError):
-    """A rollout cannot go on with what a trajectory has recorded."""
+    """A rollout cannot continue from a recorded trajectory."""
 
 
 class ControlTokenError(InputError):
@@ -77,7 +77,7 @@ class RendererError(TokentraceError):
 
 
 class TrajectoryError(TokentraceError):
-    """A write that would leave a trajectory inconsistent, or a file that is not a trajectory. Nothing was changed."""
+    """A write would leave a trajectory inconsistent, or a file is not a trajectory. The trajectory is unchanged."""
 
 
 class SampleError(TokentraceError):
@@ -93,7 +93,7 @@ class WriteError(TokentraceError):
         super().__init__(f"{path} cannot be written: {problem}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Errors travel between processes."""
+        """Support pickling: errors travel between processes."""
         return functools.partial(WriteError, path=self.path), (self.problem,)
 
 
@@ -126,7 +126,7 @@ def kind_of(value: Any) -> str:
 def brief(value: Any) -> str:
     """Return a short text for a value in an error message: containers by their size or their keys.
 
-    Untrusted values may be nested without end, have a million digits, or contain a secret.
+    Untrusted values may be infinitely nested, have a million digits, or contain a secret.
 
     >>> print(brief("x" * 3), brief([1, 2.5]), brief([0] * 99), brief({"error": {"key": "secret"}}))
     'xxx' [1, 2.5] a list of 99 an object with error
@@ -134,7 +134,7 @@ def brief(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float | str | bytes):
         try:
             return _cut(repr(value))
-        except ValueError:  # Python writes no integer of more than some thousand digits
+        except ValueError:  # Python refuses to print more than 4,300 digits
             return f"an integer of {value.bit_length() if isinstance(value, int) else 'many'} bits"
     if isinstance(value, Mapping):
         names = [_cut(key, 40) if isinstance(key, str) else type(key).__name__ for key in list(value)[:8]]

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, files only their owner may read, and lock folders."""
+"""Write files completely or not at all, keep files private to their owner, and lock folders."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ def unwritable(path: Path) -> str:
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write, which has its name only after the block. Only its owner may read a `private` one."""
+    """Open a file that gets its name only when the block succeeds. Only its owner may read a `private` file."""
     draft = draft_path(path)
     file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
     try:
@@ -40,18 +40,18 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
         file.close()
         os.replace(draft, path)
     finally:
-        with contextlib.suppress(OSError):  # a full disk again
+        with contextlib.suppress(OSError):  # the disk may still be full
             file.close()
         draft.unlink(missing_ok=True)
 
 
 def draft_path(path: Path) -> Path:
-    """A name for a file until it is complete, different each time."""
+    """Return a unique name for a file that is not complete yet."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
-    """Write a file completely or not at all. Only its owner may read a `private` one."""
+    """Write a file completely or not at all. Only its owner may read a `private` file."""
     with whole_file(path, private=private) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
@@ -59,13 +59,13 @@ def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = Fa
 def owned(path: str, flags: int) -> int:
     """An `opener` for files that only their owner may read. An existing file keeps its mode.
 
-    Refuses links: anyone who may write to the folder could point them anywhere.
+    Raises InputError for links: anyone who may write to the folder could point them anywhere.
     """
     try:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
-            raise InputError(f"{path} is a link, which is not followed: put the file there") from error
+            raise InputError(f"{path} is a link, and links are not followed: put the file itself there") from error
         raise
 
 

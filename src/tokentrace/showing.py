@@ -1,4 +1,4 @@
-"""Results that notebooks display. `show` is imported when a notebook asks for it."""
+"""Results that notebooks display. `show` is imported only when a notebook displays one."""
 
 
 class ShowsItself:

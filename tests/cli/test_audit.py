@@ -90,7 +90,7 @@ def test_many_are_one_table_and_a_page(dropping: Path, tmp_path: Path) -> None:
         (["--tool-parser", "hermes"], "--tool-parser goes with --grammar"),
         (["--grammar", "--tool-parser", "klingon"], "klingon"),
         (["--grammar", "--on", EXAMPLE], "give one of them"),
-        (["--grammar", "--require", "sft-one-row", "pocket"], "says no verdict"),
+        (["--grammar", "--require", "sft-one-row", "pocket"], "gives no verdict"),
     ],
 )
 def test_bad_arguments_are_refused_before_the_audit(

@@ -45,7 +45,7 @@ def good(tmp_path: Path) -> Path:
 def test_rows_that_are_all_the_same_are_0(good: Path) -> None:
     result = run(good, "-t", POCKET)
     assert result.exit_code == 0
-    assert result.stdout.startswith("✓ all 2 rows are what the template gives: ids and mask\n")
+    assert result.stdout.startswith("✓ all 2 rows match the template: ids and mask\n")
     assert result.stderr == ""
     assert "pocket" in run(good).stderr
 
@@ -56,7 +56,7 @@ def test_rows_that_differ_are_1_and_shown_with_place_and_tokens(tmp_path: Path) 
     poor = write_lines(tmp_path / "poor.jsonl", [ROW, doubled, untrained, {"text": "no ids"}])
     result = run(poor, "-t", POCKET)
     assert result.exit_code == 1
-    assert result.stdout.startswith("✗ 3 of 4 rows are not what the template gives\n")
+    assert result.stdout.startswith("✗ 3 of 4 rows do not match the template\n")
     assert "\x1b" not in result.stdout
     for words in (
         *("not trained, and should be", "the row holds no ids", f"{poor}, row 2: BOS token doubled"),
@@ -89,7 +89,7 @@ def test_a_file_of_ours_finds_its_own_source(
     (tmp_path / "here").rename(tmp_path / "there")
     result = run(tmp_path / "there" / f"rows{suffix}", "-t", POCKET)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("✓ all 5 rows are what the template gives: ids and mask\n")
+    assert result.stdout.startswith("✓ all 5 rows match the template: ids and mask\n")
 
 
 def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
     chats.rename(tmp_path / "moved.jsonl")
     gone = run(out, "-t", POCKET)
     assert (gone.exit_code, "unchecked" in gone.stdout) == (1, True)
-    assert "is not there any more: give it with --source" in " ".join(gone.stdout.split())
+    assert "no longer exists: pass it with --source" in " ".join(gone.stdout.split())
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "chats.jsonl").write_bytes(before)
     assert run(out, "-t", POCKET, "--source", tmp_path / "elsewhere" / "chats.jsonl").exit_code == 0
@@ -176,7 +176,7 @@ def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> No
     result = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET)
     assert result.exit_code == 1, result.output
     for words in (
-        *("6 of 9 rollouts break (66.7 %), 6 times", "calls, one a line", "boolean or None case", "11.1 %"),
+        *("6 of 9 rollouts break (66.7 %), 6 times", "calls, one per line", "boolean or None case", "11.1 %"),
         *("│⟦ true", "tokens read again"),
     ):
         assert words in result.stdout
@@ -208,7 +208,7 @@ def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
     assert "using the embedded pocket model" in run(dump(tmp_path, rollouts("pocket"))).stderr
     large = {"rollout_id": "a", "prompt_ids": [1, 151_645], "completion_ids": [2]}
     result = run(write_lines(tmp_path / "large.jsonl", [large]))
-    assert "without --tokenizer, breaks are counted and not explained" in result.stderr
+    assert "without --tokenizer, breaks are counted but not explained" in result.stderr
 
 
 # -- a prompt against a stream

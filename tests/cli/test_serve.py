@@ -20,7 +20,7 @@ from tokentrace.pocket import POCKET
         (["--dev", "--engine", "http://127.0.0.1:9"], "name the model that the engine serves"),
         (["--dev", "--tokenizer", str(POCKET)], "has its own tokenizer"),
         (["--dev", "--engine", "http://127.0.0.1:9", "--engine-kind", "llamacpp", "-t", str(POCKET)], "is it running"),
-        (["--dev", "--store", "nowhere/store.db"], "make it first"),
+        (["--dev", "--store", "nowhere/store.db"], "create it first"),
         (["--dev", "--matcher", "odd"], "strict, normal or module:function"),
         (["--keys", "nowhere.keys"], "tokentrace keys nowhere.keys --admin"),
     ],

@@ -56,7 +56,7 @@ def test_rows_are_replaced_only_if_asked_for_and_never_by_none(chats: Path, tmp_
     assert len(reasons) == 2
     none = invoke(bad, "-o", tmp_path / f"none-{name}")
     assert (none.exit_code, "no row gave a sample" in " ".join(none.stderr.split())) == (2, True)
-    assert "holds no message" in none.stderr, "the first reason is told at once"
+    assert "has no messages" in none.stderr, "the first reason is told at once"
     assert [path.name for path in tmp_path.glob("none*")] == ["none-rows.bad.jsonl"]
     assert invoke(chats, "-o", output, "--overwrite", "--turns", "last").exit_code == 0
     assert output.read_bytes() != before
@@ -102,7 +102,7 @@ def test_show_is_what_render_shows_and_rows_make_a_page(chats: Path, tmp_path: P
 def test_errors_are_one_line_and_name_the_option_that_helps(chats: Path, tmp_path: Path) -> None:
     assert invoke(chats, "-o", tmp_path / "rows.parquet", "--parts", "feelings").exit_code == 2
     assert "name the file to write with -o" in invoke(chats).stderr
-    assert "-o names" in invoke(chats, "--stats", "--show", "1").stderr
+    assert "name it with -o" in invoke(chats, "--stats", "--show", "1").stderr
     assert "no file or folder" in invoke("./nothing.jsonl", "-o", tmp_path / "x.parquet").stderr
 
 

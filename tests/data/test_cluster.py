@@ -150,6 +150,6 @@ def test_addresses_that_are_refused(ray: Any, inputs: Path, monkeypatch: pytest.
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and nobody listens
         port = bound.getsockname()[1]
-        refused(f"127.0.0.1:{port}", rf"there is no Ray at '127.0.0.1:{port}': ConnectionRefusedError: ")
+        refused(f"127.0.0.1:{port}", rf"cannot connect to Ray at '127.0.0.1:{port}': ConnectionRefusedError: ")
     monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError("could not find any")))
-    refused("auto", r"there is no Ray at 'auto': ConnectionError: could not find any")
+    refused("auto", r"cannot connect to Ray at 'auto': ConnectionError: could not find any")

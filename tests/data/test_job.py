@@ -84,7 +84,7 @@ MALFORMED: dict[str, tuple[Any, str, str]] = {
     "bad JSON": ('{"messages": [', "unreadable", "not valid JSON"),
     "no object": ("17", "InputError", "a row must be a mapping"),
     "empty object": ({}, "InputError", "the row has no conversation"),
-    "empty conversation": ({"messages": []}, "InputError", "messages: holds no message"),
+    "empty conversation": ({"messages": []}, "InputError", "messages: has no messages"),
     "unknown role": ({"messages": [{"role": "wizard", "content": "x"}]}, "InputError", "message 0, role: 'wizard'"),
     "no assistant turn": ({"messages": GOOD["messages"][:1]}, "SampleError", "there is no assistant turn"),
     "surrogates": ('{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}]}',

@@ -74,9 +74,9 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
     "white space after reasoning": (
         Rollout("qwen3.5", "Hm.</think>Hello there.<|im_end|>", (assistant("Hello there.", reasoning="Hm."), OK)),
         C.WHITESPACE, SPACE),
-    **{f"other words, {family}": (said(family, "The answer is four.", "I refuse to say."), C.UNKNOWN, "shows why")
+    **{f"other words, {family}": (said(family, "The answer is four.", "I refuse to say."), C.UNKNOWN, "known cause")
        for family in HERMES},
-    "a word less": (said("pocket", "The answer is four.", "The answer is five."), C.UNKNOWN, "shows why"),
+    "a word less": (said("pocket", "The answer is four.", "The answer is five."), C.UNKNOWN, "known cause"),
     "a capital letter in prose": (said("pocket", "true stories", "True stories"), C.UNKNOWN, ""),
     **{f"a boolean that became a string, {family}": (
         asked(family, '{"city": "Paris", "now": true}', PARIS | {"now": "True"}), C.BOOLEAN_CASE, "")
@@ -220,7 +220,7 @@ FIRST = request(HISTORY)
 CHANGES: dict[str, tuple[Request, Request, Cause, str]] = {
     "tools added": (FIRST, request(LONGER, [*TOOLS, ADD]), C.CHANGED_TOOLS, "new tools: add"),
     "tools removed": (FIRST, request(LONGER, TOOLS[:2]), C.CHANGED_TOOLS, "left out: now"),
-    "tools described": (FIRST, request(LONGER, [*TOOLS[:2], DESCRIBED]), C.CHANGED_TOOLS, "otherwise: now"),
+    "tools described": (FIRST, request(LONGER, [*TOOLS[:2], DESCRIBED]), C.CHANGED_TOOLS, "changed tools: now"),
     "no tools": (FIRST, request(LONGER, None), C.CHANGED_TOOLS, "left out: "),
     "system": (FIRST, request([system("You are careless."), *LONGER[1:]]), C.CHANGED_SYSTEM, "careless"),
     "no system": (request(HISTORY, None), request(LONGER[1:], None), C.CHANGED_SYSTEM, ""),

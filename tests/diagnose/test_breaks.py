@@ -23,7 +23,7 @@ def test_a_request_that_was_repeated() -> None:
     found = consistent(made.stream, made.prompt, made.renderer, sampled=made.sampled)
     assert (found.cause, found.position) == (Cause.UNKNOWN, len(made.prompt))
     assert found.prompt_range == (len(made.prompt), len(made.prompt))
-    assert "a repeated request, or one taken back" in found.words
+    assert "the request was repeated, or goes back in history" in found.words
 
 
 def test_differences_close_together_are_printed_in_one_line() -> None:

@@ -268,7 +268,7 @@ def tool(name: str, description: str = "") -> Message:
         ([], [tool("a")], "tools left out: a"),
         ([tool("a"), tool("b")], [tool("a")], "new tools: b"),
         ([tool("a")], [tool("a"), tool("b")], "tools left out: b"),
-        ([tool("a", "x")], [tool("a", "y")], "tools described otherwise: a"),
+        ([tool("a", "x")], [tool("a", "y")], "changed tools: a"),
         ([tool("b"), tool("a")], [tool("a"), tool("b")], "another order"),
         ([tool("a")], None, "new tools: a"),
     ],

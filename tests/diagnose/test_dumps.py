@@ -238,7 +238,7 @@ UNREADABLE = {
     "lists": ("rows lines", change("0.logprobs", lambda _: [[0]]), "logprobs: must be one list of numbers"),
     "kinds": ("rows lines", change("0.kinds", lambda _: "abcd"), "kinds: must be a list"),
     "lost delta": ("nemo-gym captured", lambda lines: lines[1:],
-                   "parent_call_id: call 'clean-1' is stored as what it adds to call 'clean-0', which is not there"),
+                   "parent_call_id: call 'clean-1' is stored as a delta on call 'clean-0', which is missing"),
 }  # fmt: skip
 
 

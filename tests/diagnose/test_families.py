@@ -86,7 +86,7 @@ def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
         ("deepseek-r1", ["reasoning_content reaches no token", "✗ sft-per-turn", "opens reasoning yes"]),
         (
             "llama-3.1",
-            ["two results: refused: This model only supports single tool-calls", "builtin_tools, custom_tools"],
+            ["parallel results: refused: This model only supports single tool-calls", "builtin_tools, custom_tools"],
         ),
         ("glm-4.7", ["with clear_thinking=False sft-one-row"]),
         ("qwen3.6", ["holds with preserve_thinking=True", "rl-append-only: partly; rl-user-turns: partly"]),

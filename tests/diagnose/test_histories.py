@@ -250,7 +250,7 @@ def test_a_refusal_is_an_error_that_says_where() -> None:
     messages = [user("a"), assistant("b"), {"role": "tool", "content": "c"}, assistant("d")]
     with pytest.raises(TemplateError) as caught:
         compare_histories(over_bytes(LAST_ONLY + refusing), messages)
-    assert caught.value.__notes__ == ["while rendering the prompt that asks for message 3"]
+    assert caught.value.__notes__ == ["while rendering the prompt for message 3"]
     with pytest.raises(InputError, match="empty"):
         compare_histories(over_bytes(LAST_ONLY), [])
 

@@ -228,10 +228,10 @@ def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -
         (row_of(IDS, labels=[-100]), "labels: 1 labels"),
         (row_of(IDS, attention_mask=[1]), "attention_mask: has 1 entries"),
         (row_of(IDS, attention_mask=[0] * len(IDS)), "only zeros"),
-        (row_of(IDS, attention_mask=[1, 0, *[1] * (len(IDS) - 2)]), "a hole"),
+        (row_of(IDS, attention_mask=[1, 0, *[1] * (len(IDS) - 2)]), "a gap"),
         (row_of(IDS, [2] * len(IDS)), "entry 0 is 2"),
         (row_of(IDS, labels=[*[-100] * (len(IDS) - 1), 5]), "is not the id there"),
-        (row_of(IDS, labels=[*IDS[1:].tolist(), -100]), "those of the next token"),
+        (row_of(IDS, labels=[*IDS[1:].tolist(), -100]), "the next token's id"),
         (row_of(IDS, MASK, labels=[-100] * len(IDS)), "contradicts the mask"),
         (row_of(IDS, conversation={"messages": [{"role": "nobody"}]}), "gives no row"),
         (row_of(IDS, conversation={"messages": [user("Hi")]}), "no assistant turn"),
@@ -406,7 +406,7 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     assert report.counts["tokens"] == report.counts["expected_tokens"] + 7
     assert report.counts["trained"] == report.counts["expected_trained"] - 2
     assert progress[-1] == (Path(path).stat().st_size,) * 2
-    assert report.verdict == "10 of 18 rows are not what the template gives"
+    assert report.verdict == "10 of 18 rows do not match the template"
     json.dumps(report.to_json())
     limited = check_dataset([path], make_settings(), limit=8)
     assert (limited.rows, limited.clean, limited.stopped) == (8, True, True)

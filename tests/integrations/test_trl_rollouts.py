@@ -122,7 +122,7 @@ def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             function([PROMPT, PROMPT], trainer(rewards=[rollout_reward, brief]))
-        (text,) = [str(one.message) for one in said if "nothing was sampled" not in str(one.message)]
+        (text,) = [str(one.message) for one in said if "sampled nothing" not in str(one.message)]
         assert text.startswith("1 of 2 rollouts failed")
         assert "score them: brief; wrap them in unless_failed" in text
 
@@ -131,7 +131,7 @@ def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -
     ("rollout", "settings", "error", "problem"),
     [
         ({"branches": 2}, {}, SampleError, "has 2 rows: its history was rewritten"),
-        ({"sampling": {"temperature": 0.5}}, {}, SampleError, r"at temperature 0\.5, and the trainer's is 1"),
+        ({"sampling": {"temperature": 0.5}}, {}, SampleError, r"at temperature 0\.5, but the trainer's is 1"),
         ({"logprobs": None}, {}, SampleError, "has no logprobs"),
         ({}, {"tools": [print]}, InputError, "TRL would run the tools of tools="),
         *(
@@ -184,7 +184,7 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
     engine = ScriptedEngine(lambda *_: pytest.fail("not asked"))
     agent = Agent(engine, create_renderer(POCKET), sampling=SamplingParams(8), reward=lambda rollout: 1.0)
     function = RolloutFunction(agent, weights_to=None, loop=loop)
-    with pytest.warns(UserWarning, match="nothing was sampled"):
+    with pytest.warns(UserWarning, match="sampled nothing"):
         rows = function([[{"role": "user", "content": 7}]], trainer())
     assert rows["env_mask"] == [[0]]
     assert rollout_reward(**rows) == [None]
@@ -197,7 +197,7 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
     ("row", "said"),
     [
         ({"input_ids": [1, 2]}, "neither labels nor loss_mask"),
-        ({"input_ids": [1, 2], "labels": [-100]}, "2 ids, and 1 entries in labels"),
+        ({"input_ids": [1, 2], "labels": [-100]}, "2 ids, but 1 entries in labels"),
         ({"input_ids": [1, 2], "labels": [2, -100]}, "must not be shifted"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "loss_mask": [0, 0]}, "do not agree"),
         ({"input_ids": [1, 2], "loss_mask": [0.0, 0.5]}, "must be 0 or 1"),

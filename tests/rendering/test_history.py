@@ -70,7 +70,7 @@ def test_all_reasoning_is_kept_and_nothing_but_added(family: str) -> None:
             thought = (message.get("reasoning_content") or "").strip()
             if message["role"] == "assistant" and thought:
                 thoughts += 1
-                said_so = any(note.startswith(f"message {index}: the template shows") for note in kept.notes)
+                said_so = any(note.startswith(f"message {index}: no context makes") for note in kept.notes)
                 if (thought in shown(kept, index)) is (family in NEVER_SHOW) or said_so is not (family in NEVER_SHOW):
                     wrong.append((name, index, kept.notes))
         changes = of_history(kept)

@@ -216,7 +216,7 @@ def test_a_text_of_which_slices_are_written_is_lost_unless_they_hold_all_of_it(
     assert all(piece in said for one in tokens.lost for piece in one.text.split("…"))
 
 
-_ALTERED = ["message 0, content: text is not written as in the message"]
+_ALTERED = ["message 0, content: the template writes this text differently"]
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_altered_arguments_are_noted_and_formatted_ones_are_not(written: str) ->
     renderer = create_renderer(POCKET, chat_template=source, lost="error")
     field = "message 1, tool_calls.0.function.arguments.City"
     notes = renderer.render([HI, {"role": "assistant", "content": "", "tool_calls": [call]}]).notes
-    assert [note for note in notes if "as in the message" in note] == (
-        [f"{field}: text is not written as in the message"] if "lower" in written else []
+    assert [note for note in notes if "this text differently" in note] == (
+        [f"{field}: the template writes this text differently"] if "lower" in written else []
     )
 
 

@@ -72,7 +72,7 @@ def test_parts_are_continued_where_the_template_reads_strings() -> None:
 @pytest.mark.parametrize(
     ("messages", "said", "message"),
     [
-        ([HI], "the last one is of role user", 0),
+        ([HI], "the last one has role user", 0),
         ([ASK, assistant("Wait", call("now", {}))], "tool calls come after it", 1),
     ],
 )

@@ -124,7 +124,7 @@ def test_rollout_that_kills_workers_fails_and_the_others_are_run(tmp_path: Path)
     store.close()
     end, notes = ends.pop("q3-1")
     assert end == "failed"
-    assert "3 workers died while it was under way, and one with it alone" in notes[0]
+    assert "3 workers died while it ran, and so did one that ran it alone" in notes[0]
     assert len(ends) == 5
     assert "failed" not in {end for end, _ in ends.values()}
     assert done.rollouts == 6

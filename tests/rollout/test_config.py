@@ -134,7 +134,7 @@ BESIDE_POCKET = {
     "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}": "line 6: sampling.max_tokens",
     "resume_aborted: true\nsampling: {presence_penalty: 1}": "line 5: resume_aborted: .*presence_penalty",
     "seed: 1\nsampling: {seed: 2}": "line 6: sampling.seed: there is a seed",
-    "output: x": "line 5, .*'output' is there twice",
+    "output: x": "line 5, .*'output' is set twice",
     "seed: 2024-13-45": "line 5, .*'2024-13-45' cannot be read",
     "budget: {max_tool_response_length: 5}": "line 5: budget.max_tool_response_length: .*result_tokens",
     "budget: {turns: 1, max_assistant_turns: 2}": "turns is the same",

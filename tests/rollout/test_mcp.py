@@ -58,7 +58,7 @@ def test_a_command_serves_the_trajectories_of_a_run_until_it_ends(tmp_path: Path
     assert (first.end, first.tool_errors) == (End.ANSWER, 2)
     assert first.schemas is not None
     assert first.schemas[0]["function"]["parameters"]["required"] == ["a", "b"]
-    told = "the MCP server python did not answer a call of {}: Connection closed"
+    told = "the MCP server python did not answer a call to {}: Connection closed"
     assert results(second) == ["2", f"error: {told.format('crash')}", f"error: {told.format('add')}"]
     assert second.notes == [told.format("crash"), told.format("add")]
     assert second.end is End.ANSWER
@@ -129,7 +129,7 @@ def test_a_server_over_http_and_one_that_goes_away() -> None:
         there, going, absent = asyncio.run(go(url, server))
     assert results(there) == ["3"]
     assert set(keys) == {"secret"}
-    assert results(going)[1].startswith(f"error: the MCP server {url} did not answer a call of add: ")
+    assert results(going)[1].startswith(f"error: the MCP server {url} did not answer a call to add: ")
     assert going.end is End.ANSWER
     assert absent.end is End.FAILED
     assert absent.notes[0].startswith(f"the MCP server {url} cannot be used: ")

@@ -287,4 +287,4 @@ def test_what_cannot_be_continued_is_run_anew_with_a_note(tmp_path: Path) -> Non
     other = Task([{"role": "user", "content": "What is 2 + 2?"}], name="one")
     summary, finished, _ = run_stored(tmp_path, [], [other], continue_aborted=True)
     assert summary.ends == {"user": 1}
-    assert finished["one"][0][-1].startswith("run anew: ")
+    assert finished["one"][0][-1].startswith("started over: ")

@@ -71,9 +71,9 @@ def test_what_is_no_folder_is_refused(folder: Any) -> None:
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     store = stored(tmp_path, a_rollout("one"))
-    with pytest.raises(InputError, match="another process writes"):
+    with pytest.raises(InputError, match="another process is writing"):
         RolloutStore(tmp_path)
-    with pytest.raises(InputError, match="another process writes"):
+    with pytest.raises(InputError, match="another process is writing"):
         discard_run(tmp_path)
     store.close()
     (tmp_path / "mine.txt").write_text("kept", encoding="utf-8")

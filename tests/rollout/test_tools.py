@@ -297,7 +297,7 @@ def test_classes_of_others_load_with_the_schema_that_they_want(
     assert made.tool_schema["strict"] is True, "the model is shown what the file says, not what the class kept"
     rollout = run(LOOK, "42", tools=[made])
     assert rollout.messages[2]["content"] == "hello"
-    with pytest.raises(ConfigError, match="is a placeholder of OmegaConf"):
+    with pytest.raises(ConfigError, match="is an OmegaConf placeholder"):
         load_tools(written(tmp_path, "tools.yaml", {"tools": [tool(word=["${oc.env:WORD}"])]}))
 
 

@@ -103,7 +103,7 @@ def test_a_missing_logprob_is_an_error_and_never_zero() -> None:
 @pytest.mark.parametrize("name", ["logprobs", "advantages", "reward"])
 def test_what_only_some_samples_have_is_refused(name: str) -> None:
     full, bare = sample_of([1, 2], [0, 1]), sample_of([1, 2], [0, 1]).replace(**{name: None})
-    with pytest.raises(SampleError, match=f"sample 1 has {name} and sample 0 has none"):
+    with pytest.raises(SampleError, match=f"sample 1 has {name} but sample 0 has none"):
         collate([bare, full], pad_id=0)
     assert (name if name != "reward" else "rewards") not in collate([bare, bare], pad_id=0)
 
@@ -111,15 +111,15 @@ def test_what_only_some_samples_have_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"length": 2}, r"sample 1 \('long'\) has 3 tokens, and length is 2: truncate"),
+        ({"length": 2}, r"sample 1 \('long'\) has 3 tokens, but length is 2: truncate"),
         ({"length": 6, "multiple_of": 4}, "length is 6, which is not a multiple of 4"),
         ({"length": 0}, "length must be"),
         ({"multiple_of": 0}, "multiple_of must be"),
         ({"multiple_of": True}, "multiple_of must be"),
         ({"pad_id": -1}, "pad_id must be"),
         ({"pad_id": None}, "pad_id must be"),
-        ({"side": "up"}, "side is 'right' or 'left'"),
-        ({"tensors": "jax"}, "tensors is 'numpy' or 'torch'"),
+        ({"side": "up"}, "side must be 'right' or 'left'"),
+        ({"tensors": "jax"}, "tensors must be 'numpy' or 'torch'"),
     ],
 )
 def test_settings_that_make_no_batch_are_refused(settings: dict[str, Any], problem: str) -> None:
@@ -167,11 +167,11 @@ def test_a_batch_says_which_weights_sampled_each_token_and_how_old_they_are(side
 @pytest.mark.parametrize(
     ("versions", "now", "why"),
     [
-        (["step-7"], 8, "version 'step-7': name versions by integers"),
+        (["step-7"], 8, "version 'step-7': versions must be integers"),
         ([-3], 8, "version -3"),
-        (["9" * 19], 8, "name versions by integers"),
-        (["9"], 8, "sampled by version 9, and 8 is trained"),
-        ([5, None], 8, "token 3 carries loss and has no version"),
+        (["9" * 19], 8, "versions must be integers"),
+        (["9"], 8, "sampled by version 9, but 8 is being trained"),
+        ([5, None], 8, "token 3 carries loss but has no version"),
         ([5], "8", "integer that names the weights"),
         ([5], True, "integer that names the weights"),
         ([5], -1, "integer that names the weights"),

@@ -188,7 +188,7 @@ def test_eos_that_ends_no_turn_of_the_template_is_told() -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"response": ["no"]}, "the response is a string, not a list"),
+        ({"response": ["no"]}, "the response must be a string, not a list"),
         ({"eos": "<|no such token|>"}, "is not a control token"),
         ({"eos": "word"}, "is not a control token"),
     ],

@@ -181,5 +181,5 @@ def test_logprobs_of_another_distribution_than_was_sampled_from_are_noted(
     sampling = None if temperature is None else {"temperature": temperature}
     trajectory.append_completion([7], [-1.0], finish_reason="stop", sampling=sampling, logprobs_kind=kind)
     (row,) = trajectory_samples(trajectory)
-    note = f"logprobs of 1 of 1 completions are not of what was sampled from: {kind}, sampled with temperature 0.7"
+    note = f"logprobs of 1 of 1 completions are not of the sampling distribution: {kind}, sampled with temperature 0.7"
     assert row.notes == ((note,) if noted else ())

@@ -178,6 +178,6 @@ def test_of_a_rollout_exactly_as_much_is_kept_as_the_policy_promises(
 
 def test_an_error_names_the_sample_and_both_lengths() -> None:
     sample = sample_of([Piece(0, Kind.PROMPT, 5), Piece(1, Kind.SAMPLED, 4, True)])
-    with pytest.raises(SampleError, match="sample 'synthetic' has 9 tokens, and 8 are allowed"):
+    with pytest.raises(SampleError, match="sample 'synthetic' has 9 tokens, but only 8 are allowed"):
         truncate(sample, 8, Overlong.ERROR)
     assert truncate(sample, 9, "error").cut == 0

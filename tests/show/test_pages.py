@@ -47,7 +47,7 @@ def test_every_result_shows_itself_and_none_of_its_characters_can_act(make: Call
 
 
 def test_what_is_not_a_result_is_refused() -> None:
-    with pytest.raises(InputError, match="nothing to show of int"):
+    with pytest.raises(InputError, match="cannot show int"):
         show(3)
     with pytest.raises(InputError, match=r"\[0\].*HistoryReport"):
         show([histories()])

@@ -94,9 +94,9 @@ def newer_store(path: Path) -> None:
     [
         (lambda path: path.write_bytes(b"not a database, but long enough to look like a header " * 40), "not a store"),
         (other_database, "the database of another program"),
-        (newer_store, "a store of version 99, and this tokentrace reads version 1"),
+        (newer_store, "version 99, but this tokentrace reads version 1"),
         (lambda path: path.mkdir(), "is a folder"),
-        (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link, which|cannot be opened"),
+        (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link, and|cannot be opened"),
     ],
 )
 def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: str, tmp_path: Path) -> None:

@@ -188,11 +188,11 @@ CASES: Final = {
     ),
     "reasoning that nothing opens": Case(
         template(THINKS.replace("<think>", "") + "{{ m.content }}"),
-        turn(None, "nothing opens the reasoning, so that it is not to be told from content", NO_CALLS)
+        turn(None, "nothing opens the reasoning, so it cannot be distinguished from content", NO_CALLS)
     ),
     "reasoning that nothing closes": Case(
         template(THINKS.replace("</think>", "{{ '\\n' }}") + "{{ m.content }}"),
-        turn(None, "nothing that could be looked for closes the reasoning", NO_CALLS)
+        turn(None, "no delimiter closes the reasoning", NO_CALLS)
     ),
     "an empty place for reasoning in every turn": Case(
         template("<|x|>inner\n{{ m.reasoning_content }}<|q|>{{ m.content }}", prompt="<|x|>inner\n<|q|>"),

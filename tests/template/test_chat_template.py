@@ -132,12 +132,12 @@ def test_invalid_jinja_names_the_line(source: str, line: int) -> None:
     ("body", "problem"),
     [
         ("{{ raise_exception('no users here') }}", "refused the conversation: no users here"),
-        ("{{ nothing.at.all }}", "needs something that is not there"),
-        ("{{ nothing() }}", "needs something that is not there"),
-        ("{{ m.append(1) }}", "failed|not there|not allowed"),
+        ("{{ nothing.at.all }}", "needs something that is missing"),
+        ("{{ nothing() }}", "needs something that is missing"),
+        ("{{ m.append(1) }}", "failed|is missing|not allowed"),
         ("{{ m.content + 1 }}", "failed on this conversation: TypeError"),
         ("{{ 1 // 0 }}", "failed on this conversation: ZeroDivisionError"),
-        ("{{ messages.__class__.__mro__ }}", "not allowed|not there"),
+        ("{{ messages.__class__.__mro__ }}", "not allowed|is missing"),
         ("{{ m.content|int + none }}", "TypeError"),
         ("{{ strftime_now(5) }}", "TypeError"),
         ("{{ 'x' * 10**10 }}", "tried to build a value"),
@@ -235,7 +235,7 @@ def test_a_generation_block_cannot_leave_the_loop_around_it(word: str) -> None:
     source = f"{{% for m in messages %}}\n{{% generation %}}{{% {word} %}}{{% endgeneration %}}{{% endfor %}}"
     with pytest.raises(SyntaxError):
         chat_template_utils.render_jinja_template([MESSAGES], chat_template=source)
-    with pytest.raises(TemplateError, match=r"cannot break off or continue the loop around it.*line 2"):
+    with pytest.raises(TemplateError, match=r"cannot break or continue the loop around it.*line 2"):
         ChatTemplate(source)
 
 

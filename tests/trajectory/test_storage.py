@@ -140,9 +140,9 @@ def test_a_flipped_bit_is_never_loaded(seed: int, data: st.DataObject) -> None:
         (lambda record: record[:-1], "not one whole record: it ends inside"),
         (lambda record: b"", "not one whole record"),
         (lambda record: record + b"x", "not one whole record"),
-        (lambda record: record[:20] + bytes([record[20] ^ 1]) + record[21:], "does not fit its checksum"),
+        (lambda record: record[:20] + bytes([record[20] ^ 1]) + record[21:], "does not match its checksum"),
         (lambda _: record(3, payload(b"{")), "its JSON is not valid"),
-        (lambda _: record(1, payload({})), "cannot stand here"),
+        (lambda _: record(1, payload({})), "cannot appear here"),
     ],
 )
 def test_a_record_that_is_not_whole_is_refused_after_those_before_it(spoil: Any, problem: str) -> None:

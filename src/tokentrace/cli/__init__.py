@@ -20,23 +20,23 @@ COMMANDS: Final = {
     "export": "Write the rows of recorded sessions.",
     "keys": "Make keys for the gateway.",
     "check": "Check recorded tokens: rows, rollouts, dumps, a prompt.",
-    "families": "Show what is known of each family of models.",
-    "demo": "Run rollouts by three client paths and compare them.",
+    "families": "Show what is known about each family of models.",
+    "demo": "Run rollouts through three client paths and compare them.",
 }
-"""The name of each command, which is also that of its function, and what it does."""
+"""The name of each command, which is also the name of its function, and what it does."""
 _MODULES: Final = {"families": "render", "view": "render", "keys": "export"}
-"""The modules of commands that do not have one of their own name."""
+"""The modules of commands whose module has another name."""
 
 
 def command(function: Callable[..., Any]) -> click.Command:
-    """Make a function the command of its name, with ``--debug`` as its last option."""
+    """Turn a function into the command of the same name, with ``--debug`` as its last option."""
     result = click.command(short_help=COMMANDS[function.__name__])(function)
     debug_option(result)
     return result
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is called, and prints an error as one line."""
+    """Imports each command when it is called, and prints an error as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -67,7 +67,7 @@ class Commands(click.Group):
 
 
 def one_blas_thread() -> None:
-    """Have NumPy multiply in one thread: the pocket model's matrices are too small to share. NumPy reads this once."""
+    """Limit NumPy to one thread: the pocket model's matrices are too small for more. Must run before NumPy loads."""
     if "numpy" not in sys.modules:
         for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, "1")

@@ -22,17 +22,17 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 
 @command
 @click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=options.complete_folders)
-@click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name one.")
+@click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name a TOKENIZER.")
 @options.audit_options
 @click.option(
     "--on",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     metavar="FILE",
-    help="Compare what production, rollout and training show of this conversation instead.",
+    help="Instead, compare this conversation in production, rollout and training.",
 )
 @options.index_option
 @options.tools_option
-@options.number("--step", least=0, text="With --on: what differs at step N only.")
+@options.number("--step", least=0, text="With --on: show only step N.")
 @options.one_of(
     "--past",
     ["template", "inference", "tool_calls", "preserve", "patched"],
@@ -50,23 +50,23 @@ _PARSERS = ("tool_parser", "reasoning_parser")
     metavar="USES",
     help="Exit with 1 unless these hold: sft-one-row, sft-per-turn, rl-append-only, rl-user-turns, production-parity.",
 )
-@options.flag("--allow-partly", text="Uses that hold for some turns meet --require.")
+@options.flag("--allow-partly", text="Accept uses that hold for some turns only.")
 @options.json_option("Print the reports as JSON.")
 @options.page_option("Write a page as well.")
-@options.flag("-q", "--quiet", text="Print only what is not met.")
+@options.flag("-q", "--quiet", text="Print only the uses that are not met.")
 @click.pass_context
 def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
 
-    The first lines say what to do. A break is shown with the smallest conversation that has it, and with the line of
-    the template that causes it. TOKENIZER is a model's folder or hub name (name@revision for one of its revisions), or
+    The first lines say what to do. Each break comes with the smallest conversation that has it, and with the template
+    line that causes it. TOKENIZER is a model's folder or hub name (name@revision for one of its revisions), or
     a .jinja file in a model's folder; without one, the embedded pocket model is audited.
 
     With --on, one conversation is compared instead, turn by turn: what production shows, the stream of an append-only
     rollout, and one training row. With --grammar, the grammar of the model's turn is shown instead.
 
-    The exit code is 0, 1 if problems were found (a use that does not hold, or that --require names and is not met; a
-    difference that --on shows), 2 on errors.
+    The exit code is 0; 1 if a use does not hold (with --require, only uses that it names count) or --on shows a
+    difference; 2 on errors.
 
     \b
     Examples:
@@ -87,7 +87,7 @@ def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str
 
 
 def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tuple[str, ...]) -> None:
-    """Reject options that do not go together."""
+    """Reject options that cannot be combined."""
     on, grammar = options["on"] is not None, options["grammar"]
     used = {**dict.fromkeys(_ON, on), **dict.fromkeys(_PARSERS, grammar), "tools": on or grammar}
     for name, goes in used.items():
@@ -95,15 +95,15 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
             needs = "--grammar" if name in _PARSERS else "--on"
             raise click.UsageError(f"--{name.replace('_', '-')} goes with {needs}")
     if grammar and on:
-        raise click.UsageError("--on and --grammar show two things: give one of them")
+        raise click.UsageError("--on and --grammar cannot be combined: give one of them")
     if (on or grammar) and (len(tokenizers) > 1 or options["require"] is not None):
-        raise click.UsageError(f"{'--grammar' if grammar else '--on'} is about one tokenizer, and says no verdict")
+        raise click.UsageError(f"{'--grammar' if grammar else '--on'} takes one tokenizer and gives no verdict")
     if not tokenizers and (options["require"] is not None or options["quiet"]):
         raise click.UsageError("--require and --quiet do not audit the embedded model by default: name the tokenizer")
 
 
 def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
-    """Audit templates and print what they are safe for; 1 if something does not hold."""
+    """Audit templates and print what they are safe for. Return 1 if something does not hold."""
     from ..diagnose.certify import audits_document
     from ..diagnose.verdicts import Use
     from ..settings import choose
@@ -152,7 +152,7 @@ def _show_grammar(options: dict[str, Any]) -> int:
 
 
 def _show_conversation(options: dict[str, Any]) -> int:
-    """Show what production, rollout and training hold of a conversation; 1 if they differ."""
+    """Show a conversation in production, rollout and training. Return 1 if they differ."""
     from ..diagnose.histories import compare_histories
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
@@ -173,14 +173,14 @@ def _show_conversation(options: dict[str, Any]) -> int:
 
 
 def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
-    """Return the tokenizer and the template that a name means: a .jinja file belongs to the model beside it."""
+    """Return the tokenizer and the template that a name refers to. A .jinja file belongs to the model in its folder."""
     path = Path(name or "")
     if path.suffix != ".jinja":
         return {"tokenizer": name, "chat_template": template}
     if template is not None:
-        raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
+        raise InputError(f"{name} is a template, but --chat-template names another one; give the model's folder")
     if not path.is_file():
         raise InputError(f"there is no file {name}")
     if not path.with_name("tokenizer.json").is_file():
-        raise InputError(f"{name} has no tokenizer.json beside it: tokentrace audit MODEL --chat-template {name}")
+        raise InputError(f"{name} has no tokenizer.json next to it: use tokentrace audit MODEL --chat-template {name}")
     return {"tokenizer": str(path.parent), "chat_template": name}

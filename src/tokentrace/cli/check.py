@@ -13,11 +13,11 @@ from .output import ProgressBars, note, print_result, working, write_page
 ALLOWED: Final = ("unchecked", "breaks", "masks", "logprobs", "ids")
 _TEMPLATE: Final = frozenset({"tools", "kwargs", "renderer", "chat_template"})
 _COMMON: Final = _TEMPLATE | {"tokenizer", "prompt", "limit", "allow", "html", "as_json", "quiet"}
-"""Options of every kind of file."""
+"""Options for every kind of file."""
 _CHECK_ONLY: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
-"""Options of rows that are not settings of `tokenize`."""
+"""Options for rows that are not settings of `tokenize`."""
 ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next prompt"
-"""What a file holds, by which it is checked."""
+"""What a file can hold. Each kind has its own check."""
 
 
 @command
@@ -37,7 +37,7 @@ ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next promp
 @click.option("--pad-token", metavar="TOKEN", help="What rows are padded with.  [default: the tokenizer's own]")
 @options.split_option
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Check the first N rows or rollouts only.")
-@click.option("--allow", multiple=True, type=click.Choice(ALLOWED), help="What is not a problem; may be repeated.")
+@click.option("--allow", multiple=True, type=click.Choice(ALLOWED), help="Accept this problem; may be repeated.")
 @options.page_option("Write a page as well.")
 @options.json_option("Print the report as JSON.")
 @options.quiet_option
@@ -54,7 +54,7 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
 
     With --prompt, FILE is a stream (a trajectory, or a JSON list of ids) that the prompt must begin with.
 
-    The exit code is 0, 1 if there are problems (also rows that could not be checked), 2 on errors.
+    The exit code is 0; 1 if there are problems, including rows that could not be checked; 2 on errors.
 
     \b
     Examples:
@@ -132,7 +132,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
 
 
 def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
-    """The renderer of the model, or its tokenizer if it has no template; None if nobody says which it is."""
+    """Return the model's renderer, or its tokenizer if it has no template; None if the model is unknown."""
     from ..diagnose.record_files import highest_id
     from ..diagnose.rollouts import recorded_tokenizer
     from ..errors import RendererError, TemplateError
@@ -141,14 +141,14 @@ def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
 
     name = options["tokenizer"] or recorded_tokenizer(inputs)
     if name is None and highest_id(inputs) >= load_tokenizer("pocket").vocabulary.size:
-        note("without --tokenizer, breaks are counted and not explained")
+        note("without --tokenizer, breaks are counted but not explained")
         return None
     try:
         return make_renderer({**options, "tokenizer": name})
     except (RendererError, TemplateError) as error:
         if options["renderer"] != "auto" or options["chat_template"] is not None or options["kwargs"]:
             raise
-        note(f"{' '.join(str(error).split())}: the tokenizer alone is used")
+        note(f"{' '.join(str(error).split())}: using only the tokenizer")
         return load_tokenizer(name)
 
 
@@ -159,7 +159,7 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     from .inputs import make_renderer
 
     if len(inputs) != 1:
-        raise click.UsageError("--prompt is compared with one stream")
+        raise click.UsageError("--prompt is compared with one stream: name one file")
     path, branch, sampled = Path(inputs[0]), options["branch"], None
     if is_trajectory(path):
         trajectory = load_trajectory(path).trajectory

@@ -22,14 +22,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @command
-@number("-n", "--rollouts", default=64, text="Rollouts by each path.")
-@number("--seed", default=0, least=0, text="Of the questions and the sampling.")
-@click.option("-o", "--output", type=_FOLDER, default="tokentrace-demo", show_default=True, help="Where files go.")
+@number("-n", "--rollouts", default=64, text="Rollouts per path.")
+@number("--seed", default=0, least=0, text="The seed of the questions and the sampling.")
+@click.option("-o", "--output", type=_FOLDER, default="tokentrace-demo", show_default=True, help="The output folder.")
 @flag("--render", "render_", text="Render the shipped example instead, and explain it.")
 @flag("--open", "open_", text="Open the report in a browser.")
 @json_option("Print the table as JSON.")
 def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, as_json: bool) -> None:
-    """Run agents on the embedded pocket model by three client paths, on the same questions with the same seeds.
+    """Run agents on the embedded pocket model through three client paths, on the same questions with the same seeds.
 
     Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The first table
     shows what that costs: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
@@ -37,7 +37,7 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, 
     """
     one_blas_thread()
     if as_json and render_:
-        raise click.UsageError("--json prints the table, and --render has none")
+        raise click.UsageError("--json prints the table, but --render has none")
     output.mkdir(parents=True, exist_ok=True)
     report = _explain_example(output) if render_ else _compare(output, rollouts, seed, as_json)
     if open_:
@@ -73,7 +73,7 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
 
 
 def _write_rows(output: Path, samples: Sequence[Sample], seed: int) -> None:
-    """Write rows; as JSON Lines without pyarrow."""
+    """Write rows, as JSON Lines if pyarrow is missing."""
     from ..data.tables import write_samples
 
     if importlib.util.find_spec("pyarrow") is not None:
@@ -106,7 +106,7 @@ def _explain_example(output: Path) -> Path:
         f"\n- {int(rendered.mask.sum())} of {len(rendered)} tokens are sampled: what the assistant wrote, with each "
         "turn's stop token.\n  Generation prompts and the text of system, users and tools are not.\n"
         f"- In message 8 the user typed {' '.join(typed)}. It stayed text: {int(rendered.control[user].sum())} "
-        "control tokens came of it."
+        "of its tokens are control tokens."
     )
     write_page(output / "example.html", rendered, title="tokentrace demo")
     return output / "example.html"

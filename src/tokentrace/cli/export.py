@@ -1,4 +1,4 @@
-"""``tokentrace export`` and ``keys``: what belongs to a gateway."""
+"""``tokentrace export`` and ``keys``: commands for a gateway's sessions and keys."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 @options.json_option("Print what was written as JSON.")
 @options.quiet_option
 def export(*, store: str, **chosen: Any) -> None:
-    """Write the training rows of the sessions in STORE: what `tokentrace serve --store STORE` recorded.
+    """Write the training rows of the sessions in STORE, which `tokentrace serve --store STORE` recorded.
 
     STORE is a file, or postgresql://user@host/database; a gateway may be writing to it. docs/rows.md has the columns.
-    Sealed sessions are marked as exported once the file is complete; open ones stay open. With --for, the file has ids
-    and labels alone, of every row, whatever its reward.
+    Sealed sessions are marked as exported once the file is complete; open ones stay open. With --for, the file has
+    only ids and labels, of every row regardless of its reward.
 
-    An existing file is replaced only with --overwrite. Without rows no file is written.
+    An existing file is replaced only with --overwrite. If there are no rows, no file is written.
 
     \b
     Examples:
@@ -53,10 +53,10 @@ def export(*, store: str, **chosen: Any) -> None:
     target = find_trainer(job.trainer)
     target_path(job.output, target, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):
-        raise click.UsageError("--session names the sessions: leave out --state and --search, or --session")
+        raise click.UsageError("--session names the sessions: it cannot be combined with --state or --search")
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "is not there"
-        raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
+        raise InputError(f"{store} {what}: name the file that you gave to `tokentrace serve --store`")
     done = asyncio.run(_export(store, job, target))
     names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")
     data = {name: getattr(done, name) for name in names} | {"output": str(job.output)}
@@ -112,9 +112,9 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 @click.option("--admin", "role", flag_value="admin", help="A key for everything: sessions, rows, rewards, shutdown.")
 @click.option("--agent", "role", flag_value="agent", help="A key for sampling in any session.")
-@click.option("--name", default="", metavar="TEXT", help="A note beside the key: whose it is.")
+@click.option("--name", default="", metavar="TEXT", help="A note next to the key, such as its owner.")
 def keys(file: Path, role: str | None, name: str) -> None:
-    """Make a key, print it once, and add its hash to FILE: what `tokentrace serve --keys FILE` reads.
+    """Make a key, print it once, and add its hash to FILE, which `tokentrace serve --keys FILE` reads.
 
     The key itself is stored nowhere. Keys for single sessions are made with the session: POST /sessions.
 

@@ -22,7 +22,7 @@ _PYTHON: Final = {"True": True, "False": False, "None": None}
 
 
 def chosen_tokenizer(tokenizer: str | None) -> str:
-    """Return the value of ``--tokenizer``; without it the embedded model, with a note."""
+    """Return the value of ``--tokenizer``; without it, print a note and return the embedded model."""
     if tokenizer is None:
         note("no --tokenizer: using the embedded pocket model")
     return tokenizer or "pocket"
@@ -41,7 +41,7 @@ def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
 async def connect_engine(
     engine: str, tokenizer: Tokenizer | None, kind: str = "auto", settings: HTTPSettings | None = None
 ) -> Engine:
-    """Connect to an engine, to several with commas, or to the embedded one."""
+    """Connect to an engine, to several separated by commas, or to the embedded one."""
     from ..engines.embedded import EmbeddedEngine
     from ..engines.protocol import EngineError
     from ..engines.servers import connect
@@ -52,7 +52,7 @@ async def connect_engine(
     try:
         return await connect(split_list(engine), kind, settings=settings, vocab_size=size)
     except EngineError as error:
-        raise InputError(f"{error}; is the engine running? --engine says where it is") from error
+        raise InputError(f"{error}; is the engine running? --engine sets its address") from error
 
 
 def conversation_title(source: str) -> str:
@@ -90,7 +90,7 @@ def read_tools(source: str | None, default: Any = None) -> Any:
 
 
 def parse_json(text: str, name: str, line: int = 1) -> Any:
-    """Parse JSON. Raises InputError with line (the first is `line`) and column."""
+    """Parse JSON. Raises InputError naming the line (`line` is the number of the first) and the column."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -135,7 +135,7 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     settings = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
     for key in variables:
         if key in {"messages", "tools", "add_generation_prompt"} | settings:
-            raise InputError(f"--kwargs: {key!r} is not a template variable: it has an option of its own")
+            raise InputError(f"--kwargs: {key!r} is not a template variable: it has its own option")
     return variables
 
 

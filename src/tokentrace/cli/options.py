@@ -100,7 +100,7 @@ complete_files: Final = _complete_path("file")
 
 def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     if value and Path(value).exists():
-        raise click.UsageError(f"--ray takes the address of a cluster, and {value} is a file: name it before --ray")
+        raise click.UsageError(f"--ray takes the address of a cluster, but {value} is a file: name it before --ray")
     return value
 
 
@@ -123,14 +123,14 @@ ray_option: Final = click.option(
     metavar="[ADDRESS]",
     is_eager=True,
     callback=_address,
-    help="Work on a Ray cluster (a local one if none).",
+    help="Work on a Ray cluster (if there is none, a local one).",
 )
 overwrite_option: Final = flag("--overwrite", text="Replace an output that already exists.")
 trainer_option: Final = click.option(
     "--for",
     "trainer",
     type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
-    help="Write what this trainer reads, and say what to put into its configuration.",
+    help="Write what this trainer reads, and print what to put into its configuration.",
 )
 tokenizer_option: Final = click.option(
     "-t",
@@ -176,7 +176,7 @@ audit_options: Final = together(
         "--chat-template",
         metavar="FILE",
         shell_complete=complete_files,
-        help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
+        help="A Jinja file instead of the tokenizer's template, or the name of another template that it has.",
     ),
 )
 renderer_options: Final = together(tokenizer_option, audit_options)
@@ -195,7 +195,7 @@ supervision_options: Final = together(
         default="reasoning,content,tool_calls,stop",
         show_default=True,
         metavar="LIST",
-        help="What of a turn carries loss.",
+        help="Which parts of a turn carry loss.",
     ),
     click.option("--roles", default="assistant", show_default=True, metavar="LIST", help="Whose messages carry loss."),
     one_of(
@@ -205,6 +205,6 @@ supervision_options: Final = together(
         "[default: template, with a warning where it matters]",
     ),
     flag("--final-stop", text="Add the stop token where the template leaves the last turn without it."),
-    flag("--use-patched", text="Show past turns as they were when they were sampled."),
+    flag("--use-patched", text="Show past turns as they were sampled."),
     control_tokens_option,
 )

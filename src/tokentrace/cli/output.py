@@ -66,7 +66,7 @@ def print_report(result: Any, data: Any, as_json: bool) -> None:
 
 
 def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest: int) -> None:
-    """Print what is to know about a file of rows: a summary or JSON, and what to put into a trainer's configuration."""
+    """Print a summary of a file of rows, or JSON, and what to put into a trainer's configuration."""
     from ..data.trainers import find_trainer
 
     trainer = find_trainer(job.trainer)
@@ -119,7 +119,7 @@ class ProgressBars:
         self._bars.stop()
 
     def show(self, label: str, done: float, total: float, status: str = "", line: str | None = None) -> None:
-        """Update the bar of `label` with `status` beside it, or print `line` if it is time for one."""
+        """Update the bar of `label` with `status` next to it, or print `line` if it is time for one."""
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total, status="")
         self._bars.update(self._tasks[label], total=total, completed=done, status=status)

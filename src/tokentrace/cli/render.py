@@ -1,4 +1,4 @@
-"""``tokentrace render``, ``view`` and ``families``: what there is to look at."""
+"""``tokentrace render``, ``view`` and ``families``: commands to look at things."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def _temporary(name: str) -> Path:
 @click.argument("file", metavar="FILE", shell_complete=options.complete_files)
 @options.tokenizer_option
 @options.number("--rows", default=20, text="Show the first N rows of a file.")
-@options.page_option("Write the page to this file, and open no browser.")
+@options.page_option("Write the page to this file instead of opening a browser.")
 def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> None:
     """Show FILE on a page: a trajectory (.tt), rows of ids, the output of a run, a gateway's store, or a dump.
 
-    The page needs nothing but itself. See docs/viewer.md for what is on it.
+    The page is self-contained. See docs/viewer.md for what is on it.
 
     \b
     Examples:
@@ -126,7 +126,7 @@ def _read(file: str, path: Path, rows: int) -> Any:
     if path.is_file() and is_trajectory(path):
         return load_trajectory(path)
     samples: list[Sample] = []
-    with contextlib.suppress(InputError):  # it may be anyone's
+    with contextlib.suppress(InputError):  # another tool may have written it
         samples = list(itertools.islice(read_samples(path), rows)) if path.is_file() else []
     samples = samples or list(itertools.islice(_recorded(file), rows))
     if not samples:
@@ -142,7 +142,7 @@ def _recorded(file: str) -> Iterator[Sample]:
     from ..samples.sample import Sample
     from ..tokens.kinds import Kind
 
-    holds_rollouts(file)  # refuses a file of conversations
+    holds_rollouts(file)  # raises InputError for a file of conversations
     for rollout in read_rollouts([file]):
         if rollout.problem:
             raise InputError(f"{rollout.where}: {rollout.problem}")
@@ -153,7 +153,7 @@ def _recorded(file: str) -> Iterator[Sample]:
 
 
 def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
-    """Return how one sees that a file was made with another tokenizer; empty if nothing shows it."""
+    """Return evidence that a file was made with another tokenizer; empty if there is none."""
     from ..data.tables import read_metadata
 
     if isinstance(result, list):
@@ -175,7 +175,7 @@ def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
 def families(*, name: str | None, as_json: bool) -> None:
     """List the known families of models, or show the one called NAME.
 
-    A family is recognised by how its template behaves. Templates of no family work as well.
+    A family is recognised by how its template behaves. Templates without a family work as well.
 
     \b
     Examples:

@@ -35,9 +35,9 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="The folder to write to.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Run the first N tasks only.")
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="How many rollouts run at once.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="What the seeds of all rollouts are made from.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="The seed from which all rollouts get theirs.")
 @click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of continuing it.")
-@click.option("--retry", is_flag=True, help=f"Run those again that ended with {', '.join(_FAILED)}.")
+@click.option("--retry", is_flag=True, help=f"Run rollouts again that ended with {', '.join(_FAILED)}.")
 @click.option("--continue-aborted", is_flag=True, help="Continue unfinished rollouts from their tokens.")
 @ray_option
 @click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Actors on Ray.  [default: all CPUs]")
@@ -45,7 +45,7 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @quiet_option
 @click.pass_context
 def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
-    """Run agents on an engine, and keep training rows of exactly the tokens that were sampled.
+    """Run agents on an engine, and keep training rows of exactly the sampled tokens.
 
     CONFIG.yaml names the engine, tools, data, sampling and output; see docs/rollout.md. Options override it.
 
@@ -75,13 +75,13 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     if job.workers is not None and job.ray is None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
     if job.continue_aborted and job.ray is not None:
-        raise click.UsageError("--continue-aborted goes on with rollouts in this process: leave --ray out")
+        raise click.UsageError("--continue-aborted continues rollouts in this process: leave out --ray")
     options["questions"] = question_tasks
     with working("loading"):
         run = read_run(config, **options)
     if job.fresh:
         discard_run(run.output)
-    store = RolloutStore(run.output)  # it locks the folder: from here on no other process changes what is there
+    store = RolloutStore(run.output)  # locks the folder, so that no other process changes it
     try:
         try:
             check_run(run.output, run.settings)
@@ -90,8 +90,8 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not job.quiet and (store.finished or store.unfinished):
-            under_way = f", {len(store.unfinished):,} were under way and are run again" if store.unfinished else ""
-            note(f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
+            under_way = f", {len(store.unfinished):,} were unfinished and run again" if store.unfinished else ""
+            note(f"continuing: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
         try:
             cluster = None
             if job.ray is not None:
@@ -104,7 +104,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
             down = isinstance(error, EngineDown)
             click.secho(f"stopped: {' '.join(str(error).split())}" if down else "\ninterrupted", fg="red", err=True)
             done = f"{len(store.finished)} of {len(run.tasks)} rollouts are finished and kept"
-            click.secho(f"{done}; the same command goes on with the rest", fg="yellow", err=True)
+            click.secho(f"{done}; the same command continues with the rest", fg="yellow", err=True)
             ctx.exit(3 if down else 130)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
         metrics["advantage_notes"] = list(group_advantages(store.finished).notes) if run.advantages else []
@@ -117,7 +117,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     if not job.quiet:
         _summarize(summary, metrics, circuits, job.as_json)
     if problem is not None:
-        raise InputError(f"{problem}; the trajectories are kept, and the same command then writes the rows")
+        raise InputError(f"{problem}; the trajectories are kept; after a fix, the same command writes the rows")
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
@@ -126,14 +126,14 @@ async def _run(
 ) -> tuple[Summary, list[Circuit], float]:
     """Return the summary, the states of the endpoints, and how many seconds the run waited for an engine.
 
-    `cluster` are options of `run_rollouts_on_ray`; None runs in this process.
+    `cluster` has the options of `run_rollouts_on_ray`; None runs in this process.
     """
     from ..engines.routing import circuits_of
     from ..rollout.batch import Summary, run_rollouts
     from ..rollout.cluster import run_rollouts_on_ray
     from ..rollout.patience import Patience
 
-    if all(store.is_finished(task.name) for task in run.tasks):  # no engine is needed to say so
+    if all(store.is_finished(task.name) for task in run.tasks):  # this needs no engine
         return Summary.of(store), [], 0.0
     options: dict[str, Any] = {"concurrency": min(run.concurrency, len(run.tasks)), "store": store, "seed": run.seed}
     if cluster is not None:
@@ -170,7 +170,7 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
 
 
 class _Display(ProgressBars):
-    """Progress of a run, with rate, mean reward and time left, and when no engine answers."""
+    """Progress of a run: its rate, mean reward and time left, and outages of the engine."""
 
     _OUTAGES_EVERY = 60.0
 
@@ -204,17 +204,17 @@ class _Display(ProgressBars):
         self.show("rollouts", done, self._total, status, line)
 
     def outage(self, outage: str | None) -> None:
-        """Say now and then that the engine does not answer, and once that it answers again."""
+        """Report from time to time that the engine does not answer, and once that it answers again."""
         now = time.monotonic()
         if self._quiet or (outage is not None and self._reported and now - self._reported < self._OUTAGES_EVERY):
             return
         self._reported = 0.0 if outage is None else now
-        text = "the engine answers again: going on" if outage is None else f"{outage}{_circuits(self._engine)}"
+        text = "the engine answers again: continuing" if outage is None else f"{outage}{_circuits(self._engine)}"
         self._console.print(text, style="green" if outage is None else "yellow", markup=False, highlight=False)
 
 
 def _circuits(engine: Engine | None) -> str:
-    """Return the states of a router's endpoints as text; empty for an engine alone."""
+    """Return the states of a router's endpoints as text; empty for a single engine."""
     from ..engines.routing import CircuitState, circuits_of
 
     circuits = [] if engine is None else circuits_of(engine)
@@ -232,13 +232,13 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
     rows = {
         "rollouts": f"{summary.rollouts:,}{earlier}",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
-        "turns": f"{summary.turns:,} ({summary.turns / count:.1f} a rollout)",
-        "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f} a second" if speed else ""),
+        "turns": f"{summary.turns:,} ({summary.turns / count:.1f} per rollout)",
+        "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f}/s" if speed else ""),
         "cached tokens": "" if share is None else f"{cached:,} of {prompted:,} in prompts ({share:.0%})",
         "tool calls": f"{summary.tool_calls:,}, {summary.tool_errors:,} with errors",
         "malformed turns": f"{summary.malformed_turns:,}",
         "breaks": f"{summary.breaks:,}",
-        "samples": f"{summary.samples:,} ({summary.samples / count:.2f} a rollout)",
+        "samples": f"{summary.samples:,} ({summary.samples / count:.2f} per rollout)",
         "reward": "none" if reward is None else f"{reward:.3f} on average",
         "engines": "; ".join(map(str, circuits)),
     }
@@ -254,4 +254,4 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
         click.secho(f"  {text}", fg="yellow", err=to_stderr)
     if failed := sum(summary.ends[end] for end in _FAILED):
         where = f"{metrics['output']}/rollouts.db says why; --retry runs them again"
-        click.secho(f"  {failed:,} failed, and have no reward: {where}", fg="red", err=to_stderr)
+        click.secho(f"  {failed:,} failed and have no reward: {where}", fg="red", err=to_stderr)

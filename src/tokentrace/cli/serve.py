@@ -38,13 +38,13 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @one_of(
     "--calls",
     ["strict", "lenient"],
-    "Whether a well-formed call outside its place counts, as in vLLM and SGLang.",
+    "lenient: well-formed calls outside their usual place count too, as in vLLM and SGLang.",
     "strict",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="0 for any free port.")
 @click.option("--store", metavar="FILE|URL", help="A file (SQLite) or postgresql://….  [default: in memory]")
-@click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Who may use it.")
+@click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The keys of clients.")
 @flag("--dev", text="No keys, this machine only, sessions created on first use.")
 @flag("--create-sessions", text="With --keys: a request may create the session that it names.")
 @click.option(
@@ -62,9 +62,9 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
-    Prints its URL when it is ready; the log goes to stderr, a line of JSON for each request. Give an OpenAI client
+    Prints its URL when it is ready; the log goes to stderr, one line of JSON per request. Give an OpenAI client
     URL/sessions/ID/v1, and Anthropic's clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL itself is a
-    page for people. See docs/gateway.md.
+    page for your browser. See docs/gateway.md.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ _OF_JOB: Final = (
     *("tokenizer", "output", "trainer", "workers", "ray", "split", "overwrite"),
     *("stats", "show", "html", "as_json", "quiet"),
 )
-"""Options that say what to do; all others say what rows become."""
+"""Options that say what to do. All others say how rows become samples."""
 
 
 @command
@@ -41,23 +41,23 @@ _OF_JOB: Final = (
     "Rows with text that reaches no token: reject them, keep them with a note, or keep them silently.",
     "error",
 )
-@options.number("--max-length", text="The most tokens that a row may have.")
+@options.number("--max-length", text="The maximum number of tokens in a row.")
 @options.one_of(
     "--overlong",
     ["drop", "turns", "right", "left"],
-    "What becomes of longer rows: reported and left out, or cut: after whole turns, on the right, on the left.",
+    "Longer rows: report and leave them out, or cut them after whole turns, on the right, or on the left.",
     "drop",
 )
-@click.option("--labels/--no-labels", default=True, help="Omit the column of labels, which trainers look for by name.")
+@click.option("--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for by name.")
 @options.messages_column_option
-@options.named("--prompt-column", "The column with the prompt, beside one with the completion.")
+@options.named("--prompt-column", "The column with the prompt; the completion is in another.")
 @options.named("--completion-column", "The column with the completion.")
 @options.named("--system-column", "The column with a system prompt.")
 @options.named("--tools-column", "The column with tool schemas.")
 @options.messages_option
 @options.parse_arguments_option
 @options.split_option
-@options.number("--max-row-bytes", default=8 << 20, text="Longer rows are reported.")
+@options.number("--max-row-bytes", default=8 << 20, text="Longer rows are reported and left out.")
 @options.number("-j", "--workers", text="Worker processes.  [default: all cores]")
 @options.ray_option
 @options.overwrite_option
@@ -77,7 +77,7 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     An existing file is replaced only with --overwrite, and never by one without rows. "-t pocket" is the embedded toy
     model; there is no default.
 
-    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason. A run that was interrupted writes
+    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason. An interrupted run writes
     nothing. The result is the same for any number of workers.
 
     The exit code is 0 if every row was used, 1 if some were not, 2 on errors.
@@ -98,7 +98,7 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     if job.output is None and job.show is None and job.html is None:
         raise click.UsageError("name the file to write with -o, or look at rows with --show")
     if job.output is None and (job.stats or job.as_json or job.trainer is not None or job.ray is not None):
-        raise click.UsageError("--stats, --json, --for and --ray are about the file that -o names")
+        raise click.UsageError("--stats, --json, --for and --ray need a file to write: name it with -o")
     if job.output is not None and job.tokenizer is None:
         raise click.UsageError("rows are for one model: name it with -t (-t pocket is the embedded toy model)")
     settings = TokenizeSettings.read(row_settings(chosen), chosen_tokenizer(job.tokenizer))
@@ -137,7 +137,7 @@ def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
 
 class _Display(ProgressBars):
     def update(self, counts: Counts, done: int, total: int) -> None:
-        """Show how far the run is."""
+        """Show the progress of the run."""
         seconds = max(time.monotonic() - self._began, 1e-9)
         bad = f", {counts.bad_rows:,} bad" if counts.bad_rows else ""
         rates = f"{counts.rows / seconds:,.0f} rows/s · {counts.tokens / seconds:,.0f} tokens/s"
@@ -162,7 +162,7 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
     bad = counted(counts.bad_rows, "row")
     yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
-    # the five most frequent reasons; those that differ in numbers or quotes alone are one
+    # the five most frequent reasons; reasons that differ only in numbers or quotes count as one
     alike: dict[str, list[dict[str, Any]]] = {}
     for row in map(json.loads, finished.bad_rows.read_text(encoding="utf-8").splitlines()):
         alike.setdefault(re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"]), []).append(row)

@@ -1,4 +1,4 @@
-"""What a conversation is: its shapes, and what is wrong with one that is not."""
+"""Conversations: their shapes, conversion between shapes, and validation."""
 
 from ..lazy import load_on_use
 

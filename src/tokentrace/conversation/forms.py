@@ -1,4 +1,4 @@
-"""The form in which a template reads messages, and messages brought into it.
+"""Convert messages to the form that a template reads.
 
 Text is a string or a list of parts, arguments are a mapping or JSON text, no content is ``""``, None or a missing
 field. Most templates read one form; they print the others as Python would, drop them, or fail. `adapt` converts
@@ -31,7 +31,7 @@ MEDIA_PARTS: Final = frozenset(
         *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
     }
 )
-"""Types of other parts. A part without a type names its media with the same words."""
+"""Types of media parts. A part without a type has one of these words as a key."""
 
 SEPARATOR: Final = "\n"
 """Joins text parts, as in vLLM and TensorRT-LLM (SGLang: a space)."""
@@ -42,20 +42,20 @@ _ABSENT: Final = object()
 _LOSSLESS: Final[dict[str, Any]] = {
     **{"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite, "strict": False},
 }
-"""Refuses what Python's parser lets pass: NaN, infinite numbers, keys that come twice."""
+"""Rejects what Python's parser accepts: NaN, infinite numbers, duplicate keys."""
 
 
 class MessageForm(StrEnum):
     """What happens to messages before the template sees them."""
 
     ADAPT = "adapt"
-    """They are brought into the form that the template reads."""
+    """Messages are converted to the form that the template reads."""
     AS_GIVEN = "as_given"
-    """They stay as they are, as in transformers."""
+    """Messages stay as they are, as in transformers."""
 
 
 class Silence(Enum):
-    """What stands for the content of an assistant's message without any."""
+    """The forms of missing content in an assistant message."""
 
     EMPTY = ""
     NULL = None
@@ -69,14 +69,14 @@ class Silence(Enum):
 Forms: TypeAlias = Any
 """What a template reads: `study.forms.TemplateForms`."""
 Conversion: TypeAlias = tuple[str, Any]
-"""What happens to a value, or ``""``, and what it becomes."""
+"""What was done to a value (``""`` for nothing), and the new value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to a message, or to a rendering compared with the shipped template's.
+    """A change to a message, or a difference from the rendering of the shipped template.
 
-    `before` and `after` are pieces of text; `field` is the changed field, if it was one.
+    `before` and `after` are pieces of text; `field` is the changed field, if any.
     """
 
     message: int
@@ -100,12 +100,12 @@ class Adapted:
 
     @property
     def wrapped(self) -> set[int]:
-        """Messages whose text became a part: its origin is the content all the same."""
+        """Messages whose text became a text part. Its origin is still the content."""
         return {change.message for change in self.changes if change.what == _WRAPPED}
 
 
 def adapt(messages: Messages, forms: Forms) -> Adapted:
-    """Checked messages in the form that the template reads; the same list if nothing has to change.
+    """Return checked messages in the form that the template reads; the same list if nothing has to change.
 
     Raises InputError for media, parts of an unknown type, and arguments that are not a JSON object.
     """
@@ -143,7 +143,7 @@ def _is_read(message: Mapping[str, Any], form: Any) -> bool:
 
 
 def _note(changes: list[Change], place: Place, before: Any, conversion: Conversion) -> Any:
-    """What a value became; `changes` gets the change, if it is one."""
+    """Return the new value, and add the change to `changes`, if there is one."""
     what, after = conversion
     if what:
         changes.append(Change(place.message or 0, what, _text(before), _text(after), place.field))
@@ -176,7 +176,7 @@ def _content(message: Mapping[str, Any], form: Any, place: Place) -> Conversion:
 
 
 def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> Conversion:
-    """The same for an assistant's message without content."""
+    """`_content` for an assistant message without content."""
     content = message.get("content", _ABSENT)
     accepted = (forms.calls.silence if message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
     is_read = content in [way.value for way in accepted]
@@ -186,7 +186,7 @@ def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> Conversion:
 
 
 def _adapt_calls(calls: Sequence[Any], place: Place, form: Any, changes: list[Change]) -> Sequence[Mapping[str, Any]]:
-    """Calls with arguments in the form that is read; the same list if nothing has to change."""
+    """Return calls with arguments in the form that the template reads; the same list if nothing has to change."""
     adapted: list[Mapping[str, Any]] = []
     for inner, call, function in placed_functions(calls, place):
         before, at = function.get("arguments", _ABSENT), inner.at("arguments")
@@ -215,7 +215,7 @@ def _is_part(item: Any) -> bool:
 
 
 def _text_of(part: Any, place: Place) -> str:
-    """The text of a part. Raises InputError that says what it is instead."""
+    """Return the text of a part. Raises InputError if it is not a text part."""
     if isinstance(part, str):
         return part
     kind = part.get("type")
@@ -229,13 +229,13 @@ def _text_of(part: Any, place: Place) -> str:
     if kind not in TEXT_PARTS:
         fields = "tool_calls, reasoning_content and messages of role tool"
         advice = f"tokentrace.conversation.openai_messages converts Anthropic's blocks to {fields}"
-        types = f"parts of text are {', '.join(TEXT_PARTS)}"
+        types = f"text parts are {', '.join(TEXT_PARTS)}"
         raise place.error(f"is a part of the unknown type {kind[:80]!r}; {types}; {advice}")
     return place.string(part, TEXT_PARTS[kind])
 
 
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
-    """The mapping in JSON text, which may be empty. Raises InputError for anything lossy or not an object."""
+    """Parse a JSON object; empty text is an empty mapping. Raises InputError for anything lossy or not an object."""
     advice = "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
     try:
         value = parse_json(text, place, **_LOSSLESS) if text.strip() else {}
@@ -248,7 +248,7 @@ def parse_arguments(text: str, place: Place) -> dict[str, Any]:
 
 
 def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
-    """Checked messages with the arguments of calls as mappings. Raises InputError for text that is not JSON."""
+    """Return checked messages with all arguments as mappings. Raises InputError for text that is not JSON."""
     form = SimpleNamespace(text=False, mapping=True)
     return [
         {**message, "tool_calls": _adapt_calls(message["tool_calls"], Place(index, "tool_calls"), form, [])}
@@ -259,7 +259,7 @@ def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """The texts in a message's content, each with its path: of a string, or of text parts."""
+    """Yield the texts in a message's content (a string, or text parts), each with its path."""
     content = message.get("content")
     if isinstance(content, str):
         yield ("content",), content

@@ -1,7 +1,7 @@
-"""What a conversation is, and what is wrong with one that is not.
+"""Conversations in OpenAI's shape, and their validation.
 
-It is a list of messages in OpenAI's shape: ``role``, ``content`` (a string, a list of parts, or None beside calls), and
-on assistant messages ``reasoning_content`` and ``tool_calls``. What a message becomes is up to the template.
+A message has a ``role`` and ``content`` (a string, a list of parts, or None next to calls). Assistant messages may
+have ``reasoning_content`` and ``tool_calls``. The template decides what a message becomes.
 """
 
 import inspect
@@ -60,13 +60,13 @@ ARGUMENTS: Final = (str, Mapping, type(None))
 
 RoleTest: TypeAlias = Callable[[str], bool]
 _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
-"""A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
+"""A role is a word. Templates also compare strings with ``</think>``, which is not a role."""
 
 
 def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> list[Mapping[str, Any]]:
-    """`messages` as a list of mappings. Raises InputError naming the message and the field.
+    """Return `messages` as a list of mappings. Raises InputError naming the message and the field.
 
-    `is_role` decides about words that are not among `ROLES`.
+    `is_role` decides whether a word outside `ROLES` is a role.
     """
     check_list(messages)
     return [
@@ -76,7 +76,7 @@ def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> 
 
 
 def is_usual(message: Any) -> bool:
-    """True for most messages, which need no closer look: a known role, a text, and calls with flat arguments."""
+    """True for common messages that need no further checks: a known role, text, and calls with flat arguments."""
     if type(message) is not dict:
         return False
     role, content = message.get("role"), message.get("content")
@@ -99,13 +99,13 @@ def _is_usual_call(call: Any) -> bool:
 
 
 def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """Messages with their places. Raises InputError for anything but a list of mappings."""
+    """Yield messages with their places. Raises InputError for anything but a list of mappings."""
     check_list(messages)
     return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
 
 
 def check_list(messages: Any) -> None:
-    """Raise InputError for anything but a list with messages in it."""
+    """Raise InputError for anything but a non-empty list."""
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
         advice = 'pass its "messages"' if is_row else "wrap a single message in a list"
@@ -115,7 +115,7 @@ def check_list(messages: Any) -> None:
 
 
 def check_message(place: Place, message: Mapping[str, Any], is_role: RoleTest) -> Mapping[str, Any]:
-    """The message. Raises InputError."""
+    """Return the message. Raises InputError if it is invalid."""
     role = place.string(message, "role")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
@@ -151,7 +151,7 @@ def check_content(place: Place, role: str, content: Any) -> None:
 
 
 def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any], Mapping[str, Any]]]:
-    """For each call: the place of its function, the call, and its function, which may be the call itself."""
+    """Yield, for each call, the place of its function, the call, and its function (which may be the call itself)."""
     for at, call in enumerate(calls):
         inner = place.at(at)
         function = fields = inner.mapping(call)
@@ -171,9 +171,9 @@ def _check_calls(place: Place, calls: Any) -> None:
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """`tools` as a list of schemas. Raises InputError. None and an empty list both mean: no tools.
+    """Return `tools` as a list of schemas. Raises InputError. None and an empty list both mean no tools.
 
-    A Python function is a tool as well: its schema comes from its signature and docstring (`conversation.functions`).
+    A Python function is a tool too: its schema comes from its signature and docstring (`conversation.functions`).
     """
     if tools is None:
         return None
@@ -199,14 +199,14 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     return dict(tool)
 
 
-# -- what cannot be right, though a template renders it. The result of a render reports it, in sentences without values
+# -- mistakes that a template renders anyway. The result of a render reports them, in sentences without values
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
     """Notes on checked messages.
 
     - Arguments of a call that are not a JSON object, or contain null.
-    - A tool result that answers no earlier call, or has another name than the call that it answers.
+    - A tool result that answers no earlier call, or whose name differs from that call's.
     - An assistant's message without text, reasoning or calls, unless it is the last and `continued`.
     """
     names: dict[str, Any] = {}  # of the called functions, by the id of the call
@@ -233,7 +233,7 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
                 yield f"{place(index, 'tool_call_id')}the result answers no call before it"
                 continue
             if isinstance(name, str) and name and called and name not in called:
-                yield f"{place(index, 'name')}the result has another name than the function that was called"
+                yield f"{place(index, 'name')}the result's name differs from the called function's"
 
 
 def _problem(arguments: Any) -> str | None:

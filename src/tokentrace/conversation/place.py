@@ -26,7 +26,7 @@ class Place(NamedTuple):
         return self.error("is missing" if value is None else f"must be {expected}, not {kind_of(value)}")
 
     def get(self, holder: Mapping[str, Any], key: str, kinds: Any, expected: str) -> Any:
-        """A field of the mapping at this place, which must be of one of these kinds."""
+        """Return a field of the mapping at this place. Raises InputError unless it has one of these types."""
         value = holder.get(key)
         if not isinstance(value, kinds):
             raise self.at(key).wrong(value, expected)
@@ -43,7 +43,7 @@ class Place(NamedTuple):
         return fields
 
     def parts(self, content: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """The parts of a content, which all have a type, with their places; a string is one part of text."""
+        """Yield the parts of a content with their places. Each must have a type; a string is one text part."""
         if isinstance(content, str):
             yield self, {"type": "text", "text": content}
             return
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 def fields_of(value: Any, **options: Any) -> Mapping[str, Any] | None:
-    """A mapping; a dataclass, or a client's object (which has ``model_dump``), as one; None for other values."""
+    """Return a mapping, a dataclass or a client's object (with ``model_dump``) as a mapping; None for other values."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,8 +1,8 @@
-"""OpenAI's Responses: the input of a request as messages in OpenAI's chat shape.
+"""OpenAI's Responses API: the input of a request as messages in OpenAI's chat shape.
 
 Clients send the items of an answer (reasoning, messages, function calls) back in their next request. Consecutive items
-are one assistant message. Ids of `item_id` name the response, and so tell two turns apart that have nothing in between;
-items with other ids belong to the turn that they follow. Errors are InputError and count items.
+are one assistant message. Ids from `item_id` name the response, which separates two turns with nothing in between.
+Items with other ids belong to the turn before them. An InputError counts items, not messages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def from_responses(items: Any, *, open_calls: bool = False) -> list[Mapping[str,
 
 
 def read_items(items: Any, before: Messages = (), *, open_calls: bool = False) -> ItemReader:
-    """The input of a request, a string or a list of items, as messages after those `before`.
+    """The input of a request, a string or a list of items, as messages that follow `before`.
 
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
       ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
@@ -106,9 +106,9 @@ class ItemReader:
     starts: list[int] = field(default_factory=list)
     """How many messages come before each item."""
     references: dict[int, list[str]] = field(default_factory=dict)
-    """The ids of items that are referred to, by the number of their turn's message."""
+    """The ids of referenced items, by the number of their turn's message."""
     turn: int = -1
-    """The number of the turn's message, which only results may follow; -1 if none is open."""
+    """The number of the open turn's message, which only results may follow; -1 if no turn is open."""
     response: str | None = None
     """The response of the turn, if the ids of its items name it."""
     texts: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ class ItemReader:
                 self.references.setdefault(self.turn, []).append(id)
                 self.open_calls = True
             case kind:
-                problem = f"items of type {brief(kind)} are not served; those that are: {_SERVED}"
+                problem = f"items of type {brief(kind)} are not supported; supported types are {_SERVED}"
                 raise place.at("type").error(problem)
 
     def _message(self, place: Place, item: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ class ItemReader:
         self.text_has_id = has_id
 
     def _turn_of(self, item: Mapping[str, Any]) -> Any:
-        """The assistant's message that an item is part of.
+        """Return the assistant's message that an item is part of.
 
         Results end a turn, unless the next item is from the same response: some clients send a call, its result, the
         next call of the same turn, and its result.
@@ -210,14 +210,14 @@ def _texts(place: Place, item: Mapping[str, Any], field: str) -> str:
 
 
 def _parts(place: Place, item: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    """The parts of a content: of text, or media as they are."""
+    """Return the parts of a content: text parts, and media parts as they are."""
     parts: list[Mapping[str, Any]] = []
     for at, part in place.at(field).parts(item.get(field)):
         kind = part["type"]
         if kind in TEXT_PARTS:
             part = {"type": "text", "text": at.string(part, TEXT_PARTS[kind])}
         elif kind not in MEDIA_PARTS:
-            raise at.at("type").error(f"parts of type {brief(kind)} are not known; use input_text")
+            raise at.at("type").error(f"{brief(kind)} is not a known type of part; use input_text")
         check_depth(part, at)
         parts.append(part)
     return parts

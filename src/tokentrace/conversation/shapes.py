@@ -1,6 +1,6 @@
-"""Conversations in other shapes, as OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns.
+"""Convert other shapes to OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns.
 
-Nothing is invented (a call without an id stays without) and nothing that a model could have seen is dropped silently.
+Conversion invents nothing (a call without an id gets none) and silently drops nothing that a model could have seen.
 Errors count messages as the caller passed them. An assistant that only calls tools gets the content ``""``: many
 templates print None as a word.
 """
@@ -48,7 +48,7 @@ def shape_of(messages: Any) -> Shape:
     """The shape of `messages`; OpenAI's if nothing indicates another. Never raises.
 
     ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tool use, tool results, or an assistant's
-    thinking. Mistral's templates read thinking blocks, too: those are lists, or beside OpenAI's calls or roles.
+    thinking. Mistral's templates read thinking blocks too, but with lists in them, or next to OpenAI's calls or roles.
     """
     rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
@@ -82,14 +82,14 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     """`messages` as they are, except that an assistant's legacy ``function_call`` becomes ``tool_calls``.
 
-    Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``.
+    Raises InputError for anything but a list of mappings, and for both ``function_call`` and ``tool_calls``.
     """
     converted: list[Mapping[str, Any]] = []
     for place, message in placed_messages(messages):
         call, field = message.get("function_call"), place.at("function_call")
         if call is not None and message.get("role") == "assistant":
             if message.get("tool_calls"):
-                raise field.error("is beside tool_calls; give one of them")
+                raise field.error("cannot be combined with tool_calls; give one of them")
             function = field.mapping(call)
             _call(field, function, "arguments", ARGUMENTS)
             message = {key: value for key, value in message.items() if key != "function_call"}
@@ -99,9 +99,9 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
 
 
 def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
-    """`messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
+    """Return `messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
 
-    None, ``""`` and no blocks add nothing. Raises InputError if there is a system message with another text.
+    None, ``""`` and an empty list add nothing. Raises InputError if the system message there has a different text.
     """
     text = "" if system is None else _content(Place(field="system").parts(system), "a system prompt")
     if not text:
@@ -123,9 +123,9 @@ def from_anthropic(
 ) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and their `system` prompt, in OpenAI's shape.
 
-    `names` has the names of earlier calls by id, and gets those of these messages.
+    `names` maps the ids of earlier calls to their names. The calls in these messages are added to it.
 
-    - Consecutive text blocks are one text: citations split a text like that.
+    - Consecutive text blocks become one text: citations split texts into blocks.
     - Thinking is ``reasoning_content``; redacted thinking is encrypted, and dropped. The order of reasoning, text and
       calls is lost.
     - A tool result is a tool message with the ``name`` of the call that it answers, and ``is_error`` if set. Texts
@@ -134,7 +134,7 @@ def from_anthropic(
     - ``weight`` and ``train`` carry over to every resulting message. ``cache_control``, signatures and citations are
       dropped.
 
-    Raises InputError for roles and blocks that Anthropic does not have or allow there, and for OpenAI's fields.
+    Raises InputError for roles and blocks that Anthropic does not define or allow there, and for OpenAI's fields.
     """
     converted: list[Mapping[str, Any]] = []
     names = {} if names is None else names
@@ -152,7 +152,7 @@ def from_anthropic(
 
 
 def _from_blocks(role: str, blocks: Iterable[PlacedBlock], names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """The messages that the blocks of one are: tool results, and its own."""
+    """Yield the messages that the blocks of one message become: tool results, and the rest."""
     where, thinking = f"{'an' if role == 'assistant' else 'a'} {role} message", ""
     calls: list[dict[str, Any]] = []
     parts: list[PlacedBlock] = []
@@ -218,7 +218,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """ShareGPT's turns (``from`` and ``value``), and a `system` prompt, in OpenAI's shape.
 
     A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls. Such a turn
-    right after the assistant's text belongs to the same message; calls after calls are a new one. ``weight``,
+    right after the assistant's text belongs to the same message; calls after calls are a new message. ``weight``,
     ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over, other fields do not.
 
     Raises InputError for an unknown ``from``, a turn without a value, calls with unknown fields, and two turns of one
@@ -247,7 +247,7 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
     if turn["from"] in _CALLERS:
         if "tool_calls" in carried:
-            raise place.at("tool_calls").error("repeats the calls of value; give one of them")
+            raise place.at("tool_calls").error("cannot be combined with calls in value; give one of them")
         carried["tool_calls"], value = _calls_of_value(place.at("value"), value), ""
     elif value is None and not (carried.get("tool_calls") and role == "assistant"):
         raise place.at("value").error("is missing")
@@ -264,10 +264,10 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
         if call.get("function") is not None:
             call = {**call, **place.at(at).mapping(call["function"])}
         if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
-            raise place.at(at).error(f"a call is name and arguments; {', '.join(more)} is neither")
+            raise place.at(at).error(f"a call has a name and arguments; {', '.join(more)} is neither")
         calls.append(_call(place.at(at), call, "arguments", str | Mapping))
     if not calls:
-        raise place.error("has no call")
+        raise place.error("contains no call")
     return calls
 
 

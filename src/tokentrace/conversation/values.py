@@ -13,18 +13,18 @@ from .place import Place, fields_of
 MAX_DEPTH: Final = 128
 """How deeply a value may be nested. Python's own JSON gives up somewhere below 1,000."""
 MAX_VALUES: Final = 1_000_000
-"""How many values one may contain; a shared value counts each time, since it is printed each time."""
+"""How many values a value may contain. A shared value counts each time, since it is printed each time."""
 
 _LARGEST_INT: Final = 10**4300
 _SCALARS: Final = frozenset({str, bool, type(None)})
 _TEXT: Final = frozenset({str})
 _KINDS: Final[Any] = ((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple))
 _NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
-"""Numbers that are not scalars of JSON."""
+"""Numbers that JSON cannot express."""
 
 
 def json_like(value: Any, default: Any) -> Any:
-    """The JSON value of an object (a dataclass, a Pydantic model, a NumPy scalar), one level deep; or `default`."""
+    """Return an object (a dataclass, Pydantic model, NumPy scalar) as a JSON value, one level deep; or `default`."""
     for kind, base in _KINDS:
         if isinstance(value, kind):
             return base(value)
@@ -35,10 +35,10 @@ def json_like(value: Any, default: Any) -> Any:
 
 
 def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
-    """`value` as dicts, lists, strings and numbers; the same object if it already consists of them.
+    """Return `value` as dicts, lists, strings and numbers; the same object if it already consists of them.
 
-    Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, raises it
-    also for what JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
+    Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, also
+    raises it for values that JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
     """
     if is_flat(value):
         return value
@@ -92,7 +92,7 @@ def check_depth(value: Any, place: Place) -> None:
 
 
 def is_flat(value: Any) -> bool:
-    """True for a dict of scalars: most values are no more than that."""
+    """True for a dict of scalars, the most common value."""
     if type(value) is not dict or len(value) > 1000 or not _TEXT.issuperset(map(type, value)):
         return False
     return _SCALARS.issuperset(map(type, value.values())) or all(map(_is_scalar, value.values()))
@@ -116,12 +116,12 @@ def parse_json(text: str, place: Place, **options: Any) -> Any:
 
 
 def no_constant(name: str) -> NoReturn:
-    """For ``parse_constant``: refuse NaN and infinities."""
+    """For ``parse_constant``: reject NaN and infinities."""
     raise ValueError(f"{name} is not JSON")
 
 
 def finite(text: str) -> float:
-    """For ``parse_float``: refuse numbers that are too large for a float."""
+    """For ``parse_float``: reject numbers that are too large for a float."""
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is larger than any float")
@@ -129,7 +129,7 @@ def finite(text: str) -> float:
 
 
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``object_pairs_hook``: refuse an object in which a key comes twice."""
+    """For ``object_pairs_hook``: reject duplicate keys."""
     items = dict(pairs)
     if len(items) < len(pairs):
         names = [name for name, _ in pairs]

@@ -22,7 +22,7 @@ _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a row. None: the first of the usual names that the row has."""
+    """The names of a row's columns. None means the first usual name that the row has."""
 
     messages: str | None = None
     tools: str | None = None
@@ -48,11 +48,11 @@ class Conversation:
 
 
 def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
-    """The conversation of a row, whose columns docs/rows.md lists; a row that is a list is a list of messages.
+    """Return the conversation of a row. docs/rows.md lists its columns; a row may also be a list of messages.
 
-    Messages in OpenAI's shape stay as they are. Bare schemas become tools in ``functions`` and beside ShareGPT's turns.
-    A column with a usual name counts as absent if it is None; one that `columns` names has to be there. Raises
-    InputError naming the column, or the message and its field; messages are counted from the prompt's first on.
+    Messages in OpenAI's shape stay as they are. Bare schemas in ``functions``, or next to ShareGPT's turns, become
+    tools. A column with a usual name counts as absent if it is None; a column that `columns` names must exist. Raises
+    InputError naming the column, or the message and its field; messages count from the first one of the prompt.
     """
     if isinstance(row, list):
         if columns != USUAL_NAMES:
@@ -61,7 +61,7 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
     if not isinstance(row, Mapping):
         raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     first, second = _message_columns(row, columns)
-    # the text of a prompt or completion is what somebody says, never JSON
+    # a prompt or completion that is a string is plain text, never JSON
     values = [
         row[name] if second and isinstance(row[name], str) else _messages(row, name) for name in (first, second) if name
     ]
@@ -100,7 +100,7 @@ def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str
 
 
 def _value(row: Mapping[str, Any], name: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
-    """The column of this name, or the first of the usual ones that is not None; and its value."""
+    """Return the named column, or the first usual one that is not None, and its value."""
     if name is None:
         return next(((one, row[one]) for one in usual if row.get(one) is not None), (None, None))
     if name not in row:
@@ -120,7 +120,7 @@ def _messages(row: Mapping[str, Any], column: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise InputError(f"must be a list of messages, not {kind_of(value)}", field=column)
     if not value:
-        raise InputError("holds no message", field=column)
+        raise InputError("has no messages", field=column)
     return list(value)
 
 
@@ -140,18 +140,18 @@ def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
 # -- rows of tables
 
 NULLS_REMOVED: Final = (
-    "null values in tool-call arguments or tool schemas were left out: a table cannot tell them from missing keys; "
-    "arguments and tools as JSON text keep them"
+    "null values in tool-call arguments or tool schemas were left out: a table cannot distinguish them from missing "
+    "keys; arguments and tools as JSON text keep them"
 )
 _MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
-"""Keys of values in which a null says something."""
+"""Keys whose values may contain meaningful nulls."""
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
-    """A row without the nulls that a table may have filled in, and a note if arguments or schemas had some.
+    """Return a row without nulls that a table may have filled in, and a note if arguments or schemas had some.
 
-    An Arrow table has one set of keys for all rows, and fills in None where a row lacks a key. A column in which the
-    items of a list differ in their keys was made in Python, not by a table: it stays as it is.
+    An Arrow table has one set of keys for all rows, and fills in None where a row lacks a key. If the items of a list
+    differ in their keys, the column does not come from a table and stays as it is.
     """
     if not isinstance(row, Mapping):
         return row, ()
@@ -165,7 +165,7 @@ def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """`value` without keys that are None, at any depth."""
+    """Return `value` without keys whose value is None, at any depth."""
     try:
         if isinstance(value, Mapping):
             return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
@@ -175,7 +175,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _may_be_struct(value: Any) -> bool:
-    """False if items of a list differ in keys: no Arrow list."""
+    """False if items of a list differ in their keys: then it is no Arrow list."""
     if isinstance(value, Mapping):
         return all(map(_may_be_struct, value.values()))
     if not isinstance(value, (list, tuple)):
@@ -195,7 +195,7 @@ def _has_null(value: Any, is_meaningful: bool) -> bool:
 
 
 def plain_values(value: Any) -> Any:
-    """`value` with NumPy's values as Python's, at any depth."""
+    """Return `value` with NumPy values converted to Python's, at any depth."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):

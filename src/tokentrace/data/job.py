@@ -1,4 +1,4 @@
-"""The job: files of conversations to one file of samples, in bounded memory, on all cores or a Ray cluster.
+"""Tokenize files of conversations into one file of samples, in bounded memory, on all cores or a Ray cluster.
 
 One process reads batches of rows and writes their samples in the same order; workers tokenize the batches.
 """
@@ -43,18 +43,18 @@ from .tokenizing import Counts, RowTokenizer, TokenizeSettings, filled
 from .trainers import find_trainer
 
 _RETRIES: Final = 3
-"""How often a batch is tried again when a worker died on it."""
+"""How often a batch is retried after a worker died on it."""
 _NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 _NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
 QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
 
 Progress = Callable[[Counts, int, int], None]
-"""Called with the counts, and how much is done of how much."""
+"""Called with the counts, the amount done, and the total."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """The result of a run, and where it is."""
+    """The result of a run, and its files."""
 
     output: Path
     bad_rows: Path | None
@@ -95,13 +95,13 @@ def tokenize_files(
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
-    With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads, and no others. Rows without a sample
-    go to the file of bad rows, with their line and the reason. With the address of a `ray` cluster its nodes tokenize
-    and give the same file: ``"auto"`` is the cluster of this machine, ``"local"`` one of its cores for this call, an
-    empty text the default of ``ray.init()``. An existing connection is used.
+    With a `trainer` ("trl", "axolotl", …) the file has only the columns that it reads. Rows without a sample go to the
+    file of bad rows, with their line and the reason. With the address of a `ray` cluster, its nodes tokenize and write
+    the same file: ``"auto"`` is this machine's cluster, ``"local"`` is a cluster on its cores for this call, and an
+    empty string is the default of ``ray.init()``. An existing connection is reused.
 
     Raises InputError if there is nothing to read or no row gives a sample, or for an existing file without `overwrite`;
-    WriteError if the system refuses to write. Whenever a run ends early, the output stays as it was.
+    WriteError if the system refuses to write. If a run ends early, the output stays as it was.
     """
     pyarrow()
     target = find_trainer(trainer)
@@ -147,7 +147,7 @@ def tokenize_files(
                 rejected.seek(0)
                 write_whole(bad_rows, rejected)
             else:
-                bad_rows.unlink(missing_ok=True)  # that of an earlier run
+                bad_rows.unlink(missing_ok=True)  # from an earlier run
         if not counts.samples:
             problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
             raise InputError(f"{path} was not written: {problem}")
@@ -155,7 +155,7 @@ def tokenize_files(
 
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
-    """A source, with a path that is relative to the output."""
+    """Describe a source, with a path relative to the output."""
     path = os.path.abspath(source.origin) if source.origin else None
     if path is not None:
         with contextlib.suppress(ValueError):  # on another drive
@@ -178,9 +178,9 @@ Results = Generator[tuple[Batch, BatchResult]]
 
 
 def tokenize_batch(tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors: bool = False) -> BatchResult:
-    """Tokenize rows. Every worker does this, here and on Ray.
+    """Tokenize rows, in every worker, here and on Ray.
 
-    The table of samples has no bad rows, or `with_errors` one empty sample for each problem, which is in `error`.
+    The table leaves out bad rows, or, `with_errors`, has an empty sample for each problem with the reason in `error`.
     """
     counts = Counts()
     samples, places, bad_rows = [], [], []
@@ -204,30 +204,30 @@ def worker_tokenizer(settings: bytes) -> RowTokenizer:
 
 
 def tokenize_in_worker(rows: Sequence[Row], settings: bytes, version: str) -> BatchResult:
-    """Tokenize rows with pickled settings. Raises SampleError if the worker's node has another version."""
+    """Tokenize rows with pickled settings. Raises SampleError if the worker's node has a different version."""
     if version != __version__:
         node = f"node {platform.node()} has tokentrace {__version__}"
-        raise SampleError(f"{node}, the node that started the run has {version}")
+        raise SampleError(f"{node}, but the node that started the run has {version}")
     return tokenize_batch(worker_tokenizer(settings), rows)
 
 
 def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -> Results:
-    """Yield results in the order of batches. Raises SampleError."""
+    """Yield results in the order of batches. Raises SampleError if workers fail."""
     pending = deque(itertools.islice(futures, ahead))
     while pending:
         batch, future = pending.popleft()
         try:
             result = future.result()
         except Exception as error:
-            problem = first_line(getattr(error, "cause", None) or error)  # what a task of Ray raised
-            hint = "if for lack of memory, run again with fewer workers"
+            problem = first_line(getattr(error, "cause", None) or error)  # what a Ray task raised
+            hint = "if memory ran out, run again with fewer workers"
             raise SampleError(f"{batch}: workers failed on them ({problem}); {hint}") from error
         pending.extend(itertools.islice(futures, 1))
         yield batch, result
 
 
 def first_line(error: BaseException) -> str:
-    """An error on one line: those of Ray continue with the tracebacks of other machines."""
+    """Return an error as one line. Ray's errors continue with tracebacks from other machines."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:600]}" if text else type(error).__name__
 
@@ -238,7 +238,7 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
         yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
         return
     if sys.platform == "win32":
-        workers = min(workers, 61)  # its limit
+        workers = min(workers, 61)  # the limit on Windows
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
     pool = ProcessPoolExecutor(workers, context, _start_worker, (tokenizer.settings,))
     try:
@@ -274,7 +274,7 @@ def _end_with_parent() -> None:
 
 
 def import_ray() -> Any:
-    """Ray with its datasets. Raises InputError that says what to install."""
+    """Import Ray with its datasets. Raises an InputError that says what to install."""
     pyarrow()
     try:
         import ray
@@ -282,13 +282,13 @@ def import_ray() -> Any:
     except ModuleNotFoundError:
         raise InputError("work on clusters needs Ray: install tokentrace[ray]") from None
     except Exception as error:  # a broken installation
-        raise InputError(f"Ray is installed and cannot be imported: {first_line(error)}") from error
+        raise InputError(f"Ray is installed but cannot be imported: {first_line(error)}") from error
     return ray
 
 
 @contextlib.contextmanager
 def connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Connected to a cluster inside the block; an existing connection stays."""
+    """Connect to a cluster for the block. An existing connection stays open."""
     if ray.is_initialized():
         yield
         return
@@ -304,11 +304,11 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
             socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()  # Ray waits for minutes
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         ray.init(address=address, ignore_reinit_error=True, **quiet)
-    except Exception as error:  # Ray raises all kinds, also plain Exception
+    except Exception as error:  # Ray raises all kinds, even plain Exception
         with contextlib.suppress(Exception):
             ray.shutdown()
         at = f" at {where!r}" if where else ""
-        raise InputError(f"there is no Ray{at}: {first_line(error)}") from error
+        raise InputError(f"cannot connect to Ray{at}: {first_line(error)}") from error
     try:
         yield
     finally:
@@ -316,7 +316,7 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
 
 
 def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int | None, address: str = "") -> Results:
-    """Tokenize batches as tasks of a cluster, `workers` at once, by default as many as it has CPUs.
+    """Tokenize batches as tasks of a cluster, `workers` at once; by default one per CPU.
 
     Only this node needs the inputs.
     """
@@ -327,12 +327,12 @@ def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int |
         settings = ray.put(_pickled(tokenizer.settings))
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_in_worker)
         futures = ((batch, task.remote(batch.rows, settings, __version__).future()) for batch in batches)
-        # with no more CPUs than workers, twice as many tasks keep them busy
+        # if every CPU has a worker, twice as many tasks keep them busy
         yield from in_order(futures, count if count < cpus else 2 * count)
 
 
 def _pickled(settings: TokenizeSettings) -> bytes:
-    """The settings with the tokenizer itself: no other node needs its files."""
+    """Pickle the settings with the loaded tokenizer, so that no other node needs its files."""
     return pickle.dumps(dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer)))
 
 
@@ -342,7 +342,7 @@ def _pickled(settings: TokenizeSettings) -> bytes:
 def tokenize_dataset(
     dataset: Any, settings: TokenizeSettings, *, concurrency: int | None = None, keep: Sequence[str] = ()
 ) -> Any:
-    """A Ray Dataset of conversations as a Ray Dataset of samples, with the columns of `tokenize_files` but `row`.
+    """Turn a Ray Dataset of conversations into one of samples, with the columns of `tokenize_files` except `row`.
 
     `error` is null, or why a row gave no sample; such a row has empty lists. `keep` names columns to copy, such as an
     id. Rows are in order only if the dataset's ``context.execution_options.preserve_order`` is set.
@@ -361,7 +361,7 @@ def tokenize_dataset(
 
 
 def tokenize_table(batch: Any, settings: bytes, keep: Sequence[str] = ()) -> Any:
-    """A table of samples from a table of conversations, with at least one row for each row."""
+    """Turn a table of conversations into a table of samples, with at least one sample for each row."""
     rows = [Row(at, None, value, filled=True) for at, value in enumerate(batch.to_pylist())]
     table = tokenize_batch(worker_tokenizer(settings), rows, with_errors=True).table
     for name in keep:

@@ -1,4 +1,4 @@
-"""The files that inputs name, and their rows in batches."""
+"""Find the files that inputs name, and read their rows in batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROW_BYTES: Final = 8 << 20
 
 
 class Format(StrEnum):
-    """The format of a source. JSON is one value: rows, or one row."""
+    """The format of a source. A JSON file is one value: a list of rows, or one row."""
 
     LINES = "lines"
     JSON = "json"
@@ -67,7 +67,7 @@ class Source:
 
 
 class _Copy:
-    """A temporary file that is deleted with this object. It is not open: there may be thousands."""
+    """A temporary file that is deleted with this object. It is kept closed, as there may be thousands."""
 
     def __init__(self) -> None:
         descriptor, self.name = tempfile.mkstemp(prefix="tokentrace-")
@@ -87,7 +87,7 @@ def _reading(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Ite
 
 
 def find_sources(inputs: Sequence[str], *, split: str | None = None) -> list[Source]:
-    """The files that inputs name: files, folders, hub names, ``-`` for stdin. Raises InputError."""
+    """Return the files that inputs name: files, folders, hub names, ``-`` for stdin. Raises InputError."""
     names = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     if not isinstance(names, Iterable) or not (names := list(names)):
         raise InputError("there is no input: name files, folders, or '-' for stdin")
@@ -110,7 +110,7 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 
 
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
-    """The files with rows. Raises InputError for several splits."""
+    """Return the files with rows. Raises InputError if there are several splits."""
     files = {
         path: _words(path.relative_to(folder).as_posix())
         for path in sorted(folder.rglob("*"))
@@ -182,11 +182,11 @@ def parquet_file(path: str) -> Any:
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
-    """pyarrow or one of its modules. Raises InputError that says what to install."""
+    """Import pyarrow or one of its modules. Raises an InputError that says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        problem = "files of rows are read and written with pyarrow, JSON Lines included: install tokentrace[data]"
+        problem = "reading and writing rows needs pyarrow, even for JSON Lines: install tokentrace[data]"
         raise InputError(problem) from None
 
 
@@ -197,8 +197,8 @@ def pyarrow(module: str = "pyarrow") -> Any:
 class Row:
     """A row, or what is wrong with it.
 
-    `number` counts from 1; `line` is that of JSON Lines; `text` is JSON that is not parsed yet; `end` is where the row
-    ends in its source, in the units of `Source.size`; `filled` if a table may have filled in nulls.
+    `number` counts from 1; `line` is its line in JSON Lines; `text` is JSON that is not parsed yet; `end` is where
+    the row ends in its source, in the units of `Source.size`; `filled` is True if a table may have filled in nulls.
     """
 
     number: int
@@ -240,7 +240,7 @@ def _unparsed(source: Source, limit: int) -> Iterator[Row]:
 
 
 def _lines(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
-    """Rows of JSON Lines and how long they are; reads no line beyond the limit."""
+    """Yield rows of JSON Lines with their sizes. Discards what a line has beyond the limit."""
     with open(source.path, "rb", buffering=1 << 20) as file:
         number = end = 0
         while line := file.readline(limit + 1):
@@ -253,7 +253,7 @@ def _lines(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
 
 
 def _values(source: Source, _: int) -> Iterator[tuple[Row, int]]:
-    """The elements of a list, unless they are messages."""
+    """Yield the elements of a list, unless they are messages."""
     text = Path(source.path).read_bytes()
     whole = Row(1, None, text=text, end=source.size, source=source.name).parsed()
     value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
@@ -277,7 +277,7 @@ def _table_rows(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
 
 
 class Batch(NamedTuple):
-    """Rows of one source. `done` is how much of all is read."""
+    """Rows of one source. `done` is how much of all sources has been read."""
 
     rows: Sequence[Row]
     done: int
@@ -287,7 +287,7 @@ class Batch(NamedTuple):
 
 
 def read_batches(sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> Iterator[Batch]:
-    """Read the rows of all sources, in order, in batches. They depend on the sources alone."""
+    """Read the rows of all sources, in order, in batches, which depend only on the sources."""
     before = 0
     for source in sources:
         rows: list[Row] = []

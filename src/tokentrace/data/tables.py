@@ -41,7 +41,7 @@ _PER_TOKEN: Final = {
     "logprobs": ("logprobs", "float32"),
     "advantages": ("advantages", "float32"),
 }
-"""Columns with an entry a token: a `Sample`'s attribute, a type."""
+"""Columns with one entry per token: the attribute of `Sample`, and the type."""
 ROLLOUT: Final[Columns] = {
     "branch": "int32",
     "reward": "float64",
@@ -70,7 +70,7 @@ _OPTIONAL: Final = {"labels", "parts", "logprobs", "advantages", *ROLLOUT, *CHAN
 
 
 def sample_columns(*optional: str) -> Columns:
-    """The columns that all files have, and optional ones."""
+    """Return the columns that all files have, and these optional ones."""
     return {name: kind for name, kind in _COLUMNS.items() if name not in _OPTIONAL or name in optional}
 
 
@@ -99,7 +99,7 @@ def _arrow_type(kind: Any) -> Any:
 def samples_table(
     samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Samples as an Arrow table, with values such as their row."""
+    """Return samples as an Arrow table. `places` adds values such as their row."""
     columns = columns or _columns_of(samples)
     places = places or ({"row": at} for at in range(1, len(samples) + 1))
     rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
@@ -130,7 +130,7 @@ _SHAPES: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
-    """The columns of channels. Tokens without a value are null."""
+    """Return the columns of channels. Tokens without a value are null."""
     values = {
         name: [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in channel.entries()]
         for name, channel in channels.items()
@@ -162,7 +162,7 @@ def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
 
 
 def table_samples(table: Any) -> Iterator[Sample]:
-    """The samples of a table that `samples_table` made, or of a batch of its rows."""
+    """Yield the samples of a table from `samples_table`, or of a batch of its rows."""
     for at in range(table.num_rows):
         row = {name: table.column(name)[at] for name in table.schema.names}
         arrays = {name: row[name] for name in _PER_TOKEN if name in row and row[name].is_valid}
@@ -199,7 +199,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 
 class TableWriter:
-    """Writes tables to an open file in the format that the suffix of `name` says."""
+    """Writes tables to an open file in the format that the suffix of `name` selects."""
 
     def __init__(self, name: str, out: IO[bytes], columns: Columns, metadata: Mapping[str, Any]) -> None:
         self._out, self._schema = out, arrow_schema(columns).with_metadata({METADATA_KEY: metadata_text(metadata)})
@@ -211,7 +211,7 @@ class TableWriter:
             self._writer = pyarrow("pyarrow.parquet").ParquetWriter(out, self._schema, compression="zstd")
 
     def write(self, table: Any) -> None:
-        """Write rows. Groups of Parquet and Arrow wait until they are large enough."""
+        """Write rows. Parquet and Arrow buffer them until a group is large enough."""
         if self._writer is None:
             self._out.writelines(_lines(table))
             return
@@ -249,11 +249,11 @@ def metadata_text(metadata: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
+        raise SampleError(f"the metadata of a file must be JSON values: {error}") from error
 
 
 def target_path(name: Any, trainer: Trainer | None = None, *, overwrite: bool = False) -> Path:
-    """The path of a file of rows to write. Raises InputError if they may not be written there."""
+    """Return the path of a file of rows to write. Raises InputError if it cannot be written there."""
     path = named_path(name)
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
@@ -276,10 +276,10 @@ def sample_writer(
     private: bool = False,
     trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
-    """Write tables of samples to a file, which has its name only after the block, when it is complete.
+    """Write tables of samples to a file, which gets its name only when the block succeeds.
 
-    Metadata that the block adds is written too. A `private` file is for its owner alone; a `trainer` gets the columns
-    that it reads and no others. Raises WriteError.
+    Metadata that the block adds is written too. Only its owner may read a `private` file. For a `trainer`, the file has
+    only the columns that it reads. Raises WriteError.
     """
     if trainer is not None and "labels" not in columns:
         raise InputError(f"{trainer.title} reads labels: leave them in")
@@ -313,10 +313,10 @@ def write_samples(
     *,
     trainer: str | None = None,
 ) -> None:
-    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file when it is complete.
+    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file at the end.
 
-    With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads for supervised training and no others.
-    Raises WriteError if the system refuses.
+    With a `trainer` ("trl", "axolotl", …) the file has only the columns that it reads for supervised training. Raises
+    WriteError if the system refuses.
     """
     rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
     about = instance("metadata", {} if metadata is None else metadata, Mapping, SampleError)  # type: ignore[type-abstract]
@@ -346,7 +346,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """How the rows of a file were made; empty if nobody says."""
+    """Return how the rows of a file were made; empty if that is not recorded."""
     file = named_path(path)
     try:
         if file.name.endswith(".parquet"):
@@ -362,9 +362,9 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def named_path(name: Any) -> Path:
-    """The path of a file that a caller names. Raises InputError if it cannot be one."""
+    """Return the path of a file that a caller names. Raises InputError if the name is invalid."""
     if not isinstance(name, (str, os.PathLike)) or not Path(name).name or "\0" in str(name):
-        raise InputError(f"a file is named by a string or a path, not by {brief(name)}")
+        raise InputError(f"a file name must be a string or a path, not {brief(name)}")
     try:
         Path(name).exists()
     except (OSError, ValueError) as error:
@@ -373,17 +373,17 @@ def named_path(name: Any) -> Path:
 
 
 def metadata_path(path: Path) -> Path:
-    """The file beside a file of lines that says how its rows were made."""
+    """Return the path of the metadata file next to a JSON Lines file."""
     return path.with_name(path.name + ".metadata")
 
 
 def _lines(table: Any) -> Iterator[bytes]:
-    """The rows of a table. NaN means that nothing was sampled; JSON has null for that."""
+    """Yield the rows of a table as JSON. NaN means that nothing was sampled, and becomes null."""
     for row in table.to_pylist():
         for name in (name for name in ("logprobs", "advantages") if row.get(name) is not None):
             row[name] = [None if math.isnan(value) else value for value in row[name]]
         try:
             yield json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         except ValueError as error:
-            problem = "a row holds an infinite number, which JSON cannot: write it to a .parquet file"
+            problem = "a row has an infinite number, which JSON cannot express: write a .parquet file instead"
             raise InputError(problem) from error

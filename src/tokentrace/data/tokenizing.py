@@ -1,4 +1,4 @@
-"""Rows of a dataset to samples: for the local job, Ray, and the check of a dataset."""
+"""Turn rows of a dataset into samples: for the local job, for Ray, and to check a dataset."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TokenizeSettings:
     overlong: Overlong = Overlong.DROP
     row_bytes: int = ROW_BYTES
     labels: bool = True
-    """Whether rows have a column of labels, which trainers look for, beside the loss mask."""
+    """Whether rows have a column of labels, which trainers look for, in addition to the loss mask."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"overlong": choose(Overlong, "overlong", self.overlong, SampleError)}
@@ -83,7 +83,7 @@ class TokenizeSettings:
         try:
             json.dumps(self.described())
         except (TypeError, ValueError, RecursionError) as error:
-            raise SampleError(f"settings must be what JSON can hold: {error}") from None
+            raise SampleError(f"settings must be JSON values: {error}") from None
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON, without the tokenizer and the source of the template."""
@@ -103,7 +103,7 @@ class TokenizeSettings:
             plain["samples"] = SampleSettings(**{name: plain.pop(name) for name in names})
             plain["columns"] = Columns(**plain.get("columns", {}))
             return cls(**plain)
-        except TypeError as error:  # it names a setting that there is not
+        except TypeError as error:  # an unknown setting
             raise SampleError(f"the settings cannot be read: {error}") from None
 
     @property
@@ -132,7 +132,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowResult:
-    """The samples of a row, and the problems of those that it does not give."""
+    """The samples of a row, and why other samples are missing."""
 
     row: Row
     samples: tuple[Sample, ...] = ()
@@ -146,7 +146,7 @@ class RowResult:
 
 
 class RowTokenizer:
-    """Turns rows into samples. An error in a row is part of its result, and never ends a run."""
+    """Turns rows into samples. An error in a row becomes part of its result and never ends a run."""
 
     def __init__(self, settings: TokenizeSettings) -> None:
         self.settings = settings
@@ -155,7 +155,7 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
-        """The builder for a row's template variables, cached."""
+        """Return the builder for a row's template variables, cached."""
         key = json.dumps(variables, sort_keys=True, default=repr)
         if key in self._builders:
             return self._builders[key]
@@ -176,7 +176,7 @@ class RowTokenizer:
         return self._builders[key]
 
     def tokenize(self, row: Row) -> RowResult:
-        """The samples of one row, or why there are none."""
+        """Return the samples of one row, or why there are none."""
         try:
             if row.problem is None:
                 return self._tokenize(row)
@@ -226,7 +226,7 @@ class RowTokenizer:
         return cut.reason if cut.sample is None else cut.sample
 
     def described(self) -> dict[str, Any]:
-        """What the samples depend on: for the metadata of a file."""
+        """Return what the samples depend on, for the metadata of a file."""
         return {
             "tokentrace": __version__,
             "tokenizer": self.renderer.tokenizer.name,
@@ -255,10 +255,10 @@ class Counts:
     tokens: int = 0
     trained: int = 0
     left_out: int = 0
-    """Samples of expanded rows that were dropped beside others."""
+    """Dropped samples of rows that expand to several."""
     bad: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
-    """How many samples have each note, without the messages that it names."""
+    """How many samples have each note. Notes are counted without the messages that they name."""
 
     def add(self, result: RowResult) -> None:
         """Count a row."""

@@ -1,4 +1,4 @@
-"""The columns that trainers read, and their configuration: trainers.toml."""
+"""The columns that trainers read, and their configuration, from trainers.toml."""
 
 import json
 import tomllib
@@ -15,7 +15,7 @@ ATTENTION: Final = "attention_mask"
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A trainer: its name for people, the columns that it reads, and what to write into its configuration."""
+    """A trainer: its display name, the columns that it reads, and what to write into its configuration."""
 
     title: str
     columns: list[str]
@@ -26,7 +26,7 @@ class Trainer:
         if not longest:
             return "# there are no rows to train on"
         form = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
-        quoted = json.dumps(path.as_posix(), ensure_ascii=False)  # escapes of half a character are not YAML's
+        quoted = json.dumps(path.as_posix(), ensure_ascii=False)  # YAML does not read escaped surrogate pairs
         return self.advice.format(path=quoted, form=form, longest=longest)
 
 
@@ -36,7 +36,7 @@ TRAINERS: Final = {name: Trainer(**entry) for name, entry in tomllib.loads(_FILE
 
 
 def find_trainer(name: Any) -> Trainer | None:
-    """The trainer of a name; None for None. Raises InputError that lists all names."""
+    """Return the trainer with this name; None for None. Raises an InputError that lists all names."""
     if name is not None and (not isinstance(name, str) or name not in TRAINERS):
         raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {brief(name)}")
     return None if name is None else TRAINERS[name]

@@ -6,16 +6,16 @@ from fractions import Fraction
 from typing import Final
 
 LONGEST: Final = 120
-"""Too few characters to nest or to grow without end."""
+"""The longest expression, in characters: limits its nesting and the size of its value."""
 _OPERATORS: Final = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": operator.truediv})
 
 
 class CalculatorError(ValueError):
-    """An expression that has no value; the message says why."""
+    """An expression without a value. The message says why."""
 
 
 def calculate(expression: str) -> Fraction:
-    """The exact value, or CalculatorError.
+    """Return the exact value. Raises CalculatorError.
 
     >>> str(calculate("3 * (12 - 45) / 9"))
     '-11'

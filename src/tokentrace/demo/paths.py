@@ -1,4 +1,4 @@
-"""The same questions by three client paths, and what each costs."""
+"""The same questions on three client paths, and what each path costs."""
 
 import math
 import tomllib
@@ -52,7 +52,7 @@ class ClientPath(StrEnum):
 
 
 def path_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: bool = False) -> Row:
-    """Return the stream, or what a client that keeps messages makes of them."""
+    """Return a rollout's row on a path: its stream, or its messages encoded again."""
     if path is ClientPath.TOKENTRACE:
         return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
     messages, tools = with_parsed_arguments(rollout.messages), rollout.schemas
@@ -68,7 +68,7 @@ def path_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: 
 
 
 class PathAgent(Agent):
-    """An agent that makes prompts by a path, and explains breaks."""
+    """An agent that makes prompts as a client path does, and explains breaks."""
 
     def __init__(self, engine: Engine, renderer: Renderer, path: ClientPath, **settings: Any) -> None:
         super().__init__(engine, renderer, **settings)
@@ -94,7 +94,7 @@ class PathAgent(Agent):
 
 
 class CachedEngine(EmbeddedEngine):
-    """The embedded engine with a cache: paths share requests."""
+    """The embedded engine with a cache of completions, which the paths share."""
 
     def __init__(self, model: PocketModel) -> None:
         super().__init__(model)
@@ -112,7 +112,7 @@ class CachedEngine(EmbeddedEngine):
 
 
 class Scored(NamedTuple):
-    """A trainer's row, compared with what was sampled."""
+    """A trainer's row, compared with the sampled tokens."""
 
     sampled: int
     mismatched: int
@@ -191,7 +191,7 @@ class Trial:
 
 
 TRIALS: Final = [Trial(**entry) for entry in _REPORT["trials"]]
-"""What the demo runs. Rows can be scored at temperature 1."""
+"""The trials of the demo. Rows can only be scored at temperature 1."""
 
 
 def trial_renderer(trial: Trial) -> Renderer:
@@ -201,7 +201,7 @@ def trial_renderer(trial: Trial) -> Renderer:
 
 
 async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> list[Trial]:
-    """Run all trials; the rows of the first are scored."""
+    """Run all trials, and score the rows of the first."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model = load_pocket()
     engine, trials = CachedEngine(model), list[Trial]()
@@ -225,7 +225,7 @@ async def run_path(
     score: Score | None = None,
     progress: Progress = lambda *_: None,
 ) -> PathReport:
-    """Run tasks by a path; `score` scores the row of each rollout."""
+    """Run tasks on a path. `score` scores the row of each rollout."""
     renderer = trial_renderer(trial)
     sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
     settings = {"sampling": sampling, "reward": question_reward, "budget": BUDGET, "interaction": FollowUps()}
@@ -246,7 +246,7 @@ async def run_path(
 
 
 class Measure(NamedTuple):
-    """A row of the table, how it is written, and its largest good value."""
+    """A row of the table: its texts, its number format, and its largest good value."""
 
     name: str
     label: str
@@ -272,15 +272,15 @@ def remarks(trials: Sequence[Trial]) -> list[str]:
     return [
         f"Pocket was trained on noise that breaks streams: {100 * NOISE.resegmented:g} % of the assistant's tokens "
         f"that can be split were split in two, and {100 * NOISE.compact:g} % of its calls have no space after the "
-        "colon. The first question was chosen because streams break on it. So how often they break here says nothing "
-        f"about other models: re-render broke {sampled['broken_rollouts']} of {count} rollouts at temperature 1, and "
-        f"{greedy['broken_rollouts']} of {count} greedily, where the noise hardly ever shows.",
+        "colon. The first question was chosen because streams break on it. So the number of breaks says nothing "
+        f"about other models. Here re-render broke {sampled['broken_rollouts']} of {count} rollouts at temperature 1, "
+        f"and {greedy['broken_rollouts']} of {count} greedily, where the noise hardly ever shows.",
         "A pretrained model without such noise, {model}, broke in {broken_rollouts} of {rollouts} rollouts on the same "
-        "tasks, each time by a {cause}. That was measured separately.".format(**_REPORT["pretrained"]),
+        "tasks, each time because of a {cause}. That was measured separately.".format(**_REPORT["pretrained"]),
         "No noise is needed where a template drops past reasoning: the next user message removes sampled "
         f"reasoning. Re-render broke at {dropped['breaks']} of {dropped['later_user_turns']} such messages.",
         "The other two paths do not break there, because they keep showing the model its past reasoning. A server that "
-        "renders each conversation again shows it another history than it was trained on (docs/audit.md).",
+        "renders each conversation again shows it a different history from the one it was trained on (docs/audit.md).",
     ]
 
 
@@ -295,7 +295,7 @@ def demo_json(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
 
 
 def demo_document(trials: Sequence[Trial], seed: int) -> Document:
-    """Return streams as bars, both tables, and the shortest break of each cause."""
+    """Return the report: streams as bars, both tables, and the shortest break of each cause."""
     paths = trials[0].reports
     head: list[str | Cell] = ["", *(Cell(str(one.path), small=_REPORT["paths"][one.path]) for one in paths)]
     rows = [[Cell(one.label, small=one.about), *map(one.cell, paths)] for one in MEASURES]
@@ -303,7 +303,7 @@ def demo_document(trials: Sequence[Trial], seed: int) -> Document:
         "Three ways to the next turn",
         "tokentrace demo",
         "pocket",
-        lead=f"{counted(len(paths[0].rollouts), 'rollout')} by each path: the same questions, tools, weights and "
+        lead=f"{counted(len(paths[0].rollouts), 'rollout')} on each path: the same questions, tools, weights and "
         f"seeds (--seed {seed}).",
         tables=[Table("What each path comes to", head, rows), _causes(trials)],
         bars=[_bars(report) for report in paths],

@@ -24,7 +24,7 @@ FILE: Final = "questions.json"
 
 
 class Function(NamedTuple):
-    """A tool: ``"calculate"``, ``"look_up"`` or ``"check"``."""
+    """A tool. Its `purpose` is ``"calculate"``, ``"look_up"`` or ``"check"``."""
 
     purpose: str
     name: str
@@ -42,10 +42,10 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the user's next messages after each answer, and the last answer; None if there is none to find.
+    """A question, the user's message after each answer, and the final answer (None if it cannot be found).
 
-    `table` is what can be looked up: prices, ages or another `field`, in the `style` ``"number"``, ``"pair"``,
-    ``"json"`` or ``"sentence"``. The answer must also name what it `mentions`.
+    `table` holds the values to look up: prices, ages or another `field`, shown in the `style` ``"number"``, ``"pair"``,
+    ``"json"`` or ``"sentence"``. The final reply must also contain the text in `mentions`.
     """
 
     id: str
@@ -72,7 +72,7 @@ def all_questions() -> tuple[Question, ...]:
 
 
 def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = ()) -> list[Question]:
-    """Pick questions of some kinds, or of all. After the last the first comes again."""
+    """Pick questions of the given kinds, or of all. Starts over after the last one."""
     choices = [question for question in all_questions() if question.kind in kinds or not kinds]
     picked = []
     for at in range(count):
@@ -85,7 +85,7 @@ def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = ()) -> list
 
 
 def run_tool(question: Question, name: str, arguments: Any) -> str:
-    """Return what a tool answers. It never raises: errors are results too."""
+    """Return a tool's answer. Never raises: errors are answers too."""
     functions = {function.name: function for function in question.functions}
     if name not in functions:
         return f"Error: there is no tool {str(name)[:40]!r}; there are {', '.join(functions)}"
@@ -163,7 +163,7 @@ def _last_number(text: str) -> int | None:
 
 
 def question_task(question: Question) -> Task:
-    """Return a question as a task; `question_reward` knows its answer."""
+    """Return a question as a task. `question_reward` checks its answer."""
     return Task(
         messages=question.prompt,
         name=question.id,
@@ -174,7 +174,7 @@ def question_task(question: Question) -> Task:
 
 
 def question_reward(rollout: Rollout) -> float:
-    """1.0 for the right answer."""
+    """Return 1.0 for the right answer, else 0.0."""
     return reward(rollout.task.interaction_settings["question"], rollout.messages)
 
 
@@ -184,7 +184,7 @@ class QuestionSettings(Struct, forbid_unknown_fields=True):
 
 
 def question_tasks(settings: Mapping[str, Any], limit: int | None) -> TaskSet:
-    """Return the tasks of ``data: {questions: ...}`` in a configuration of rollouts."""
+    """Return the tasks for ``data: {questions: ...}`` in a run's configuration."""
     options = convert(settings, QuestionSettings)
     count = options.count if limit is None else min(options.count, limit)
     tasks = [question_task(question) for question in pick_questions(count, options.seed)]

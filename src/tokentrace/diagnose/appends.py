@@ -1,4 +1,4 @@
-"""Does a template only append? Every case is rendered and compared id for id.
+"""Does a template only append? Renders every case and compares id for id.
 
 After a turn, a rollout holds the prompt and the sampled tokens. An append holds if the next prompt
 begins with exactly those ids.
@@ -44,12 +44,12 @@ _CALLING: Final = (
     *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
     *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
-"""Reasoning, content and arguments: each two values occur together."""
-NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
-_ALTERED: Final = " is not written as it was given"
+"""Reasoning, content and arguments. Every pair of values occurs together."""
+NO_END: Final = "the row ends before the model's stop token (final_stop=True adds it)"
+_ALTERED: Final = " is not written verbatim"
 """Follows the name of a field whose text the template changes."""
 _EXCERPT: Final = 48
-"""Characters quoted of a text."""
+"""How many characters of a text to quote."""
 _LONG: Final = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
 _SPACED: Final = f"\n {ANSWER} \n"
@@ -67,12 +67,12 @@ class Append(WordedEnum):
     calls: int
     messages: tuple[Message, ...]
 
-    TOOL = "tool", "a tool's result", 1, ()
-    PARALLEL = "parallel tools", "two results", 2, ()
-    TOOL_USER = "tool, then user", "a result with a user after it", 1, (USER,)
-    USER = "user", "a user", 0, (USER,)
+    TOOL = "tool", "a tool result", 1, ()
+    PARALLEL = "parallel tools", "two parallel results", 2, ()
+    TOOL_USER = "tool, then user", "a result plus a user message", 1, (USER,)
+    USER = "user", "a user message", 0, (USER,)
     SYSTEM = "system", "a system message", 0, (SYSTEM,)
-    ASSISTANT = "assistant", "another turn", 0, ({"role": "assistant", "content": ANSWER},)
+    ASSISTANT = "assistant", "another assistant turn", 0, ({"role": "assistant", "content": ANSWER},)
 
 
 class Style(StrEnum):
@@ -81,7 +81,7 @@ class Style(StrEnum):
     PLAIN = ""
     SPACED = "white space around content"
     INLINE = "reasoning inside content"
-    """As by a client that keeps the sampled text and does not separate reasoning."""
+    """As sent by clients that keep the sampled text and do not separate reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def turns() -> Iterator[TurnForm]:
 
 
 class AppendOutcome(StrEnum):
-    """The outcome of an append, the worst first. Text that is lost reaches no token."""
+    """The outcome of an append, worst first. Lost text reaches no token."""
 
     BREAKS = "breaks"
     LOSES = "loses"
@@ -119,15 +119,15 @@ class Where(WordedEnum):
     words: str
 
     PAST = "past", "earlier turns are rewritten"
-    PROMPT = "prompt", "the turn is not written after the prompt that asks for it"
-    SEAM = "seam", "a token reaches over the end of the prompt"
+    PROMPT = "prompt", "the turn does not begin with its generation prompt"
+    SEAM = "seam", "a token spans the end of the prompt"
 
 
 @dataclass(frozen=True, slots=True)
 class AppendBreak:
-    """The next prompt has the text `after` where the stream has `before`, and fields of past messages are `gone`.
+    """The next prompt has the text `after` where the stream has `before`, and lacks the `gone` fields of past messages.
 
-    `at_turn`: before anything is appended.
+    `at_turn`: the break occurs before anything is appended.
     """
 
     where: Where
@@ -149,10 +149,10 @@ class AppendBreak:
 class AppendCell:
     """A conversation for one kind of turn, and its outcome.
 
-    The turn is message `index`, after a `history` in words (empty for a single question). Once tried, `messages` are in
-    the form that the template reads. Fields of the turn (`lost`) and of the appended messages (`lost_after`) reach no
-    token. `reason`: why the template refuses. `ends`: the turn alone ends with a stop token. `also` has the smallest
-    conversation for each further flaw; `elsewhere`: after another history the append holds.
+    The turn is message `index`; `history` describes what precedes it (empty for a single question). Once tried,
+    `messages` are in the form that the template reads. `lost` and `lost_after` name fields of the turn and of the
+    appended messages that reach no token. `reason`: why the template refuses. `ends`: the turn alone ends with a stop
+    token. `also`: the smallest conversation for each further flaw. `elsewhere`: the append holds after another history.
     """
 
     turn: TurnForm
@@ -216,7 +216,7 @@ class AppendCell:
 
 
 def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
-    """Yield conversations for a kind of turn, the smallest first; the longest for plain ones only."""
+    """Yield conversations for a kind of turn, smallest first. Only plain turns get the longest ones."""
     ids, tags = call_ids(study), study.grammar(True).reasoning
     opening, closing = (tags.open, tags.close) if tags and tags.open and tags.close else ("<think>\n", "\n</think>\n\n")
 
@@ -236,8 +236,8 @@ def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
     calls = bool(results)
     histories: list[tuple[str, tuple[Message, ...], bool]] = [
         ("", (USER,), calls),
-        *([] if calls else [("where tools are declared", (USER,), True)]),
-        ("where there is a system message", (SYSTEM, USER), calls),
+        *([] if calls else [("with declared tools", (USER,), True)]),
+        ("with a system message", (SYSTEM, USER), calls),
         ("after a round of tools", (USER, *tools), True),
         ("after an earlier answer", (*answer, USER), calls),
         ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
@@ -261,7 +261,7 @@ class AppendMatrix:
     def cell(self, turn: TurnForm) -> AppendCell:
         """Try all cases of a kind of turn and return the worst.
 
-        Skips a history that is refused on its own: another cell, or the roles, report that.
+        Skips histories that the template refuses on their own: another cell, or the roles, report those.
         """
         study = self._renderer.study(TOOLS)
         every = [self._try(case) for case in cases(turn, study)]
@@ -276,12 +276,12 @@ class AppendMatrix:
         return replace(worst, also=tuple(also), elsewhere=holds)
 
     def blamed(self, cell: AppendCell) -> AppendCell:
-        """Name the lines of a cell's breaks, which is slow."""
+        """Find the template lines behind a cell's breaks. This is slow."""
         breaks = tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks)
         return replace(cell, breaks=breaks, also=tuple(map(self.blamed, cell.also)))
 
     def _blame(self, cell: AppendCell, one: AppendBreak) -> Blame | None:
-        """Find the line of a break, without the next prompt if the texts differ at the same place."""
+        """Find the line of a break, if possible without rendering the next generation prompt."""
         first, second = cell.requests[:2] if one.at_turn else cell.requests[1:]
         at = common_prefix(self._render(first).text, self._render(second).text)
         study, rewrites = self._renderer.study(first.tools), one.where is Where.PAST
@@ -297,7 +297,7 @@ class AppendMatrix:
             return False
 
     def _render(self, request: Request) -> RenderedTokens:
-        """Render a conversation, once."""
+        """Render a request, or return its cached rendering."""
         key = json.dumps(request)
         if key not in self._cache:
             messages, tools, prompt = request
@@ -352,7 +352,7 @@ def _field(lost: Lost, cell: AppendCell) -> str:
 
 
 def _missing(turn: RenderedTokens, cell: AppendCell) -> Iterator[str]:
-    """Yield what is not written of a turn: lost fields, changed texts."""
+    """Yield the fields of a turn that are lost or altered."""
     lost = [one for one in turn.lost if one.message == cell.index]
     yield from (_field(one, cell) for one in lost)
     style = cell.turn.style

@@ -1,7 +1,7 @@
 """The line of a template that makes two renderings differ, and the condition behind it.
 
 A copy of the template reports each test, assignment and output. The cause is the first test after the last common text
-that gets another answer. It is proven only if the second run, with that answer forced, continues like the first.
+whose answer differs. It is proven only if the second run, with that answer forced, continues like the first.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ WRITE: Final = "write"
 """The kinds of events."""
 _HOOK: Final = "tokentrace_saw"
 _STEPS: Final = 1_000_000
-"""Events of one run."""
+"""Steps that one run may take."""
 _LONG_LINE: Final = 160
-"""Longer lines are not quoted whole: some templates are one line."""
+"""Of longer lines, only the expression is quoted: some templates are a single line."""
 _TRIES: Final = 8
-"""Conditions to force one after another."""
+"""How many conditions to force, one after another."""
 _FLIPS: Final = 300
-"""Tests to flip one by one, where the runs pass different lines."""
+"""How many tests to flip one by one, if forcing conditions does not help."""
 
 
 class Request(NamedTuple):
-    """What a template has to write, perhaps with a generation `prompt`."""
+    """A conversation to render; `prompt` adds the generation prompt."""
 
     messages: Messages
     tools: Sequence[Message] | None = None
@@ -58,7 +58,7 @@ class Request(NamedTuple):
 class Blame:
     """Where a template makes two renderings differ.
 
-    `condition` is the proven test whose answer changed from `before`; without one, `line` writes the text.
+    `condition` is the proven test whose answer changed from `before`; without one, `line` is where the text is written.
     """
 
     line: int
@@ -68,9 +68,9 @@ class Blame:
 
 
 def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool) -> Blame | None:
-    """Find the line by which the texts of two requests differ at character `at`; None if they do not.
+    """Find the line that makes the texts of two requests differ at character `at`; None if they differ elsewhere.
 
-    Unless the template `rewrites` the first, it is the line that writes the second.
+    Unless the template `rewrites` the first text, this is the line that writes the second.
     """
     one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or common_prefix(one.text, other.text) != at:
@@ -93,7 +93,7 @@ def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *
 
 
 def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:
-    """Yield each test of a run with the run in which its answer is the other one."""
+    """Yield each test of a run with the run in which its answer is flipped."""
     tests = [(number, event) for number, event in enumerate(run.events) if event.part.kind == TEST]
     for number, test in tests[:_FLIPS]:
         flipped = run_traced(study, request, forced={number: not test.value})
@@ -157,7 +157,7 @@ class TracedRun(NamedTuple):
 def run_traced(
     study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] = {}, now: datetime | None = None
 ) -> TracedRun | None:
-    """Run a template, with other answers for some test events (`forced`).
+    """Run a template. `forced` overrides the answers of some test events, by number.
 
     Returns None if it refuses the request, exceeds its limits, or is written in Python.
     """
@@ -171,7 +171,7 @@ def run_traced(
     size = read = 0
 
     def report(number: int, value: Any) -> Any:
-        """Record an event, and return the value that the template goes on with."""
+        """Record an event, and return the value that the template continues with."""
         nonlocal size, read
         part, record, out = parts[number], plain(value), trace.out
         if part.kind == TEST:
@@ -277,14 +277,14 @@ _FORMS: Final[Mapping[type[nodes.Node], str]] = {
     nodes.Pair: "{key}: {value}",
     nodes.Keyword: "{key}={value}",
 }
-"""How expressions are written, with the names of Jinja's fields. All others are binary."""
+"""How to write each expression, with Jinja's field names. All other expressions are binary."""
 _SEPARATORS: Final = {"ops": "", "nodes": " ~ "}
 _LOOSE: Final = (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare)
-"""Operands in brackets."""
+"""Operands to put in brackets."""
 
 
 def source_text(node: Any) -> str:
-    """Return the source of an expression, up to quotes, brackets and spaces."""
+    """Return the source of an expression. Quotes, brackets and spaces may differ."""
     if isinstance(node, nodes.Const):
         return repr(node.value).lower() if node.value in (True, False, None) else repr(node.value)
     if not isinstance(node, nodes.Node):

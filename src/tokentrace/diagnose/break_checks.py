@@ -1,4 +1,4 @@
-"""The checks of `explain_break`: the first that fits gives the cause of a difference."""
+"""The checks of `explain_break`: the first that matches gives the cause of a difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..tokens.vocabulary import Vocabulary
 from .finding import Cause
 
 READ: Final = 65_536
-"""Tokens before and after a difference that are read as text."""
+"""How many tokens on either side of a difference to read as text."""
 _ROLE: Final = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
 )
@@ -44,7 +44,7 @@ _OTHER_HEADS: Final = {
     "<｜tool▁calls▁begin｜>": "assistant",
 }
 _ALIKE: Final = 12
-"""Characters that texts must share to go on alike."""
+"""Texts that share this many characters count as continuing alike."""
 _HARMONY: Final = Channels()
 REASONING_TAGS: Final[tuple[tuple[str, str], ...]] = (
     *((frame.open, frame.close) for frame in REASONING.values() if frame is not None),
@@ -69,17 +69,17 @@ _TOOL_SECTIONS: Final = (
 """Texts between which templates declare tools."""
 _INSTRUCTIONS: Final = frozenset({"system", "developer"})
 _LITERAL: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
-"""A word of JSON or Python in the place of a value."""
+"""A JSON or Python literal in the place of a value."""
 _PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
 _DECODER: Final = json.JSONDecoder()
 _OPENERS: Final = 64
-"""Braces and brackets before a difference that are tried as the start of a JSON value."""
+"""How many braces and brackets before a difference to try as the start of a JSON value."""
 
 
 class Match(NamedTuple):
     """A cause. `quotes` show it, if the difference itself does not.
 
-    `hunk` corrects the range of the difference; up to `covered` all of the stream was compared.
+    `hunk` corrects the range of the difference. The match explains the stream up to `covered`.
     """
 
     cause: Cause
@@ -91,8 +91,8 @@ class Match(NamedTuple):
 class Case:
     """One difference between a stream and the next prompt, as tokens and as text.
 
-    `ours` and `theirs` are text around it that begins alike; `at` is the first character that
-    differs. `completion` is the one that it lies in; `region` is None if nobody knows what was sampled.
+    `ours` and `theirs` are the text around it, which begins alike; `at` is the first character that
+    differs. `completion` is the completion around it; `region` is None if the sampled tokens are unknown.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class Case:
         self.sides = hunk.sides(stream, prompt)
 
     def explain(self) -> Match:
-        """The match of the first check that has one, the most specific first."""
+        """The first match. The most specific checks come first."""
         for check in (
             *(self.no_token, self.first_token, self.remerge, self.stripped_reasoning, self.lost_completion),
             *(self.stop_token, self.compaction, self.boolean, self.json_format, self.changed_call),
             *(self.whitespace, self.changed_tools, self.changed_system, self.cut_short),
         ):
-            # JSON may be nested as deeply as anybody likes, and a turn may be unreadable
+            # JSON may be nested too deeply, and a turn may be unreadable
             with contextlib.suppress(RecursionError, TokentraceError):
                 if (match := check()) is not None:
                     return match
@@ -147,7 +147,7 @@ class Case:
         turn = f" in the turn of the {role}" if role and not self.completion else ""
         if match.cause is Cause.UNKNOWN and self.hunk.other_start == len(self.prompt):
             gone = counted(len(self.stream) - self.hunk.start)
-            return f"the prompt ends {gone} before the stream: a repeated request, or one taken back"
+            return f"the prompt ends {gone} before the stream: the request was repeated, or goes back in history"
         meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
         return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
 
@@ -157,13 +157,13 @@ class Case:
 
     @functools.cached_property
     def roles(self) -> tuple[str | None, str | None]:
-        """The roles of the turns that the difference lies in."""
+        """The roles of the turns around the difference, on both sides."""
         hunk = self.hunk
         return self.heads.role(self.stream, hunk.start), self.heads.role(self.prompt, hunk.other_start)
 
     @functools.cached_property
     def reasoning(self) -> tuple[tuple[str, str], ...]:
-        """The tags of the renderer's grammar, then those in use."""
+        """The tags of the renderer's grammar, then other common ones."""
         try:
             frame = None if self.model is self.tokenizer else self.model.grammar().reasoning
         except TokentraceError:
@@ -199,8 +199,8 @@ class Case:
     def remerge(self) -> Match | None:
         """Other tokens that spell the same bytes at the start of the difference.
 
-        A token that both sides share must follow, or the end of the stream: next to a change of
-        the text, other merges are only its consequence.
+        A token that both sides share, or the end of the stream, must follow: next to changed text,
+        different merges are only a consequence.
         """
         start, other_start = self.hunk.start, self.hunk.other_start
         sides = [[*map(self.vocabulary.token_bytes, side[:READ].tolist())] for side in self.sides]
@@ -216,7 +216,7 @@ class Case:
     # -- reasoning and endings
 
     def stripped_reasoning(self) -> Match | None:
-        """A block of reasoning on one side, after which both sides go on alike."""
+        """A block of reasoning on one side, after which both sides continue alike."""
         for opening, closing in self.reasoning:
             for one, other, lost in ((self.ours, self.theirs, True), (self.theirs, self.ours, False)):
                 block = _block(one, other, len(self.lead), opening, closing)
@@ -236,7 +236,7 @@ class Case:
         return Hunk(start, end, at, at) if agree else Hunk(start, after.stop, at, after.other_stop)
 
     def lost_completion(self) -> Match | None:
-        """An empty stream, zeros instead of ids, or the last completion missing whole."""
+        """An empty stream, zeros instead of ids, or a prompt that lacks the whole last completion."""
         at, last = self.hunk.start, next(reversed(self.completions), None)
         following = self.prompt[self.hunk.other_start :][:8]
         zeros = len(following) >= 4 and not following[:4].any() and self.stream[at : at + 4].all()
@@ -245,7 +245,7 @@ class Case:
         if last is None or last[0] < at:
             return None
         opened = self.tokenizer.decode(self.stream[at : min(last[0], at + 64)]).strip()
-        if opened and opened not in {opening for opening, _ in self.reasoning}:  # which the prompt may have opened
+        if opened and opened not in {opening for opening, _ in self.reasoning}:  # the prompt may open reasoning
             return None
         completion = self.stream[slice(*last)].tolist()
         solid = next((index for index in following.tolist() if self.vocabulary.token_bytes(index).strip()), None)
@@ -268,7 +268,7 @@ class Case:
     # -- the context: messages, tools, system text
 
     def compaction(self) -> Match | None:
-        """Turns that are gone, or a text that was cut."""
+        """Turns are missing, or a text was cut."""
         heads = np.flatnonzero(np.isin(self.stream, self.heads.heads))
         past = self.stream[: heads[-1]] if len(heads) else self.stream  # the last turn may be rendered another way
         for stream in (self.stream, past):
@@ -292,9 +292,9 @@ class Case:
         return turns > 1 or self.heads.role(self.stream, hunk.start) not in _INSTRUCTIONS
 
     def changed_tools(self) -> Match | None:
-        """Other tools, or none, where a template declares them."""
+        """Different or missing tools in the section that declares them."""
         if self.completion or (_INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
-            return None  # anybody may write about tools
+            return None  # other messages may mention tools
         ours, theirs = (self.tokenizer.decode(side[:4096]) for side in self.sides)
         for opening, closing in _TOOL_SECTIONS:
             start = self.lead.rfind(opening)
@@ -312,7 +312,7 @@ class Case:
     # -- values
 
     def boolean(self) -> Match | None:
-        """A word of JSON on one side and one of Python on the other, as a value."""
+        """A JSON literal on one side and its Python form on the other, as a value."""
         near = (_LITERAL.finditer(text, max(0, self.at - 80)) for text in (self.ours, self.theirs))
         one, other = (next((match for match in matches if match.end(1) >= self.at), None) for matches in near)
         if one is None or other is None or not one.start(1) == other.start(1) <= self.at:
@@ -322,7 +322,7 @@ class Case:
         return Match(Cause.BOOLEAN_CASE, words) if words in pairs or words[::-1] in pairs else None
 
     def json_format(self) -> Match | None:
-        """A JSON value around the difference that is whole and the same on both sides."""
+        """A complete JSON value around the difference that is the same on both sides."""
         places = (at for at in range(min(self.at, len(self.ours) - 1), -1, -1) if self.ours[at] in "{[")
         for start in islice(places, _OPENERS):
             one, other = _value_at(self.ours, start), _value_at(self.theirs, start)
@@ -337,7 +337,7 @@ class Case:
     def changed_call(self) -> Match | None:
         """A call of the completion that the prompt has in another form, or lacks.
 
-        If nobody knows what was sampled, a call of the turn around the difference.
+        If the sampled tokens are unknown, uses the turn around the difference.
         """
         if self.model is self.tokenizer or (self.completion is None and self.region is not None):
             return None
@@ -411,7 +411,7 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     if one.name != other.name:
         return Match(Cause.REWRITTEN_CALL, (str(one.name), str(other.name)))
     ours, theirs = (dict(call.raw_arguments or call.arguments or {}) for call in (one, other))
-    for key in sorted(ours | theirs, key=lambda key: (key in ours) != (key in theirs)):  # first those of both
+    for key in sorted(ours | theirs, key=lambda key: (key in ours) != (key in theirs)):  # keys of both sides first
         here, there, cause = ours.get(key), theirs.get(key), Cause.REWRITTEN_CALL
         if key not in ours or key not in theirs:
             cause = Cause.EMPTY_PARAMETER
@@ -431,7 +431,7 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     return None
 
 
-# -- tokens as text, and the turns that they lie in
+# -- tokens as text, and the turns around them
 
 
 def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
@@ -439,7 +439,7 @@ def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
 
 
 class TurnHeads:
-    """Control tokens that begin turns, by their names; `structural` are all but `tags`."""
+    """Control tokens that begin turns, recognised by name. `structural` adds other special tokens, except `tags`."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Collection[str] = ()) -> None:
         roles: dict[int, str] = {}
@@ -457,7 +457,7 @@ class TurnHeads:
         return int(np.isin(ids, self.heads).sum())
 
     def role(self, ids: Ids, at: int) -> str | None:
-        """The role of the turn that a token lies in; None if no head tells."""
+        """The role of the turn around a token; None if no head names it."""
         start = max(0, at - READ)
         for index in reversed((np.flatnonzero(np.isin(ids[start : at + 1], self.heads)) + start).tolist()):
             match = _ROLE.match(self.tokenizer.decode(ids[index + 1 : index + 5]))

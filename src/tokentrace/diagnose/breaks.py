@@ -22,7 +22,7 @@ from .finding import Cause, Finding
 from .message_keys import chain, shared_prefix
 
 _LATER: Final = 8
-"""Further differences that are explained."""
+"""How many further differences to explain."""
 _CONTEXT: Final = frozenset(
     {Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION, Cause.REWRITTEN_CALL, Cause.UNKNOWN}
 )
@@ -31,10 +31,10 @@ _CONTEXT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Break(ShowsItself):
-    """Where and why a prompt leaves the stream. ``str()`` of it is a report to read.
+    """Where and why a prompt diverges from the stream. ``str()`` gives a readable report.
 
     `position` is the first id that differs; both ranges end where the sides agree again.
-    `region` is a part of the stream, ``completion 2`` say. `later` are the next few causes.
+    `region` names a part of the stream, such as ``completion 2``. `later` has the next few causes.
     """
 
     cause: Cause
@@ -88,15 +88,15 @@ def explain_break(
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> Break | None:
-    """Where and why `next_prompt` does not begin with `stream`; None if it does.
+    """Find where and why `next_prompt` does not begin with `stream`; None if it does.
 
     `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls.
-    `sampled` marks the sampled tokens of the stream, `anchor` are the ids that the client took for
-    it. `before` and `after` are the conversations of the two requests (``{"messages": […],
-    "tools": […]}``, the first with its reply if known), which are then compared.
+    `sampled` marks the sampled tokens of the stream. `anchor` has the ids that the client took for
+    the stream. `before` and `after` are the conversations of the two requests,
+    for comparison (``{"messages": […], "tools": […]}``, the first with its reply if known).
 
-    An empty stream is a break only if `sampled` or `before` say that there was a request.
-    Raises TrajectoryError for arguments that are not ids, or do not fit each other.
+    An empty stream is a break only if `sampled` or `before` shows that there was a request.
+    Raises TrajectoryError if arguments are malformed or do not fit each other.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -117,7 +117,7 @@ def explain_break(
     except (TypeError, ValueError) as error:
         raise TrajectoryError(f"sampled must be one bool per token, not {kind_of(sampled)}") from error
     if mask is not None and mask.shape != ours.shape:
-        words = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; give one entry per token"
+        words = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; pass one entry per token"
         raise TrajectoryError(words)
     if not isinstance(tokenizer, Tokenizer) and not isinstance(getattr(tokenizer, "tokenizer", None), Tokenizer):
         raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not {kind_of(tokenizer)}")
@@ -132,7 +132,7 @@ def explain_break(
     anchored = ours if anchor is None else check_ids(anchor, "anchor", error=TrajectoryError)
     same = common_prefix(anchored, ours)
     if same <= position and same < len(ours) and not anchored[same:].any():
-        words = f"the client's anchor has {same:,} of {len(ours):,} ids, so it rendered the history again: {cause}"
+        words = f"the client's anchor has {same:,} of {len(ours):,} ids; the client rendered the history again: {cause}"
         cause = Cause.ZEROED_ANCHOR
     hunk = match.hunk or case.hunk
     later = [
@@ -145,7 +145,7 @@ def explain_break(
 
 
 def _prove(cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Cause, str]:
-    """What the tokens suggest, proven or disproven by the two conversations."""
+    """Confirm or correct the cause that the tokens suggest, by comparing the two conversations."""
     change = conversation_change(before, after)
     vague = (Cause.RETRY,) if cause is Cause.UNKNOWN else (Cause.RETRY, Cause.SUB_AGENT)
     if change is not None and change.cause not in vague:
@@ -168,5 +168,5 @@ def conversation_change(
         if shared == len(recorded):
             return changed_tools(tools, tools_before) if tools != tools_before else None
         return find_cause(sent, recorded, shared, recent=recent)
-    except (AttributeError, TypeError, ValueError, RecursionError):  # their messages may hold anything
+    except (AttributeError, TypeError, ValueError, RecursionError):  # messages may hold anything
         return None

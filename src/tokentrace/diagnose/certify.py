@@ -1,4 +1,4 @@
-"""`audit_template`: run everything that an audit asks of a template, and report it."""
+"""`audit_template`: run every check of an audit on a template, and report the results."""
 
 import shlex
 from collections import Counter
@@ -27,7 +27,7 @@ from .facts import TemplateFacts, find_facts, probe_renderings
 from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
 _MAX_TEXT: Final = 200_000
-"""Characters that a template may write around one question: an audit renders hundreds."""
+"""Characters that a template may write around one question: an audit renders hundreds of questions."""
 _MAX_VARIABLES: Final = 12
 _VALUE: Final = "PROBEVALUE"
 _BRIDGED: Final = "bridged"
@@ -45,10 +45,10 @@ _Row = Sequence[str | Cell]
 class AuditReport(ShowsItself):
     """The certificate of a template: its matrix, facts, and a verdict for each use.
 
-    `conclusion` is one line about fine-tuning and rollouts, and the commands to type. `grades` has one for each append,
-    None if the template refuses it, and one for each use. `findings` are all that does not hold, once for each cause.
-    `switches` are settings that change the text of a probe, with their verdicts; those `without_effect` do not.
-    `bridging` counts how many cells that break are bridged, and why others are not.
+    `conclusion` is one line about fine-tuning and rollouts, then the commands to type. `grades` has a grade for each
+    append (None if the template refuses it) and for each use. `findings` lists what does not hold, once per cause.
+    `switches` maps settings that change the text of a probe to their verdicts; settings `without_effect` change none.
+    `bridging` counts how many breaking cells the bridge handles, and why it refuses the others.
     """
 
     name: str
@@ -73,7 +73,7 @@ class AuditReport(ShowsItself):
         return next(verdict for verdict in self.verdicts if verdict.use == choose(Use, "use", use))
 
     def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
-        """Return the verdicts that do not hold; with `partly`, those that fail."""
+        """Return the verdicts that do not hold; with `partly`, only those that fail."""
         good = {Grade.HOLDS, Grade.PARTLY} if partly else {Grade.HOLDS}
         return [one for use in uses if (one := self.verdict(use)).grade not in good]
 
@@ -93,7 +93,7 @@ class AuditReport(ShowsItself):
         calls = f": {self.grammar.calls.outline()}" if self.grammar.calls is not None else ""
         facts: dict[str, Any] = {
             **{one.name.replace("_", " "): getattr(self.facts, one.name) for one in fields(self.facts)},
-            "dialect of calls": f"{self.dialect or 'none that is known'}{calls}",
+            "dialect of calls": f"{self.dialect or 'none known'}{calls}",
             "notes on the grammar": self.grammar.notes,
             "appends that break": self.bridging,
             **{f"with {name}": {one.use: one.grade for one in verdicts} for name, verdicts in self.switches.items()},
@@ -134,7 +134,7 @@ def audits_document(reports: Sequence[AuditReport]) -> Document:
 def _overview(reports: Iterable[AuditReport]) -> Table:
     rows: list[_Row] = [[report.name, *(SIGNS[one] for one in report.grades)] for report in reports]
     about = "✓ holds   ◐ for some turns   ✗ for none   − refused by the template"
-    return Table("What is appended after a turn, and what for", ["", *Append, *Use], rows, about)
+    return Table("Each append after a turn, and each use", ["", *Append, *Use], rows, about)
 
 
 def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
@@ -165,7 +165,7 @@ def _words(value: Any) -> str:
 
 
 def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, bridging: Mapping[str, int]) -> list[str]:
-    """Say what to do with a template. One that writes no calls is judged by conversations without tools."""
+    """Say what to do with a template. If it writes no calls, only conversations without tools count."""
     scope = "" if facts.calls else " for conversations without tools"
     if scope:
         cells = [cell for cell in cells if not cell.append.calls]
@@ -182,7 +182,7 @@ def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, brid
     elif turn.grade is Grade.HOLDS or ends:
         sft = f"safe{with_them}{scope}"
     elif lines:
-        sft = f"not safe before texts are no longer altered by line{'s' * (len(lines) > 1)} {listed(lines)}"
+        sft = f"not safe until you stop line{'s' * (len(lines) > 1)} {listed(lines)} from altering texts"
     elif turn.grade is Grade.PARTLY:
         sft = f"safe{with_them} for some turns only: {turn.against[0]}"
     else:
@@ -191,11 +191,11 @@ def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, brid
     rl = f"safe{scope}, every prompt only appends"
     if against := (*tools.against, *users.against):
         refused = broken - bridging.get(_BRIDGED, 0)
-        only = "safe with tools alone; else " * (tools.grade is Grade.HOLDS and not scope)
+        only = "safe with tools alone; otherwise " * (tools.grade is Grade.HOLDS and not scope)
         rl = f"{only}use the bridge{f' (it refuses {refused} of {broken} cases)' if refused else ''}; {against[0]}"
         commands.append(f"serve --dev --engine http://127.0.0.1:8000 -t {name} --store runs.db")
         commands.append(f"audit {name} --on chat.json")
-    date = f" The prompt holds the day's date, {facts.date.partition(':')[0]}." if facts.date else ""
+    date = f" The prompt contains the current date ({facts.date.partition(':')[0]})." if facts.date else ""
     return [f"SFT: {sft}. RL: {rl}.{date}", *(f"$ tokentrace {command}" for command in commands)]
 
 
@@ -205,7 +205,7 @@ def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, brid
 def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) -> AuditReport:
     """Certify a `Renderer`, or anything that `create_renderer` takes, with its settings.
 
-    Raises the errors of `create_renderer`, and TemplateLimitError if one question is too much work.
+    Raises the errors of `create_renderer`, and TemplateLimitError if a single question exceeds the limits.
 
     >>> from tokentrace.pocket import POCKET
     >>> audit_template(POCKET).verdict("rl-append-only").grade
@@ -217,7 +217,7 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     question = study.probe((USER,), prompt=True)
     if question is not None and len(question.text) > _MAX_TEXT:
         problem = f"the template writes {len(question.text):,} characters around one question"
-        raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MAX_TEXT:,}")
+        raise TemplateLimitError(f"{problem}; an audit renders hundreds of questions and allows {_MAX_TEXT:,}")
     cells = [matrix.blamed(matrix.cell(form)) for form in turns()]
     facts = find_facts(renderer)
     groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
@@ -229,7 +229,7 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
         holding = (setting for setting, each in switches.items() if each[at].grade is Grade.HOLDS)
         verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
     if any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
-        notes.append("breaks without a line: the format is written in Python, or the line could not be found")
+        notes.append("some breaks name no line: the format is written in Python, or the line could not be found")
     grammar, kwargs = renderer.grammar(TOOLS), dict(renderer.template_kwargs)
     name = name or PurePath(renderer.tokenizer.name).name or renderer.family
     typed = [f"--kwargs {shlex.quote(f'{key}={value}')}" for key, value in kwargs.items()]
@@ -273,9 +273,9 @@ def _bridge(renderer: Renderer, cell: AppendCell) -> str:
 def _run_switches(
     renderer: Renderer, study: TemplateStudy
 ) -> tuple[dict[str, tuple[Verdict, ...]], list[str], list[str]]:
-    """Judge settings that change a probe; name those that change none, and note variables refused.
+    """Judge settings that change a probe, name those that change none, and note the variables it skips.
 
-    A variable, a list say, is refused if the template then fails on a plain question.
+    Skips a variable if setting it makes the template fail on a plain question, because it must be a list, say.
     """
     audits: dict[str, tuple[Verdict, ...]] = {}
     without_effect, refused, plain = [], [], _texts(study)
@@ -292,7 +292,7 @@ def _run_switches(
                 without_effect.append(setting)
             else:
                 audits[setting] = judge([*map(AppendMatrix(other).cell, forms)], find_facts(other))
-    words = f"not tried, because the template then fails on a plain question: {', '.join(refused)}"
+    words = f"variables not tried, because the template fails on a plain question with them: {', '.join(refused)}"
     return audits, without_effect, [words] * bool(refused)
 
 
@@ -301,9 +301,9 @@ def _texts(study: TemplateStudy) -> list[str | None]:
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
-    """Map each switch to the texts that it is compared with, or to true and false.
+    """Map each switch to the texts that the template compares it with, or to true and false.
 
-    A variable that the template prints is no switch, unless it is compared.
+    A variable that the template prints is not a switch, unless the template also compares it.
     """
     template, settings = study.template, renderer.template_kwargs
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])

@@ -1,7 +1,7 @@
 """Why a request does not continue the conversation before it. Pure.
 
-No token depends on it. The first message that differs is judged in this order: messages that moved
-or disappeared, another beginning, a message replaced by another.
+No token depends on the answer. The first message that differs is checked in this order: messages
+that moved or disappeared, another beginning, a message replaced by another.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, le
 Rules = Sequence[tuple[Any, Cause]]
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
-"""Roles of the operator."""
-TASK_OF_A_CALL: Final = "a call of another conversation gave it this task"
+"""Roles that the operator speaks in."""
+TASK_OF_A_CALL: Final = "a call in another conversation gave it this task"
 _FEW_WORDS: Final = 6
-"""In a shorter question a number is what it asks about."""
+"""A number in a shorter question counts as its subject, not as a nonce."""
 _DISTINCT: Final = 20
-"""Messages of so many characters are hardly ever sent twice by chance."""
+"""Messages with this many characters are hardly ever sent twice by chance."""
 
 
 def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()) -> Finding:
-    """Why `sent` leaves the `recorded` conversation after its first `shared` messages.
+    """Why `sent` diverges from the `recorded` conversation after its first `shared` messages.
 
     `recorded` includes its last reply. One of the `recent` conversations may have the call
-    that gave a sub-agent its task, or be the one that was compacted.
+    that gave a sub-agent its task, or may have been compacted into `sent`.
     """
     if shared == len(sent):
         dropped = len(recorded) - shared
-        words = f"it goes back to an earlier point: the last {dropped} messages are left out"
-        words = words if dropped > 1 else "the same messages were sent again: another reply is sampled"
+        words = f"the request goes back to an earlier point and leaves out the last {dropped} messages"
+        words = words if dropped > 1 else "the same messages were sent again, for another reply"
         return Finding(Cause.RETRY, words=words)
     if shared == len(recorded):
-        return Finding(Cause.RETRY, message=shared, words="the conversation goes on from an earlier point")
+        return Finding(Cause.RETRY, message=shared, words="the conversation continues from an earlier point")
     opening = all(_is_instruction(message) for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, recent)
@@ -58,7 +58,7 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Seque
 
 
 def changed_message(at: int, new: Message, old: Message) -> Finding:
-    """A message of the same meaning with other reasoning, or another printed field."""
+    """The finding for a message with the same meaning but other reasoning, or another printed field."""
     return _finding(Cause.EDIT, at, new, _changes(new, old))
 
 
@@ -68,17 +68,17 @@ def changed_tools(
     variables: Mapping[str, Any] | None = None,
     recorded_variables: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """The same conversation with other tools or template variables: which ones."""
+    """The finding for the same conversation with other tools or template variables; it names them."""
     ours, theirs = ({str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded))
     now, before = variables or {}, recorded_variables or {}
     changes = {
         "new tools": [name for name in ours if name not in theirs],
         "tools left out": [name for name in theirs if name not in ours],
-        "tools described otherwise": [name for name in ours if name in theirs and ours[name] != theirs[name]],
+        "changed tools": [name for name in ours if name in theirs and ours[name] != theirs[name]],
         "template variables": sorted(name for name in {*now, *before} if now.get(name) != before.get(name)),
     }
     words = [f"{what}: {', '.join(name[:60] for name in names[:9])}" for what, names in changes.items() if names]
-    text = "; ".join(words) or "the tools are in another order, or formatted another way"
+    text = "; ".join(words) or "the tools are in another order, or formatted differently"
     return Finding(Cause.CHANGED_TOOLS, words=f"the same conversation: {text}")
 
 
@@ -93,7 +93,7 @@ def _finding(cause: Cause, at: int, message: Message, words: str) -> Finding:
 
 
 def _changes(new: Message, old: Message) -> str:
-    """The first field in which two messages differ, and its words."""
+    """The first field in which two messages differ, and the changed words."""
 
     def text(message: Message, name: str) -> str:
         if name == "tool_calls":
@@ -121,7 +121,7 @@ class _Side:
         self.question: Message = next((one for one in messages if not _is_instruction(one)), {})
 
     def gone(self, other: _Side) -> tuple[int, int]:
-        """How many messages are missing before `other` continues with the next ones, and with how many.
+        """The number of messages missing before `other` continues, and how many of the next ones it has.
 
         One equal message is enough if it is the last of either conversation and distinct.
         """
@@ -135,7 +135,7 @@ class _Side:
 
 
 class _Divergence:
-    """What was sent in place of what was recorded. Its methods return rules: the first that holds tells the cause."""
+    """What was sent instead of the recorded messages. Methods return rules; the first that holds gives the cause."""
 
     def __init__(self, new: _Side, old: _Side, before: Messages) -> None:
         self.new, self.old = new, old
@@ -144,8 +144,8 @@ class _Divergence:
         self.same_next = new.keys[1:2] == old.keys[1:2] != []
         self.nonce = is_nonce(new.text, old.text)
         self.after_user = [message.get("role") for message in before[-1:]] == ["user"]
-        # Was a later message recorded after an answer? Then what is between was replaced. (opencode asks for a title
-        # of the user's question, then asks the question itself.)
+        # If a later message was recorded after an answer, the messages before it were replaced. (opencode asks for a
+        # title of the user's question, then asks the question itself.)
         places = {key: at for at, key in enumerate(old.keys)}
         roles = [message.get("role") for message in old.messages]
         answered = roles.index("assistant") if "assistant" in roles else len(roles)
@@ -158,7 +158,7 @@ class _Divergence:
         )
 
     def moved(self) -> Rules:
-        """Messages that are gone, or new, while the remaining ones are the same."""
+        """Messages are missing or new, and the remaining ones are the same."""
         new, old = self.new, self.old
         apart = bool(old.calls) and any(_call_keys(message) == old.calls for message in new.messages[1:])
         apart = apart or new.keys.count(old.keys[0]) >= old.keys.count(old.keys[0])
@@ -242,12 +242,12 @@ def _is_task(question: Message, conversations: Iterable[Messages]) -> bool:
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
-    """The conversation that shares most messages, and with how many both begin."""
+    """The conversation that shares the most messages, and the number of messages that both begin with."""
     ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if not _is_instruction(message)}
     candidates = [(recorded, shared, _keys(recorded))]
     candidates += ((other, shared_prefix(ours, keys), keys) for other in recent for keys in [_keys(other)])
-    # a conversation that begins the other was not rewritten
+    # a conversation that is a prefix of the other was not rewritten
     rewritten = [one for at, one in enumerate(candidates) if not at or one[1] < min(len(sent), len(one[0]))]
     return max(rewritten, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))[:2]
 

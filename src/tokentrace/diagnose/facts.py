@@ -1,4 +1,4 @@
-"""Facts about a template beside its matrix: prompt, stops, dates, and texts that it alters."""
+"""Facts about a template besides its matrix: prompt, stops, dates, and texts that it alters."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ _DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNE
 
 @dataclass(frozen=True, slots=True)
 class StopToken:
-    """A token at which generation stops, which the template or else the configuration names.
+    """A token at which generation stops, named by the template or only by the configuration.
 
-    `trained`: turns of a row end with it.
+    `trained`: turns in a rendered conversation end with it.
     """
 
     id: int
@@ -67,11 +67,11 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What a template does beside appending.
+    """What a template does besides appending.
 
     `prefill` is what the generation prompt writes after the head of the turn. `roles` are written, rewritten, dropped
     or refused; `content` and `arguments` are the forms that the template reads. `date` names the line that writes the
-    date of the day, if any.
+    current date, if any.
     """
 
     prefill: str
@@ -92,7 +92,7 @@ class TemplateFacts:
 
 
 def find_facts(renderer: Renderer) -> TemplateFacts:
-    """Return what a renderer's template does: that for tools, where a model has one."""
+    """Return what a renderer's template does. If the model has a separate template for tools, studies that one."""
     study = renderer.study(TOOLS)
     grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
     roles = {role: _role(study, role) for role in _ROLES}
@@ -174,7 +174,7 @@ def _system(study: TemplateStudy) -> str:
 
 
 def _changes(study: TemplateStudy) -> tuple[str, bool]:
-    """Return where the template writes the date, and whether it draws at random."""
+    """Return where the template writes the date, and whether it uses randomness."""
     date, random = "", False
     for messages, tools in itertools.product(_DATED, (None, TOOLS)):
         one, other = (run_traced(study, Request(messages, tools, True), now=now) for now in _TIMES)
@@ -191,7 +191,7 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
 # -- do texts arrive unchanged? each field is tried with texts that templates tend to alter
 
 _EXCERPT: Final = 40
-"""Characters quoted around the first that differs."""
+"""How many characters to quote around the first difference."""
 _TEXTS: Final = (
     ANSWER,
     "First line\nsecond line\n\nthird line\n\n\nlast line",
@@ -214,7 +214,7 @@ _LATER: Final = "later system"
 
 
 def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
-    """Return the fields whose texts do not arrive, but for those that the matrix reports."""
+    """Return the fields whose texts do not arrive unchanged, except for those that the matrix reports."""
     index = call_ids(renderer.study(TOOLS))[0]
     called, returned = calling({**call(1), "id": index}), result(1, tool_call_id=index)
     altered: dict[Any, Altered] = {}
@@ -245,9 +245,9 @@ def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
 
 
 def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Sequence[Message]) -> Altered | None:
-    """Put texts into a field of a message, and say which of them does not arrive, if any."""
+    """Try texts in a field of a message, and report the first that does not arrive unchanged, if any."""
     study, is_call = renderer.study(TOOLS), field == "arguments"
-    verb = "are not {} as they were given" if is_call else "is not {} as it was given"
+    verb = "are not {} verbatim" if is_call else "is not {} verbatim"
 
     def request(text: str) -> Request:
         rows = [dict(message) for message in messages]
@@ -294,7 +294,7 @@ def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Se
 
 
 def _writing(study: TemplateStudy, text: str, *requests: Request) -> Event | None:
-    """Find the first line that, with this text instead of a simple one, assigns or writes another one."""
+    """Find the first line that alters the text: compare a run on the text with a run on a simple one."""
     runs = [run_traced(study, one) for one in requests]
     pairs = zip(*(run.events for run in runs if run is not None), strict=False) if None not in runs else ()
     texts: list[Event] = [one for one, other in pairs if one.value != other.value and isinstance(one.value, str)]
@@ -311,7 +311,7 @@ def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None
 
 
 def _unread(renderer: Renderer) -> str:
-    """Name the first argument that is not read back from a rendered call, unless not even a plain one is."""
+    """Name the first argument that cannot be read back from a rendered call; empty if not even a plain one can."""
     for arguments in _ARGUMENTS:
         properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
         schema = {"type": "object", "properties": properties}

@@ -6,11 +6,11 @@ from itertools import zip_longest
 from typing import Any, Final, Self
 
 _BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
-_BRANCH: Final = "the model now sees another context: begin a new branch here, or keep the history as it was"
-_ENCODER: Final = "the ids come from another tokenizer, or another setting of it: compare who encoded each prompt"
+_BRANCH: Final = "the model now sees a different context: start a new branch here, or keep the history as it was"
+_ENCODER: Final = "the ids come from another tokenizer, or from other settings: compare who encoded each prompt"
 _PRESERVE: Final = 'bridge to the next turn, or render with past="preserve"'
-_KEEP: Final = "keep the ids of a turn that is too long; cut samples when they are built, not the record"
-_REPAIR: Final = "no bridge can mend it: switch the repair off in the scaffold, or begin a new branch here"
+_KEEP: Final = "keep the ids of a turn that is too long; cut samples when you build them, not the record"
+_REPAIR: Final = "no bridge can fix it: switch off the repair in the agent, or start a new branch here"
 
 
 class WordedEnum(StrEnum):
@@ -25,7 +25,7 @@ class WordedEnum(StrEnum):
 
 
 class Cause(WordedEnum):
-    """Why things differ. The value is for programs, ``str()`` and `meaning` are for people."""
+    """Why things differ. The value is for programs; ``str()`` and `meaning` are for people."""
 
     label: str
     meaning: str
@@ -46,8 +46,8 @@ class Cause(WordedEnum):
     UNKNOWN = (
         "unknown",
         "",
-        "Nothing shows why",
-        "compare the two requests; with the messages of both, more can be told",
+        "No known cause",
+        "compare the two requests; with the messages of both, tokentrace can say more",
     )
 
     # What an agent did to the conversation.
@@ -59,18 +59,18 @@ class Cause(WordedEnum):
     NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _BRANCH
     RETRY = "retry", "", "The same request again, or one that goes back to an earlier point."
     TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An earlier tool result was shortened or blanked.", _BRANCH
-    CALLS_AS_TEXT = "calls_as_text", "", "Tool calls of the model became words.", _BRANCH
+    CALLS_AS_TEXT = "calls_as_text", "", "The model's tool calls became plain text.", _BRANCH
     EDIT = "edit", "", "An earlier message says something else.", _BRANCH
-    TEMPLATE = "template", "", "The conversation goes on, but the template would rewrite what was sampled."
+    TEMPLATE = "template", "", "The conversation continues, but the template would rewrite what was sampled."
     AMBIGUOUS = "ambiguous", "", "Several recorded turns match the request and differ in their tokens."
 
     # A row of ids is not the one that the template gives for its conversation.
     BOS_DOUBLED = "bos_doubled", "BOS token doubled"
     BOS_ADDED = "bos_added", "BOS token added", "", _ENCODER
     BOS_MISSING = "bos_missing", "BOS token missing", "", _ENCODER
-    SYSTEM_ADDED = "system_added", "system prompt added that the conversation does not have"
+    SYSTEM_ADDED = "system_added", "system prompt added, though the conversation has none"
     SYSTEM_MISSING = "system_missing", "the template's default system prompt missing"
-    REASONING_ADDED = "reasoning_added", "reasoning kept that the template leaves out"
+    REASONING_ADDED = "reasoning_added", "reasoning kept, though the template leaves it out"
     GENERATION_PROMPT = "generation_prompt", "generation prompt at the end"
     LAST_WHITESPACE = "last_whitespace", "white space at the end added or missing"
     END_ADDED = "end_added", "end token added"
@@ -97,7 +97,7 @@ class Cause(WordedEnum):
 
     @property
     def group(self) -> str:
-        """What ``check --allow`` calls it: ids, masks, logprobs or breaks."""
+        """The name that ``check --allow`` takes: ids, masks, logprobs or breaks."""
         name = self.value
         if self in (Cause.NO_TOKEN, Cause.NOTHING_SAMPLED, Cause.DUPLICATE_CALL):
             return "ids"
@@ -109,7 +109,7 @@ class Cause(WordedEnum):
 class Finding:
     """One thing that is wrong: its cause, where it is, and a sentence (`words`). JSON is ``asdict``.
 
-    `where` names a file, line or call; `position` is the first token concerned, `tokens` their number.
+    `where` names a file, line or call; `position` is the first affected token, `tokens` how many there are.
     """
 
     cause: Cause

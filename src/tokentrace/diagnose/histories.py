@@ -55,7 +55,7 @@ def token_rows(ids: Any, messages: Any = -1, fields: Any = "scaffold") -> Rows:
 
 
 class View(StrEnum):
-    """Who sees the conversation: an API's engine, a sampled policy, or a trainer of one row."""
+    """Who sees the conversation: the engine of an API, the policy in a rollout, or the trainer of one row."""
 
     PRODUCTION = "production"
     ROLLOUT = "rollout"
@@ -66,7 +66,7 @@ PAIRS: Final = tuple(itertools.combinations(View, 2))
 
 
 class ViewTokens(NamedTuple):
-    """The tokens of one view: `prompt` tokens of prompt, then the turn."""
+    """The tokens of one view: a prompt of `prompt` tokens, then the turn."""
 
     rows: Rows
     prompt: int
@@ -96,7 +96,7 @@ class ViewTokens(NamedTuple):
 class Step:
     """What each view holds up to the end of a turn, or up to its prompt for the turn to come (`message` is None).
 
-    Training may hold no such turn. `refusal`: why the rollout could not go on, and starts another `branch`.
+    Training may hold no such turn. `refusal`: why the rollout could not continue, and starts another `branch`.
     """
 
     index: int
@@ -130,8 +130,8 @@ class Step:
 class HistoryFinding:
     """What `views` do differently from the rollout: they drop, add or change (`verb`) text of `messages` at `steps`.
 
-    `tokens` counts each message once. `in_turn`: not in its prompt. `texts` are those of the views and of the rollout,
-    if short and the same everywhere.
+    `tokens` counts each message once. `in_turn`: in the turn, not in its prompt. `texts` are the texts of the views and
+    of the rollout, if they are short and the same everywhere.
     """
 
     views: tuple[View, ...]
@@ -215,7 +215,7 @@ class HistoryReport(ShowsItself):
         return tuple(sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps)))
 
     def _changes(self, step: Step, view: View) -> Iterator[tuple[int, str, bool, _Change]]:
-        """Yield message, field, `in_turn` and change. Scaffold counts with the text in it."""
+        """Yield message, field, `in_turn` and change. Scaffold counts toward the main field of its difference."""
         ours, theirs, texts = Counter[Any](), Counter[Any](), defaultdict[Any, set[tuple[str, str]]](set)
         for hunk in step.compare(view, View.ROLLOUT) or ():
             sides = hunk.sides(step.views[view].rows, step.rollout.rows)
@@ -237,7 +237,7 @@ class HistoryReport(ShowsItself):
 
     @property
     def summary(self) -> str:
-        """The conclusions, one sentence a line."""
+        """The conclusions, one sentence per line."""
         if not self.steps:
             return "There is no turn to compare: the model is never asked for one."
         out = [str(one) for one in self.findings]
@@ -246,16 +246,16 @@ class HistoryReport(ShowsItself):
                 out.append(f"The rollout breaks at {step.place}: {step.refusal}.")
             if View.TRAINING not in step.views:
                 out.append(f"The training row holds no turn for {step.place}.")
-        steps = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the one step there is"
+        steps = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the only step"
         size = len(self.steps[-1].rollout.ids)
-        same = f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the last."
+        same = f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the end."
         return "\n".join(out) or same
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for ``json.dumps``.
 
-        A step's rollout is the beginning of its branch, its training the beginning of the row, and its production
-        follows from either by the differences.
+        A step's rollout is a prefix of its branch, and its training view a prefix of the row. To get its production
+        view, apply the differences to either.
         """
         return {
             "equal": self.equal,
@@ -281,7 +281,7 @@ class HistoryReport(ShowsItself):
             yield data | {"break": refusal, "tokens": tokens, "differences": differences}
 
     def document(self, _: Any = None) -> Document:
-        """Return the report as a document. Of production and training it has what they have instead."""
+        """Return the report as a document. It has production and training only where they differ from the rollout."""
         last = {step.branch: step.rollout.rows for step in self.steps}
         streams = {at: self._track(f"rollout, stream {at}" if at else "rollout", rows) for at, rows in last.items()}
         row = replace(rendering_track(self.row), name="training row")
@@ -349,13 +349,13 @@ def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -
     """Compare production, rollout and training of a conversation, token by token.
 
     A step is an assistant turn, or the turn to come. Every assistant message counts as sampled, with
-    the ids that its turn has as the last one. Raises what `render` raises.
+    the ids that its turn has when it is the last one. Raises what `render` raises.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
     >>> chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     >>> print(compare_histories(create_renderer(POCKET), chat).summary)
-    Production, rollout and training hold the same tokens at the one step there is: 14 at the last.
+    Production, rollout and training hold the same tokens at the only step: 14 at the end.
     """
     walk = _Walk(renderer.silent(), messages, tools)
     steps = tuple(walk.steps())
@@ -379,7 +379,7 @@ class _Walk:
         self.notes = [f"training row: {note}" for note in self.row.notes]
         if self.targets[0] == 0:
             self.targets.pop(0)
-            self.notes.append("message 0: nothing comes before it; it counts as given, not as sampled")
+            self.notes.append("message 0: nothing comes before it, so it does not count as sampled")
 
     def steps(self) -> Iterator[Step]:
         row = self._rows(self.row, len(self.messages))
@@ -408,7 +408,7 @@ class _Walk:
         try:
             rendered = renderer.render(self.messages[:at], tools=self.tools, add_generation_prompt=True)
         except TokentraceError as error:
-            error.add_note(f"while rendering the prompt that asks for message {at}")
+            error.add_note(f"while rendering the prompt for message {at}")
             raise
         return self._rows(rendered, at)
 
@@ -416,12 +416,12 @@ class _Walk:
         """Continue the stream, which ends with message `last`, up to the prompt for message `at`."""
         prompt, completion = stream.ids[: stream.prompt], stream.ids[stream.prompt :]
         if not len(completion):
-            return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template shows no turn for message {last}")
+            return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template writes no turn for message {last}")
         new, before = self.messages[last + 1 : at], self.messages[:last]
         bridged = self.renderer.bridge(prompt, completion, new, tools=self.tools, messages=before)
         if isinstance(bridged, BridgeRefusal):
             return bridged
-        self.notes += [f"rollout, counted from message {last + 1}: {note}" for note in bridged.notes]
+        self.notes += [f"rollout (its message 0 is message {last + 1}): {note}" for note in bridged.notes]
         rows = token_rows(bridged.new_ids, np.where(bridged.messages >= 0, bridged.messages + last + 1, -1))
         rows["fields"][bridged.kinds == Kind.CONTEXT] = "text"
         rows["fields"][bridged.kinds == Kind.SYNTHETIC] = "synthetic_close"
@@ -431,7 +431,7 @@ class _Walk:
         return np.concatenate([stream.rows, rows])
 
     def _turn(self, message: int | None, prefill: Ids) -> Rows:
-        """Return what is sampled for a message: its turn as the last one, after its prompt."""
+        """Return the sampled tokens of a message: its turn, rendered as the last one, after its prompt."""
         rendered = self.row
         if message is not None and message + 1 < len(self.messages):
             rendered = self.renderer.render(self.messages[: message + 1], tools=self.tools)
@@ -447,7 +447,7 @@ class _Walk:
         return rows
 
     def _after_prompt(self, message: int, turn: Rows, before: Ids, prefill: Ids) -> Rows:
-        """Return the turn's tokens after the prompt; a token across its end is encoded in two."""
+        """Return the turn's tokens after the prompt. Splits a token that spans the end of the prompt."""
         sizes = range(min(len(prefill), len(before)), 0, -1)
         same = next((size for size in sizes if np.array_equal(before[-size:], prefill[:size])), 0)
         if same == len(prefill):
@@ -461,8 +461,8 @@ class _Walk:
                 first = token_rows(ids, message, turn["fields"][count - 1])
                 return np.concatenate([first, turn[count:]])
         self.notes.append(
-            f"message {message}: its turn does not begin with the prompt that asks for it, "
-            f"{tokenizer.decode(prefill.tolist())!r}; the rollout holds both, one after the other"
+            f"message {message}: its turn does not begin with its generation prompt, "
+            f"{tokenizer.decode(prefill.tolist())!r}; the rollout has both, one after the other"
         )
         return turn
 

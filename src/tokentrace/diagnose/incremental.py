@@ -1,7 +1,7 @@
 """Fixed-base and delta tokenization: message by message, as much of the field does it. For comparison only.
 
 Both render a context without and with a new message, cut the second text where the first ends, and encode the remainder
-on its own. That proves nothing, so the sanity check compares the result with a render of the whole.
+on its own. That proves nothing, so the sanity check compares the result with a full render.
 """
 
 import warnings
@@ -32,7 +32,7 @@ ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
 
 
 class IncrementalMode(StrEnum):
-    """What a message is rendered after: a fixed conversation, or all before it."""
+    """What a message is rendered after: a fixed conversation, or all messages before it."""
 
     FIXED_BASE = "fixed_base"
     DELTA = "delta"
@@ -52,7 +52,7 @@ class TokenizationMismatchWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncrementalTokens:
-    """The ids, a mask that is True for the tokens of assistants, and what the sanity check reports."""
+    """The ids, a mask that is True for assistant tokens, and what the sanity check reports."""
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
@@ -69,9 +69,9 @@ def tokenize_incrementally(
 ) -> IncrementalTokens:
     """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    Everything before the first assistant is one render. The mask covers all that an assistant message
-    adds after its prompt. Warns with TokenizationMismatchWarning of differences. Raises TemplateError
-    if the template refuses a message in every context.
+    Everything before the first assistant is one render. The mask covers everything that an assistant
+    message adds after its prompt. Issues a TokenizationMismatchWarning if ids differ. Raises
+    TemplateError if the template refuses a message in every context.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -103,7 +103,7 @@ def tokenize_incrementally(
 
 
 def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
-    """Yield where `ids`, of messages `owners`, differ from a full render, in bytes."""
+    """Yield the differences from a full render. `owners` has the message of each id."""
     for hunk in hunks(ids, full.ids):
         sides = hunk.sides(ids, full.ids)
         here, there = (spell(tokenizer.vocabulary, side) for side in sides)
@@ -179,7 +179,7 @@ class _Pieces:
         raise TemplateError(problem, message=start if unit else start - 1, line=refusals[0].line)
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
-        """Encode what a unit adds to a context by itself, cut by length, and count what may be wrong with that."""
+        """Encode on its own what a unit adds to a context, cut off by length, and count possible problems."""
         render, tokenizer = self.renderer.silent().render, self.renderer.tokenizer
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
         after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit).rendering
@@ -194,9 +194,9 @@ class _Pieces:
         return encoded.ids[bool(guard) :], rewrites + repeats
 
     def _contexts(self, start: int, unit: Messages, role: str) -> Iterator[Messages]:
-        """Yield what to render a unit after.
+        """Yield the contexts to render a unit after.
 
-        Fixed bases end with a user; then, for other roles than assistant, with a turn that results may answer.
+        Fixed bases end with a user message. For messages other than the assistant's, more end with an assistant turn.
         """
         if not self.has_base:
             yield self.messages[:start]
@@ -210,7 +210,7 @@ class _Pieces:
             yield from ([SYSTEM, USER, answer], [USER, answer])
 
     def _calls(self, start: int, results: Messages, arguments: Any) -> Iterator[dict[str, Any]]:
-        """Yield a call of the function of each result."""
+        """Yield a call for each result to answer."""
         calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
         names = {call.get("id"): (call.get("function") or call).get("name") for call in calls}
         for number, result in enumerate(results, 1):

@@ -1,8 +1,8 @@
 """The keys by which a request finds the recorded turn it continues. Pure.
 
 Agents repeat the model's turns imperfectly: without reasoning, with other spaces in arguments,
-with content as parts. Messages that mean the same have the same key. In doubt they differ: a
-branch too many costs some tokens, a false match would train on a history that never was.
+with content as parts. Messages that mean the same have the same key. When in doubt, keys
+differ: an extra branch costs some tokens, a false match would train on a history that never existed.
 """
 
 import hashlib
@@ -20,31 +20,31 @@ Message = Mapping[str, Any]
 Key = bytes
 """A digest of a conversation up to a message, tools and template variables included."""
 Meaning = Callable[[Message], Any]
-"""What of a message counts, as a JSON value. Messages with equal values are the same."""
+"""Reduces a message to the parts that count, as a JSON value. Messages with equal values are the same."""
 
 _PART_NOISE: Final = frozenset({"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"})
 NOISE: Final = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
-"""Fields that agents add, lose or change, and that no template prints. A part's id says which file it is."""
+"""Fields that agents add, lose or change, and that no template prints. A part's id is not noise: it names a file."""
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
 _EMPTY: Final[Sequence[Any]] = (None, "", [], (), {})
 
 
 def _number(text: str) -> int | float:
-    """A number with a point; 3.0 is 3 up to the largest integer that every language has."""
+    """Parse a number with a decimal point. 3.0 becomes 3, up to the largest integer that every language has."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < 2.0**53 else value
 
 
 _JSON: Final = json.JSONDecoder(strict=False, parse_float=_number)
-"""Models write line breaks into strings, and most agents read them."""
+"""Not strict: models write line breaks into strings, and most agents accept them."""
 
 
 def meaning(message: Message) -> Any:
     """What a message means to an agent that repeats it.
 
-    Of the assistant: its stripped text, calls by name and value, a refusal, parts that are not
-    text. Of others: every character of the content. Other fields count if the template prints
-    them: `same_fields` finds those in doubt, and the session renders them.
+    For the assistant: its stripped text, calls by name and value, a refusal, parts that are not
+    text. For other roles: every character of the content. Other fields count only if the template
+    prints them: `same_fields` finds messages in doubt, and the session renders those.
     """
     content = message.get("content")
     if message.get("role") != "assistant":
@@ -97,7 +97,7 @@ def next_key(before: Key, value: Any) -> Key:
 def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> list[Key]:
     """The key of the first k messages for each k, starting with `root`.
 
-    A tool result counts by the position of the call it answers, whatever the ids are.
+    A tool result counts by the position of the call that it answers, regardless of ids.
     Raises InputError with the message's number if it is nested too deeply.
     """
     keys = [root]
@@ -133,7 +133,7 @@ def reasoning(message: Message) -> str:
 
 
 def identical(one: Any, other: Any) -> bool:
-    """True if two JSON values are equal, also in type and in the order of keys."""
+    """True if two JSON values are equal, including their types and the order of keys."""
     return one is other or _raw(one) == _raw(other)
 
 
@@ -213,7 +213,7 @@ def _raw(value: Any) -> bytes:
     """A JSON value as bytes, keys in their order. Marshal is four times as fast as JSON."""
     try:
         return b"m" + marshal.dumps(value, 2)  # the last version that gives equal values equal bytes
-    except ValueError:  # nested deeply, or made of types that are not Python's own
+    except ValueError:  # nested deeply, or not made of built-in types
         return b"j" + json.dumps(value, default=lambda it: json_like(it, repr(it))).encode()
 
 

@@ -27,19 +27,19 @@ from .rows import has_conversation
 ROW_BYTES: Final = 1 << 30
 """Longer lines are not read."""
 _FIRST_LINES: Final = 100
-"""A file is refused if none of so many lines has a known shape."""
+"""A file is rejected if none of its first lines, up to this many, has a known shape."""
 _SQLITE: Final = b"SQLite format 3\0"
 _RUN_STORE: Final = "rollouts.db"
 """The store in the output folder of ``tokentrace rollout``."""
 
 Progress = Callable[[float, float], None]
-"""Gets how much is done, and of how much."""
+"""Called with the amount done and the total."""
 
 
 def read_rollouts(
     inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Callable[[str], None] = lambda _: None
 ) -> Iterator[Rollout]:
-    """Read all rollouts in `inputs`; some may have a `problem`. `note` gets what each input is.
+    """Read all rollouts in `inputs`; some may have a `problem`. `note` gets a description of each input.
 
     Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``,
     a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
@@ -59,10 +59,10 @@ def read_rollouts(
 
 
 def holds_rollouts(name: str) -> bool:
-    """True for what engines sampled, False for rows made of conversations.
+    """True if an input holds what engines sampled, False for rows made from conversations.
 
     Rows hold rollouts if they have logprobs, or if a rollout or a gateway wrote their file.
-    Raises InputError for conversations, which are not tokens.
+    Raises InputError for conversations, which have no ids.
     """
     path = Path(name).expanduser()
     if _store_of(name) or _trajectories(name):
@@ -80,7 +80,7 @@ def holds_rollouts(name: str) -> bool:
         if not any(column in line for column in IDS) and has_conversation(line):
             raise InputError(
                 f"{name} holds conversations, not ids: tokentrace render {name} shows one, "
-                "tokentrace tokenize makes rows of them, tokentrace audit --on compares their histories"
+                "tokentrace tokenize turns them into rows, tokentrace audit --on compares their histories"
             ) from None
         return False
 
@@ -93,7 +93,7 @@ def highest_id(inputs: Sequence[str]) -> int:
 
 
 def _store_of(name: str) -> str:
-    """The store that an input is, or has; empty if there is none."""
+    """The store that an input is or contains; empty if there is none."""
     path = Path(name).expanduser()
     path = path / _RUN_STORE if path.is_dir() else path
     return name if "://" in name else str(path) if _starts_with(path, _SQLITE) else ""
@@ -126,14 +126,14 @@ def is_trajectory(path: Path) -> bool:
 
 
 def _read_trajectory(path: Path, where: str, note: Callable[[str], None]) -> Rollout:
-    """A trajectory file. One that was cut off is read as far as it goes."""
+    """Read a trajectory file, as far as possible if it was cut off."""
     try:
         loaded = load_trajectory(path)
     except (TrajectoryError, OSError) as error:
         return Rollout("", where, problem=str(error).removeprefix(f"{path}: "))
     trajectory = loaded.trajectory
     if not trajectory.num_branches:
-        return Rollout("", where, problem="nothing is recorded in it")
+        return Rollout("", where, problem="the trajectory is empty")
     if loaded.truncated:
         note(f"{where}: {loaded.problem}")
     calls = [_turn_call(trajectory, turn, where) for turn in owned_turns(trajectory)]
@@ -229,7 +229,7 @@ def _recognise(source: Source) -> str:
 
 
 def _key(row: FileRow) -> str:
-    """The rollout of a row; a row that names none has its own."""
+    """The rollout of a row; a row that names none is its own rollout."""
     name = line_key(row.value)
     return f"\0{row.number}" if name is None else name
 

@@ -1,9 +1,9 @@
 """Recorded rollouts in one form: calls of an engine, and training rows built from them.
 
-`read_line` finds them in a line of any dump: an object with a prompt and a completion is a call,
-one with ids and a mask, labels or logprobs is a row, wherever in the line they are. Four frameworks
-need more: verifiers stores trees of messages, NeMo Gym prompts as deltas, OpenEnv requests beside
-rows, TRL batches of lists.
+`read_line` finds them anywhere in a line of any dump: an object with a prompt and a completion is a
+call; one with ids and a mask, labels or logprobs is a row. Four frameworks need more: verifiers
+stores trees of messages, NeMo Gym prompts as deltas, OpenEnv requests next to rows, TRL batches
+of lists.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ LOGPROBS: Final = (
     *("output_log_probs", "per_token_logps", "response_logprobs", "rollout_log_probs"),
     *("old_log_probs", "inference_logprobs", "sampling_per_token_logps"),
 )
-"""What frameworks call these things; the first that has a value counts."""
+"""The names that frameworks use. The first with a value counts."""
 _NAMES: Final = (
     *("rollout_id", "session_id", "trajectory_id", "conversation_id", "episode_id"),
     *("request_id", "rollout", "session", "uid", "name"),
 )
 """Fields that name the rollout of a line."""
 _LISTS: Final = ("calls", "turns", "steps", "entries", "trace", "trajectory")
-"""Lists of calls, which count before tokens beside them."""
+"""Lists of calls. They take precedence over tokens next to them."""
 _IGNORED: Final = frozenset(
     {"message", "messages", "prompt", "completion", "input", "request", "responses_create_params", "tools", "metadata"}
 )
-"""Fields of messages and settings, whose tokens are not those of a call."""
+"""Fields with messages and settings. Tokens in them do not belong to a call."""
 MALFORMED: Final = (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 """What reading a malformed line raises."""
 ROWS: Final = "rows of ids"
@@ -66,8 +66,8 @@ class UnknownShapeError(InputError):
 class Call:
     """One call of an engine: `stream` is its prompt and, from `start` on, the sampled tokens.
 
-    `mask` marks trained tokens of the stream, `logprobs` belong to the sampled ones. `request` has
-    messages and tools, `recorded` is the cause that the record itself gives for rewriting the history.
+    `mask` marks trained tokens of the stream; `logprobs` belong to the sampled ones. `request` has
+    messages and tools; `recorded` is the cause that the record itself gives for a rewritten history.
     """
 
     stream: Ids
@@ -93,7 +93,7 @@ class Call:
 
 
 class Row(NamedTuple):
-    """A training row, and its trained runs as calls. `sampled` of them are sampled, if the row says so."""
+    """A training row, and its trained runs as calls. `sampled` marks trained tokens that the row calls sampled."""
 
     ids: Ids
     mask: Mask
@@ -104,9 +104,9 @@ class Row(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """One rollout: its calls, rows made of them, and what is wrong with either.
+    """One rollout: its calls, the rows made from them, and what is wrong with either.
 
-    `ordered` is False if the calls are lines of a file, in any order. `tokenizer` starts a digest.
+    `ordered` is False if the calls are lines of a file, in any order. `tokenizer` is the start of a digest.
     A rollout with a `problem` cannot be read.
     """
 
@@ -154,14 +154,14 @@ class Fields:
         self.rollout.findings.append(Finding(cause, *place, words, position, tokens))
 
     def ids(self, names: Sequence[str]) -> Ids:
-        """Ids under the first of these names. Raises InputError if there are none."""
+        """The ids under the first of these names that has a value. Raises InputError if there are none."""
         name = first_of(self.value, names)
         if name is None:
             raise InputError("is missing", field=self.field(names[0]))
         return check_ids(self.value[name], self.field(name))
 
     def mask(self, count: int, before: int = 0) -> Mask | None:
-        """The mask over `count` tokens, or also over the `before` tokens of the prompt."""
+        """The mask over a prompt of `before` tokens and `count` further ones. The record may leave out the prompt."""
         name = first_of(self.value, MASKS)
         if name is None:
             return None
@@ -175,7 +175,7 @@ class Fields:
         return np.asarray([False] * (before + count - len(values)) + values, np.bool_)
 
     def trained(self, ids: Ids, first: int = 0) -> Mask | None:
-        """What a row trains: its mask or its labels, which must agree; None without both."""
+        """The tokens that a row trains: its mask or its labels, which must agree; None if it has neither."""
         mask = self.mask(len(ids) - first, first)
         if self.value.get("labels") is None:
             return mask
@@ -191,12 +191,12 @@ class Fields:
                 at = int(wrong.argmax())
                 words = f"label {at:,} is {labels[at]}, which {what}"
                 if np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
-                    words += "; all labels are those of the next token: models shift them on their own"
+                    words += "; every label is the next token's id, but models shift labels themselves"
                 self.report(Cause.BAD_LABELS, "labels", words, int(wrong.sum()), at)
         return mask
 
     def logprobs(self, sampled: Mask, sizes: Sequence[int]) -> Floats | None:
-        """Logprobs by token. The list has one for each sampled token, or for the last ones of these `sizes`."""
+        """Logprobs by token. The record has one per sampled token, or one for each of the last `sizes` tokens."""
         name, count = first_of(self.value, LOGPROBS) or "", int(sampled.sum())
         try:
             values = np.asarray(self.value[name] if name else [], np.float64)
@@ -219,7 +219,7 @@ class Fields:
                 words = f"token {at} of the completion: {run[at]:g}"
                 self.report(Cause.BAD_LOGPROBS, name, words, int(wrong.sum()), at)
             if len(run) >= 4 and not run.any():
-                self.report(Cause.ZERO_LOGPROBS, name, "all of a completion", len(run))
+                self.report(Cause.ZERO_LOGPROBS, name, "a whole completion", len(run))
         return scores
 
     def calls(
@@ -234,9 +234,9 @@ class Fields:
         return calls
 
     def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Line] = ()) -> None:
-        """Add the object as a row, whose trained runs may have `requests`.
+        """Add the object as a row. `requests`, if known, belong to its trained runs.
 
-        Mask and logprobs may begin at `first`, the response, which is trained if nothing says what is.
+        Mask and logprobs may begin with the response, at `first`. Without mask and labels, all of it is trained.
         """
         total, sampled, mask = len(ids), None, self.trained(ids, first)
         if mask is None:
@@ -260,7 +260,7 @@ class Fields:
 
 
 def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
-    """The rollouts of some lines. Lines that name a rollout are parts of one."""
+    """The rollouts of some lines. Lines that name a rollout are merged into one."""
     parts: list[Rollout] = []
     streams: dict[Any, list[int]] = {}
     captured = any("model_call_id" in line for line, _ in lines)
@@ -268,7 +268,7 @@ def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
         try:
             parts += read_line(_complete_prompt(line, streams) if captured else line, where)
         except MALFORMED as error:
-            problem = str(error) if isinstance(error, InputError) else f"has a field of another shape ({error})"
+            problem = str(error) if isinstance(error, InputError) else f"has a malformed field ({error})"
             yield Rollout("", where, problem=problem)
     if len(parts) > 1 and line_key(lines[0][0]) is not None:
         whole = replace(parts[0], ordered=False)
@@ -294,7 +294,7 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
         columns = {name: values for name, values in columns.items() if isinstance(values, list)}
         columns["response_ids"] = columns.pop("completion_ids", [])
         if len({len(values) for values in columns.values()}) > 1:
-            raise InputError("the lists have entries for different numbers of rollouts", field="prompt_ids")
+            raise InputError("the lists differ in length", field="prompt_ids")
         for at in range(len(prompts)):
             yield _rollout({name: values[at] for name, values in columns.items()}, f"{where}, [{at}]")
     else:
@@ -316,13 +316,13 @@ def _rollout(line: Any, where: str) -> Rollout:
 
 
 def recognise(line: Any) -> str:
-    """What a line holds, for people. Raises UnknownShapeError if it has no tokens."""
+    """Describe what a line holds. Raises UnknownShapeError if it has no tokens."""
     try:
         next(read_line(line, ""), None)
-    except MALFORMED as error:  # others are listed when the line is read
+    except MALFORMED as error:  # other errors are reported when the line is read
         if isinstance(error, UnknownShapeError):
             raise
-    return ROWS if _is_row(line) else "calls, one a line" if _is_call(line) else "rollouts, one a line"
+    return ROWS if _is_row(line) else "calls, one per line" if _is_call(line) else "rollouts, one per line"
 
 
 def line_key(line: Any) -> str | None:
@@ -343,7 +343,7 @@ def rollout_name(line: Line) -> str | None:
 
 
 def _is_call(line: Line, inner: bool = False) -> bool:
-    """True if an object has a prompt and a completion, or `inner` a rollout one of them."""
+    """True if an object has a prompt and a completion. Inside a rollout (`inner`), one of them is enough."""
     parts = [any(name in line for name in names) for names in (PROMPTS, ("response_ids", *COMPLETIONS))]
     return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
 
@@ -354,7 +354,7 @@ def _lists_calls(line: Line) -> bool:
 
 
 def _is_row(line: Line) -> bool:
-    """True if an object has ids, and something that tells which of them are trained."""
+    """True if an object has ids, and something that shows which of them are trained."""
     marks = (*MASKS, *LOGPROBS, "labels")
     return not _is_call(line) and first_of(line, IDS) is not None and first_of(line, marks) is not None
 
@@ -402,7 +402,7 @@ def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
 
 
 def _read_session(line: Fields) -> None:
-    """OpenEnv: a captured session, rows with the turns that they were built from."""
+    """OpenEnv: a captured session, with rows and the turns that they were built from."""
     turns = {str(turn.get("node_id")): turn for turn in line.value.get("turns") or ()}
     for at, sequence in enumerate(line.value["sequences"]):
         requests = []
@@ -415,7 +415,7 @@ def _read_session(line: Fields) -> None:
 
 
 def _read_trace(line: Fields) -> None:
-    """verifiers: a node has the tokens of its message; its path is prompt and completion."""
+    """verifiers: a node has the tokens of its message; the path to it is prompt and completion."""
     nodes = [line.inner(f"nodes[{at}]", node) for at, node in enumerate(line.value["nodes"])]
     ids = [check_ids(node.value.get("token_ids") or [], node.field("token_ids")) for node in nodes]
     masks = [node.mask(len(tokens)) for node, tokens in zip(nodes, ids, strict=True)]
@@ -426,7 +426,7 @@ def _read_trace(line: Fields) -> None:
         path = [at]
         while (parent := nodes[path[0]].value.get("parent")) is not None:
             if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
-                raise InputError(f"is {parent!r}: there is no such node before it", field=node.field("parent"))
+                raise InputError(f"is {parent!r}, which is not a valid parent node", field=node.field("parent"))
             path.insert(0, parent)
         if sampled is None or not sampled.any():  # what comes before the completion belongs to the prompt
             sampled = np.arange(size) >= size - len(node.value.get("logprobs") or ids[at])
@@ -442,16 +442,16 @@ def _read_trace(line: Fields) -> None:
 
 
 def _complete_prompt(line: Line, streams: dict[Any, list[int]]) -> Line:
-    """A captured call of NeMo Gym, whose prompt may be what it adds to the stream of another."""
+    """A captured call of NeMo Gym. Its prompt may be stored as a delta on another call's stream."""
     name, parent = line.get("model_call_id"), line.get("parent_call_id")
     prompt, completion = (
         check_ids(line.get(field), field).tolist() for field in ("prompt_token_ids", "generation_token_ids")
     )
     if line.get("prompt_is_delta"):
         if not streams.get(parent):
-            words = f"call {name!r} is stored as what it adds to call {parent!r}, which is not there"
+            words = f"call {name!r} is stored as a delta on call {parent!r}, which is missing or ambiguous"
             raise InputError(words, field="parent_call_id")
         prompt = streams[parent] + prompt
     stream = prompt + completion
-    streams[name] = stream if streams.get(name, stream) == stream else []  # two calls of one name are ambiguous
+    streams[name] = stream if streams.get(name, stream) == stream else []  # two calls with the same name are ambiguous
     return {**line, "prompt_token_ids": prompt}

@@ -12,13 +12,13 @@ from ..tokens.tokenizer import Tokenizer
 from .finding import Cause, Finding
 
 EXAMPLES: Final = 5
-"""Examples of each thing counted."""
+"""How many examples to keep of each thing counted."""
 _MOST: Final = 1000
-"""Different things that one table counts."""
+"""How many different things one table counts."""
 
 
 class Example(NamedTuple):
-    """A place to look at: a sentence, the findings in it, and their tokens."""
+    """A place to look at: a sentence, the findings there, and their tokens."""
 
     where: str
     words: str
@@ -86,7 +86,7 @@ class Report(ShowsItself):
 
     @property
     def total(self) -> int:
-        """Rows or rollouts."""
+        """The number of rows or rollouts."""
         return self.counts[f"{self.unit}s"]
 
     def judge(self) -> tuple[str, str]:
@@ -141,7 +141,7 @@ class Report(ShowsItself):
         )
 
     def _table(self, name: str) -> Table:
-        """A row for each tally. Leaves out columns of zeros, and places where each is in another unit."""
+        """One row per tally. Leaves out columns of zeros, and places if they equal the units."""
         ranked = self.ranked(name)
         total = self.total + (self.counts["unreadable"] if name == "unread" else 0)
         columns = {what: [getattr(one, what) for _, one in ranked] for what in ("places", "units", "tokens")}

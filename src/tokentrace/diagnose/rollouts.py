@@ -1,8 +1,8 @@
 """Does each prompt of a recorded rollout continue the stream, and if not, why?
 
-A prompt that begins with the stream of an earlier call extends it, unless it also has something
-of what was sampled next. The same prompt again asks for another answer. Everything else is a
-break, unless the messages show another conversation.
+A prompt that begins with the stream of an earlier call extends it, unless it also has some of the
+tokens sampled next. The same prompt again asks for another answer. Everything else is a break,
+unless the messages show another conversation.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from .records import Call, Mask, Rollout, Row
 from .report import Example, Report, Seen, Tallies, Tally
 
 _RECENT: Final = 3
-"""Recent conversations in which the origin of a request is searched."""
-_OTHER_TOKENIZER: Final = "rollouts were recorded with another tokenizer than the one given: breaks are misread"
+"""How many recent conversations to search for the origin of a request."""
+_OTHER_TOKENIZER: Final = "rollouts were recorded with another tokenizer, so the causes of breaks may be wrong"
 _TRACE: Final = 8
-"""Tokens at either end of a completion by which it is searched in a later prompt."""
+"""How many tokens at either end of a completion to search for in a later prompt."""
 
 
 class Relation(StrEnum):
@@ -46,13 +46,13 @@ class Relation(StrEnum):
     """The prompt of an earlier call again, or one that goes back to an earlier point."""
     TWICE = "recorded twice"
     OTHER = "another conversation"
-    """As the messages show: a sub-agent, a title."""
+    """The messages show it: a sub-agent, a title."""
     BREAKS = "breaks"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tip:
-    """Calls of which each extends the one before, and what they sampled: one training row."""
+    """Calls that each extend the one before, and their sampled tokens: one training row."""
 
     calls: list[Call]
     sampled: Mask
@@ -65,8 +65,8 @@ class Tip:
 class CheckedRollout:
     """One rollout, checked. Without a `model`, breaks have no cause.
 
-    In `counts`, `tokens` counts shared ones once, `prompted` those of all prompts. Masks train
-    `trained` tokens; the rollout is `masked`, and `unproven` if nothing else tells what was sampled.
+    In `counts`, `tokens` counts shared tokens once, `prompted` those of all prompts, and `trained`
+    those that masks train. `masked`: it has masks. `unproven`: only they show what was sampled.
     """
 
     def __init__(self, rollout: Rollout, model: Any = None) -> None:
@@ -96,7 +96,7 @@ class CheckedRollout:
         self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
 
     def _train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
-        """Count what a mask trains. Report what is trained or sampled, not both."""
+        """Count the tokens that a mask trains. Report tokens that are trained or sampled, but not both."""
         self.counts |= Counter(masked=1, unproven=int(sampled is None))
         self.counts["trained"] += int(mask.sum())
         sampled = mask if sampled is None else sampled
@@ -106,7 +106,7 @@ class CheckedRollout:
                 self._report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
     def _add_call(self, call: Call) -> None:
-        """Add a call. Calls derived from rows may come twice: rows share beginnings."""
+        """Add a call. Calls derived from rows may come twice: rows share prefixes."""
         stream = call.stream
         same = (one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream))
         if (earlier := next(same, None)) is not None:
@@ -120,7 +120,7 @@ class CheckedRollout:
         if call.start == len(stream):
             self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty")
         if len(outside := stream[stream >= self._size]):
-            words = f"id {int(outside[0])}, and the vocabulary has {self._size:,}"
+            words = f"id {int(outside[0])}, but the vocabulary has {self._size:,} ids"
             self._report(Cause.NO_TOKEN, call.where, words, len(outside))
         step, tip, shared = self._place(call)
         self.steps.append(step)
@@ -139,22 +139,22 @@ class CheckedRollout:
         self.tips.append(Tip(calls, sampled))
 
     def _check_mask(self, row: Row) -> None:
-        """Compare a row's mask with what was sampled, as the calls or the row itself say."""
+        """Compare a row's mask with the sampled tokens, according to the calls or the row itself."""
         sampled = np.zeros(len(row.ids), np.bool_)
         for call in self.rollout.calls:
             if _begins(row.ids, call.stream):
                 sampled[call.start : len(call.stream)] = True
-        # what another row of the rollout trains is sampled here, and not trained
+        # a token that another row of the rollout trains counts here as sampled, but not trained
         self._train(row.where, row.mask, row.sampled if self._derived else sampled)
 
     def _place(self, call: Call) -> tuple[Relation, Tip | None, int]:
-        """How a call continues the earlier ones, its closest tip, and how much they share."""
+        """How a call continues the earlier ones, its closest tip, and how many tokens they share."""
         if not self.tips:
             return Relation.FIRST, None, 0
         prompt = call.prompt
         shares = [common_prefix(tip.stream, prompt) for tip in self.tips]
         pairs = list(zip(self.tips, shares, strict=True))
-        # the last stream that it begins with, else the one that it shares most with
+        # the last stream that the prompt begins with, or else the stream that it shares the most tokens with
         tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
             return Relation.EXTENDS, tip, shared
@@ -173,14 +173,14 @@ class CheckedRollout:
         if history is not None and history.cause is Cause.RETRY:
             return Relation.REPEATS, tip, shared
         if history is not None and history.cause is Cause.SUB_AGENT:
-            task = TASK_OF_A_CALL in history.words  # which it needs under the same instructions
+            task = TASK_OF_A_CALL in history.words  # required if the instructions are the same
             if task or not history.message:
                 return Relation.OTHER, tip, shared
         self._explain(call, tip, shared, requests, history)
         return Relation.BREAKS, tip, shared
 
     def _explain(self, call: Call, tip: Tip, shared: int, requests: dict[str, Any], history: Finding | None) -> None:
-        """Report a break: why, as the tokens and the messages show, and what it costs."""
+        """Report a break: its cause, from the tokens and the messages, and its cost."""
         broken, stream = None, tip.stream
         ranges, after = [], (shared, shared)
         if self.model is not None:
@@ -208,7 +208,7 @@ class CheckedRollout:
 
 
 def sorted_calls(calls: Sequence[Call]) -> list[Call]:
-    """Calls in a possible order: one comes before those whose prompts begin with its own."""
+    """Calls in a possible order: a call comes before those whose prompts begin with its prompt."""
 
     def comes_before(call: Call, one: Call) -> bool:
         return call is one or (call.start < one.start and _begins(one.prompt, call.prompt))
@@ -224,7 +224,7 @@ def _begins(ids: Ids, other: Ids) -> bool:
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
-    """True if a prompt has something of what was sampled after its first `end` tokens."""
+    """True if a prompt has some of the tokens sampled after its first `end` tokens."""
     if shared == len(prompt):
         return False
     if tip.sampled[end : shared + 1].any():
@@ -242,17 +242,17 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
 class RolloutReport(Report):
     """Counts over all rollouts, and the first few examples of each finding.
 
-    `outcomes` counts calls by `Relation`, `causes` breaks, `faults` findings in ids, masks and
-    logprobs; `histories` says what became of messages at breaks, `recorded` why records say that
-    a history was rewritten. `counts` are those of `CheckedRollout`; `samples` are rows that train
-    each sampled token once, `row_tokens` theirs. `scores` compares logprobs with an engine's.
+    `outcomes` counts calls by `Relation`, `causes` breaks, `faults` findings in ids, masks and logprobs,
+    `histories` what happened to messages at breaks, and `recorded` the causes that records name.
+    `counts` adds up those of `CheckedRollout`: `samples` are rows that train each sampled token once,
+    `row_tokens` the tokens in these rows. `scores` compares logprobs with an engine's.
     """
 
     unit, title = "rollout", "What happened to the tokens"
     tables: ClassVar = {
         "outcomes": "Calls",
-        "causes": "Why prompts broke off",
-        "histories": "What became of messages",
+        "causes": "Why prompts break",
+        "histories": "What happened to messages",
         "recorded": "Recorded causes",
         "faults": "Ids, masks and logprobs",
         "unread": "Unreadable",
@@ -294,13 +294,13 @@ class RolloutReport(Report):
         if self.compared:
             return "good", f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}"
         return tone, (
-            f"no prompt was compared with another: each of {rollouts} has one call; calls on lines of their own "
-            "belong together by rollout_id (or session_id, trajectory_id, …)"
+            f"no prompt was compared with another: each of {rollouts} has one call; to join calls on separate "
+            "lines, give them the same rollout_id (or session_id, trajectory_id, …)"
         )
 
     def figures(self) -> Iterator[str]:
         counts = self.counts
-        samples = f"{counts['samples']:,} rows ({counts['samples'] / max(1, self.total):.2f} a rollout)"
+        samples = f"{counts['samples']:,} rows ({counts['samples'] / max(1, self.total):.2f} per rollout)"
         yield f"{counted(counts['tokens'])}, {counts['sampled']:,} sampled, {counts['row_tokens']:,} in {samples}"
         if self.breaks:
             again = f"{counted(counts['reprefilled'])} read again"
@@ -329,7 +329,7 @@ def check_rollouts(
 
     - `inputs` are what `read_rollouts` takes.
     - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
-    - `limit` stops after so many rollouts.
+    - `limit` is the maximum number of rollouts to check.
     - `engine` connects to an `Engine` to compare logprobs with.
 
     Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
@@ -380,7 +380,7 @@ def _summary(differences: Sequence[Any]) -> dict[str, float]:
 
 
 def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
-    """The tokenizer that the output folder of a run names, if an input is one."""
+    """The tokenizer that the output folder of a run names, if an input is such a folder."""
     from ..pocket import POCKET
 
     for name in inputs:

@@ -1,4 +1,4 @@
-"""`check_dataset`: files of rows, and the files of conversations that they were made of."""
+"""`check_dataset`: files of rows, and the files of conversations that they were made from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +16,7 @@ from .record_files import ROW_BYTES, Progress
 from .report import Report, Tallies, Tally
 from .rows import Outcome, RowChecker, origin_of
 
-_HOW: Final = "give it with --source, in Python with sources= (a .metadata file beside JSON Lines says where it is)"
+_HOW: Final = "pass it with --source, in Python with sources= (a .metadata file next to JSON Lines says where it is)"
 
 Metadata = Mapping[str, Any]
 _OwnFile = tuple[Source, Metadata]
@@ -25,8 +25,8 @@ _OwnFile = tuple[Source, Metadata]
 class CheckReport(Report):
     """Counts over all rows, and the first few rows of each outcome.
 
-    `settings` is what the rows were compared with, `reasons` say why rows are bad or unchecked.
-    `mask` counts tokens by role, part and cause; `counts` are those of `CheckedRow`.
+    `settings` is what the rows were compared with; `reasons` say why rows are bad or unchecked.
+    `mask` counts tokens by role, part and cause; `counts` adds up those of `CheckedRow`.
     """
 
     unit, title = "row", "Rows against their template"
@@ -49,7 +49,7 @@ class CheckReport(Report):
 
     @property
     def clean(self) -> bool:
-        """True if every row is the one that its conversation gives."""
+        """True if every row matches its conversation."""
         return self.rows == self.count(Outcome.SAME)
 
     def judge(self) -> tuple[str, str]:
@@ -58,10 +58,10 @@ class CheckReport(Report):
         if not self.rows:
             return "poor", "there are no rows"
         if self.clean:
-            return "good", f"all {self.rows:,} rows are what the template gives: {what}"
+            return "good", f"all {self.rows:,} rows match the template: {what}"
         if self.differing:
             more = f"; {unchecked:,} have no conversation" if unchecked else ""
-            return "bad", f"{self.differing:,} of {self.rows:,} rows are not what the template gives{more}"
+            return "bad", f"{self.differing:,} of {self.rows:,} rows do not match the template{more}"
         same = f", {self.count(Outcome.SAME):,} are the same" if self.count(Outcome.SAME) else ""
         return "poor", f"{unchecked:,} of {self.rows:,} rows have no conversation to compare them with{same}"
 
@@ -72,17 +72,17 @@ class CheckReport(Report):
                 yield f"{name} {self.counts[name]:,}{expected if name != 'padding' else ''}"
 
 
-# -- the files that rows were made of
+# -- the files that rows were made from
 
 
 class _Conversations:
-    """Files of conversations, read forwards: rows in the order of their source cost one pass.
+    """Files of conversations, read forwards: rows in the order of their source take a single pass.
 
-    `notes` list files that are missing, or have changed since rows were made of them.
+    `notes` lists files that are missing, or have changed since rows were made from them.
     """
 
     def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer) -> None:
-        """Find the files by `names`, or as `ours` record them."""
+        """Find the files by `names`, or where the metadata of `ours` says they are."""
         self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
         self.sources = find_sources(names) if names else []
@@ -92,22 +92,22 @@ class _Conversations:
         for file, entry in recorded:
             name, source = entry["name"], None
             if not names and (source := _recorded_source(file, entry)) is None:
-                missing.append(f"{name}, which {file.name} was made of, is not there any more: {_HOW}")
+                missing.append(f"{name}, which {file.name} was made from, no longer exists: {_HOW}")
             if source is not None and source not in self.sources:
                 self.sources.append(source)
             matches, digest = self.find(name), entry.get("digest")
             if isinstance(digest, str) and len(matches) == 1 and matches[0].digest != digest:
-                changed.append(f"{name} has changed since {file.name} was made of it")
+                changed.append(f"{name} has changed since {file.name} was made from it")
         self.notes = changed + missing
 
     def find(self, name: str) -> list[Source]:
-        """The files of this name, or of this base name if there is none."""
+        """The files with this name, or else with this base name."""
         base = PurePosixPath(name).name
         exact = [source for source in self.sources if source.name == name]
         return exact or [source for source in self.sources if PurePosixPath(source.name).name == base]
 
     def result(self, row: Any) -> RowResult | str | None:
-        """What the conversation gives that a row of ours names, or why there is none."""
+        """The result for the conversation that a row names, or why there is none; None if it names none."""
         if (origin := origin_of(row)) is None:
             return None
         name, number, _ = origin
@@ -138,7 +138,7 @@ class _Conversations:
 
 
 def _recorded_source(file: Source, entry: Metadata) -> Source | None:
-    """The file that rows were made of, seen from them or from here; better one that has not changed."""
+    """The file that rows were made from, relative to them or to the current folder. Prefers an unchanged file."""
     paths = [Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])] if entry.get("path") else []
     places: list[Source] = []
     for path in filter(Path.is_file, paths):
@@ -171,12 +171,12 @@ def check_dataset(
     """Compare rows of ids with what the template gives for their conversations.
 
     - `inputs`: files, folders and datasets as `find_sources` takes them.
-    - `settings`: what rows should have been made with. None: what our files say, else the defaults,
+    - `settings`: what rows should have been made with. None: what our files say, or else the defaults,
       with this `tokenizer` and these `changes` (named as in `TokenizeSettings.described`).
     - `sources`: the files that rows name, if our files do not say where they are.
-    - `columns`: those of ids, and of mask or labels; None is the first usual name.
+    - `columns`: the column of ids, then that of mask or labels; None takes the first usual name.
     - `pad_token`: what rows are padded with; by default the tokenizer's own.
-    - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
+    - `assumed`: the tokenizer is only a default. Raises InputError if rows have another one, or another template.
 
     Raises InputError if nothing can be read, TokentraceError without a working template.
     """
@@ -223,7 +223,7 @@ def _own_files(files: Sequence[Source]) -> list[_OwnFile]:
 
 def _recorded_settings(ours: Sequence[_OwnFile], tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
     if tokenizer is None:
-        raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
+        raise InputError("rows do not name their tokenizer: pass settings, or tokenizer=")
     described = ours[0][1].get("settings") if ours else None
     if not described or "engine" in described:  # rows of another script, or of rollouts
         described = {"lost": "ignore"}

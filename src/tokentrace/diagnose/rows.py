@@ -1,7 +1,7 @@
-"""Compare a row of ids with the one that the template gives for its conversation: ids, and mask.
+"""Compare the ids and mask of a row with those that the template gives for its conversation.
 
-What the expected rendering knows about its tokens comes first (message, field, stop tokens,
-declared tools); everything else is explained as breaks are.
+Causes that the expected rendering shows come first (from message, field, stop tokens, declared
+tools). The checks of `explain_break` explain everything else.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
 
 _MOST: Final = 8
-"""Differences of a row that are explained."""
+"""How many differences of a row to explain."""
 _PROMPT: Final = len(Part)
 """The code of a generation prompt among parts."""
 _PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
 _UNEXPECTED: Final = {-1: "added tokens", -2: "padding"}
-"""Tokens that replace no expected one, by their place."""
+"""Tokens that replace no expected token, by the code of their place."""
 _MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
 _ROW_CAUSES: Final = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
-"""What causes of breaks are called in rows."""
+"""Causes of breaks that have another name in rows."""
 
 
 class Outcome(StrEnum):
@@ -62,9 +62,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """What one row came to: findings in its ids, with `contrasts`, then in its mask.
+    """The result for one row: findings in its ids, with `contrasts`, then in its mask.
 
-    `counts` are its tokens and those expected, trained ones and padding; rows with a mask
+    `counts` has actual and expected tokens, trained tokens and padding; rows with a mask
     (`masks`), and with a conversation (`compared`).
     """
 
@@ -98,14 +98,14 @@ class CheckedRow:
             yield Seen("reasons", self.reason)
 
 
-# -- the row as it is
+# -- the actual row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdsRow:
-    """A row, which is padding outside of `start` to `stop`; `attended` if it says so itself.
+    """A row. Everything outside `start` to `stop` is padding; `attended` if its attention mask says so.
 
-    `mask` is None if the row does not say what is trained. `columns` are the other ones.
+    `mask` is None if the row does not say what is trained. `columns` has the remaining columns.
     """
 
     ids: Ids
@@ -136,16 +136,16 @@ def _run(flags: Mask) -> int:
 
 
 def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | None = None) -> IdsRow:
-    """A row of ids. Raises InputError with the column that does not fit."""
+    """Read a row of ids. Raises InputError, which names the column at fault."""
     if not isinstance(value, Mapping):
         raise InputError(f"a row of ids must be a mapping of columns, not {kind_of(value)}")
     for name in (ids_column, mask_column):
         if name is not None and value.get(name) is None:
-            raise InputError("the row has no such column, or nothing in it", field=name)
+            raise InputError("the row has no such column, or it is empty", field=name)
     name = ids_column or first_of(value, IDS)
     if name is None:
         names = ", ".join(str(column)[:80] for column in list(value)[:8]) or "no columns"
-        raise InputError(f"the row holds no ids; it has {names}; searched: {', '.join(IDS)}")
+        raise InputError(f"the row holds no ids; it has {names}; looked for: {', '.join(IDS)}")
     ids = check_ids(value[name], name)
     if not len(ids):
         raise InputError("holds no ids", field=name)
@@ -166,7 +166,7 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
     if len(attention) != len(ids) or not attended:
         raise InputError(f"has {len(attention):,} entries for {len(ids):,} ids, or only zeros", field=ATTENTION)
     if len(attended) > 1:
-        raise InputError("has a hole: padding comes before and after a row", field=ATTENTION)
+        raise InputError("has a gap: padding may only come before and after the row", field=ATTENTION)
     return replace(row, start=attended[0][0], stop=attended[0][1], attended=True)
 
 
@@ -179,13 +179,13 @@ def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> 
 
 
 def origin_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """The file, the row and the sample that a row of ours was made of, as its columns say."""
+    """The file, row and sample that a row of ours was made from, according to its columns."""
     source, number, sample = (row.get(name) for name in ("source", "row", "sample"))
     named = isinstance(source, str) and isinstance(number, int) and isinstance(sample, int)
     return (source, number, sample) if named else None  # type: ignore[return-value]
 
 
-# -- the row as it should be
+# -- the expected row
 
 
 class RowChecker:
@@ -207,7 +207,7 @@ class RowChecker:
         self.prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
     def check(self, row: Row, origin: RowResult | str | None = None) -> CheckedRow:
-        """Check a row. Without a conversation it needs its `origin`: what that gives, or why there is none."""
+        """Check a row. If it has no conversation, `origin` is the result for its source, or why there is none."""
         checked = CheckedRow(f"{row.source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
         try:
             if row.problem is not None:
@@ -224,13 +224,13 @@ class RowChecker:
             return replace(checked, reason=f"its conversation gives no row: {origin.problems[0].reason}")
         size = self.vocabulary.size
         for at in (np.flatnonzero(actual.ids[actual.start : actual.stop] >= size)[:1] + actual.start).tolist():
-            words = f"token {at} is {actual.ids[at]}, and the vocabulary has {size:,} ids"
+            words = f"token {at} is {actual.ids[at]}, but the vocabulary has {size:,} ids"
             return replace(checked, reason=words)
-        reason = origin or "the row holds no conversation and does not say where it is"
+        reason = origin or "the row has no conversation and does not name its source"
         return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
 
     def _compare(self, actual: IdsRow, samples: Sequence[Sample], checked: CheckedRow) -> CheckedRow:
-        """Compare a row with the sample that it names, or the one that it shares most with."""
+        """Compare a row with the sample that it names, or with the one that shares the longest prefix."""
         _, _, number = origin_of(actual.columns) or ("", 0, None)
         reason = ""
         if number is not None and 0 <= number < len(samples):
@@ -239,7 +239,7 @@ class RowChecker:
             row_ids = actual.ids[actual.start : actual.stop]
             best = [(common_prefix(one.ids, row_ids), -abs(len(one.ids) - len(row_ids))) for one in samples]
             sample = samples[best.index(max(best))]
-            reason = f"it is sample {number} of its conversation, which gives {counted(len(samples), 'sample')}"
+            reason = f"it says it is sample {number} of its conversation, which gives {counted(len(samples), 'sample')}"
         row = actual.without_padding(self._pad, sample.ids)
         case = _Comparison(self, sample, row)
         causes = case.differences() if case.hunks else []
@@ -264,7 +264,7 @@ class RowChecker:
 
 
 class _Comparison:
-    """The row that a conversation gives, and the one that there is."""
+    """The expected row of a conversation, and the actual one."""
 
     def __init__(self, checker: RowChecker, sample: Sample, row: IdsRow) -> None:
         assert sample.rendered is not None
@@ -274,7 +274,7 @@ class _Comparison:
 
     @cached_property
     def parts(self) -> npt.NDArray[np.uint8]:
-        """What each expected token says: a `Part`, or `_PROMPT` before a turn."""
+        """The part of each expected token: a `Part`, or `_PROMPT` before a turn."""
         parts = self.sample.parts
         codes = np.zeros(len(self.ids), np.uint8) if parts is None else parts.copy()
         for turn in self.rendered.turns:
@@ -304,7 +304,7 @@ class _Comparison:
     def differences(self) -> list[tuple[Cause, Hunk]]:
         at, other = 0, self.row.start
         lost = len(self.ids) - (len(self.other) - other)
-        if lost > 0 and np.array_equal(self.ids[lost:], self.other[other:]):  # the end of the expected row
+        if lost > 0 and np.array_equal(self.ids[lost:], self.other[other:]):  # the row is the end of the expected one
             cause = Cause.BOS_MISSING if self.ids[:lost].tolist() == [self.checker.bos] else Cause.CUT
             if cause is Cause.CUT and not (self.messages[:lost] >= 0).any() and self.messages[lost] >= 0:
                 cause = Cause.TOOLS_MISSING if (self.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
@@ -342,7 +342,7 @@ class _Comparison:
         return cause, better
 
     def _by_place(self, hunk: Hunk) -> Cause | None:
-        """The cause as far as the expected rendering tells what its tokens are for."""
+        """The cause, if the expected rendering shows it; else None."""
         bos_token, heads = self.checker.bos, self.checker.heads
         ours, theirs = hunk.sides(self.ids, self.other)
         parts, messages = (column[hunk.start : hunk.stop] for column in (self.parts, self.messages))
@@ -403,7 +403,7 @@ class _Comparison:
     # -- masks
 
     def mask_findings(self) -> list[Finding]:
-        """One finding for the tokens of each role and part that have another mask."""
+        """One finding for each role and part whose tokens have the wrong mask."""
         mask, groups = self.row.mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()
         if mask is None:
             return []
@@ -422,10 +422,10 @@ class _Comparison:
         return sorted(out, key=lambda finding: finding.position or 0)
 
     def _expected_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
-        """What the row should train, and which expected token each of its tokens replaces.
+        """The mask that the row should have, and which expected token each of its tokens replaces.
 
-        Where ids differ, a stretch is wrong only if it is trained in place of one that is not, or the
-        other way round.
+        Where ids differ, a stretch is wrong only if it is trained and the expected tokens are not, or
+        vice versa.
         """
         expected, other, stop = self.sample.mask, self.row.start, self.row.stop
         target, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)

@@ -19,7 +19,7 @@ _BOTH: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
 
 
 class Use(WordedEnum):
-    """What a template is used for; that needs `appends` without `flaws`, and perhaps all `messages` unchanged.
+    """A use of a template. It needs `appends` without `flaws`, and perhaps all `messages` unchanged.
 
     Lost white space around content matters only if a use `renders` again, as rollouts do at each turn.
     """
@@ -47,9 +47,9 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a template is safe for a use as it is, and what speaks against it.
+    """Whether a template is safe for a use as it is, and the reasons against it.
 
-    With each of the settings `holds_with`, on its own, it holds.
+    With any one of the settings in `holds_with`, it holds.
     """
 
     use: Use
@@ -62,7 +62,7 @@ class Verdict:
 
 
 def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
-    """Return the cells that count: none with reasoning that the template does not ask for."""
+    """Return the cells that count. Leaves out cells with reasoning that the template does not ask for."""
     closed = bool(facts.prefill.strip()) and not facts.opens_reasoning
     thinks = (facts.reasoning or facts.opens_reasoning) and not closed
     return [
@@ -81,7 +81,7 @@ def judge(cells: Iterable[AppendCell], facts: TemplateFacts) -> tuple[Verdict, .
 def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdict:
     """Return the verdict on a use. It fails if an append goes wrong for every turn, or nothing holds.
 
-    A refused append raises an error, so with others the use holds partly.
+    A refused append raises an error. If other appends hold, the use still holds partly.
     """
     cells = [cell for cell in cells if use.renders or cell.turn.style is not Style.SPACED]
     groups = {append: [cell for cell in cells if cell.append is append] for append in use.appends}
@@ -90,13 +90,13 @@ def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdi
     refused = {append for append, group in groups.items() if all("refused" in cell.flaws for cell in group)}
     fails = bool(against) and (not good or not groups.keys() <= good | refused)
     if facts.date and use is Use.PRODUCTION_PARITY:
-        against.append(f"the prompt holds the date of the day it is rendered on ({facts.date})")
+        against.append(f"the prompt contains the current date ({facts.date})")
     if facts.random:
-        against.append("the template draws at random: the same conversation is not always written the same")
-    # The assistant's text counts everywhere: rendered again, it is not what was sampled.
+        against.append("the template uses randomness: it does not always write the same conversation the same way")
+    # The assistant's text counts for every use: an altered text is not what was sampled.
     against += [str(one) for one in facts.altered if use.messages or one.roles == ("assistant",)]
     if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
-        against.append("a turn ends without a token that stops generation, whatever follows it")
+        against.append("a past turn ends without a stop token")
         fails = True
     elif use is Use.SFT_ONE_ROW and facts.last_turn_without_stop:
         against.append(f"the last turn: {NO_END}")
@@ -133,7 +133,7 @@ class AppendFinding:
 
 
 def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str]) -> list[AppendFinding]:
-    """Return each way to go wrong: the same cause for the same kinds of turns."""
+    """Return each way in which appends go wrong, by cause and kind of turn."""
     in_turn = flaws is _TURN_FLAWS
     ways: dict[tuple[str, str], dict[Append, list[AppendCell]]] = {}
     for append, cells in groups.items():

@@ -1,6 +1,6 @@
-"""Signs by which a rewritten text is recognised. Pure.
+"""Signs of a rewritten text. Pure.
 
-Their cost grows with the length of the texts, never with its square.
+Their cost is linear in the length of the texts.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..study.turns import common_prefix
 
 _END: Final = 10_000
-"""Of a longer text only both ends are read."""
+"""Of a long text, only this many characters at either end are read."""
 _QUOTED: Final = 80
 _SHORT_NOTE: Final = 300
 
@@ -52,7 +52,7 @@ _BLANK: Final = re.compile(
     r"|no longer (?:available|shown))\b|^\W*$",
     re.IGNORECASE,
 )
-"""What is left of a result that an agent blanks."""
+"""What agents leave in place of a result that they blank."""
 
 
 def changed_words(new: str, old: str) -> str:
@@ -64,7 +64,7 @@ def changed_words(new: str, old: str) -> str:
     "'Today is Monday.' was left out"
     """
     words = [re.findall(r"\s+|\S+", text) for text in (new, old)]
-    for _ in range(2):  # without what both begin with, then without what both end with
+    for _ in range(2):  # drop what both begin with, then what both end with
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False)))
         words = [side[same:][::-1] for side in words]
     one, other = ("".join(side) for side in words)
@@ -81,7 +81,7 @@ def _ends(text: str) -> str:
 
 
 def is_summary(text: str) -> bool:
-    """True if a text says that it stands for messages that are gone."""
+    """True if a text says that it replaces earlier messages."""
     return _SUMMARY.search(_ends(text)) is not None
 
 
@@ -95,7 +95,7 @@ def is_similar(one: str, other: str) -> bool:
 
 
 def is_nonce(one: str, other: str) -> bool:
-    """True if two texts differ in numbers, dates or ids only."""
+    """True if two texts differ only in numbers, dates or ids."""
     return one != other and _INCIDENTAL.sub("#", one) == _INCIDENTAL.sub("#", other)
 
 

@@ -1,4 +1,4 @@
-"""Token-in token-out engines: ids and sampling parameters to ids, logprobs and a finish reason.
+"""Token-in, token-out engines: ids and sampling parameters in; ids, logprobs and a finish reason out.
 
 Importing them loads no optional dependency; connecting to a server needs ``tokentrace[engines]``.
 

@@ -1,6 +1,6 @@
-"""What the adapters of servers share: sending requests, reading answers, and probing the kind of logprobs.
+"""What the server adapters share: sending requests, reading answers, and probing the kind of logprobs.
 
-An adapter has the fields of a request (`_fields`), the struct of an answer, and one reader of it (`_read`).
+An adapter defines the fields of a request (`_fields`), the struct of an answer (`answer`) and its reader (`_read`).
 """
 
 import json
@@ -45,7 +45,7 @@ class Models(Struct):
 
 
 class HTTPEngine(Engine):
-    """One server. Made by the `connect` of an adapter."""
+    """An engine behind one server. Create it with an adapter's `connect`."""
 
     path: str
     prompt_field: str
@@ -105,18 +105,18 @@ class HTTPEngine(Engine):
         return answer
 
     async def check(self) -> None:
-        """Request ``/health``. A server that does not know the path is up, too."""
+        """Request ``/health``. A server without that path counts as up, too."""
         await self._connection.reach("/health")
 
     async def set_version(self, version: str | int) -> None:
-        """Name the current weights. Servers name them by text: 3 is ``"3"``."""
+        """Name the current weights. Servers take names as text: 3 becomes ``"3"``."""
         self._check_weights()
         name = str(protocol.checked_version(version))
         await self._order("/update_weight_version", {"new_version": name, **self.version_fields}, Any)
         self.version = name
 
     def _check_weights(self, weights: Weights = "") -> str:
-        """Return the folder that the server is to read. Raises EngineError if it loads no weights, or for arrays."""
+        """Return the folder for the server to read. Raises EngineError for arrays, or if it cannot load weights."""
         if not isinstance(weights, str | Path):
             raise EngineError(
                 f"{self.capabilities.engine} reads weights from a folder on its machine, not from arrays: save them, "
@@ -146,7 +146,7 @@ def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> 
 
 @asynccontextmanager
 async def connecting(base_url: str | Connection, settings: HTTPSettings | None) -> AsyncIterator[Connection]:
-    """Open a connection; close it again on an error, which names the address."""
+    """Open a connection. On an error, closes it and adds the address to the message."""
     connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
     try:
         with errors_at(connection.base_url):
@@ -163,7 +163,7 @@ _COLD: Final = 0.5
 _HOT: Final = 2.0
 """vLLM refuses higher temperatures."""
 _SAME: Final = 0.05
-"""How far one logprob of two requests may differ: servers compute in 16 bits, and in other batches."""
+"""How far the same logprob may differ between two requests: servers compute in 16 bits, and batches vary."""
 _APART: Final = 0.3
 _PROBES: Final = 6
 
@@ -171,8 +171,8 @@ _PROBES: Final = 6
 async def probed_kind(engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None) -> LogprobKind:
     """Return which distribution an engine's logprobs describe: the user's `setting`, or what probes show.
 
-    Compares logprobs of the *likeliest* token, the same at every temperature. Raw ones do not move with it; two prompts
-    must show it, since a tie of two tokens moves as little. Processed ones also move with `top_k`.
+    Compares logprobs of the *likeliest* token, the same at every temperature. Raw ones do not change with temperature;
+    two prompts must show that, because a tie of two tokens changes as little. Processed ones also change with `top_k`.
     """
     if setting is not None:
         return choose(LogprobKind, "logprobs", setting, EngineError)
@@ -196,6 +196,6 @@ async def probed_kind(engine: HTTPEngine, vocab_size: int | None, setting: Logpr
         few = await best(prompt, _HOT, 2)
         if few - hot > _APART:
             return LogprobKind.PROCESSED
-        if abs(few - hot) < _SAME and hot < -math.log(2) - _APART:  # of two ids, the better has at least a half
+        if abs(few - hot) < _SAME and hot < -math.log(2) - _APART:  # the better of two ids has at least half
             return LogprobKind.SCALED
     return LogprobKind.UNKNOWN

@@ -1,4 +1,4 @@
-"""Requests to engines and their answers, checked. Pure: no I/O.
+"""Checks of requests to engines and of their answers. Pure: no I/O.
 
 Refuses a request that an engine is known to clip or to crash on. An answer is used whole or not at all; errors name
 the field, as in ``$.choices[0].logprobs.content[3].token_id``.
@@ -32,7 +32,7 @@ TokenBytes: TypeAlias = Callable[[int], bytes]
 
 
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:
-    """Return the request with its prompt as int32. Raises EngineRefusal for what the engine cannot do."""
+    """Return the request with its prompt as int32. Raises EngineRefusal if the engine cannot serve it."""
     sampling, limit, engine = request.sampling, capabilities.max_length, capabilities.engine
     check_logprobs(sampling, capabilities)
     try:
@@ -45,14 +45,14 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
         problem = "the prompt is empty"
     elif limit is not None and len(ids) + sampling.max_tokens > limit:
         problem = (
-            f"{len(ids)} ids of prompt and max_tokens {sampling.max_tokens} are more than the engine's {limit}; ask "
+            f"{len(ids)} prompt ids and max_tokens {sampling.max_tokens} are more than the engine's {limit}; ask "
             f"for at most {max(limit - len(ids), 0)}"
         )
     elif sampling.top_logprobs > capabilities.top_logprobs:
         most = capabilities.top_logprobs or "no"
-        problem = f"top_logprobs is {sampling.top_logprobs}, and {engine} reports {most} ids besides the sampled one"
+        problem = f"top_logprobs is {sampling.top_logprobs}, but {engine} reports {most} ids besides the sampled one"
     elif sampling.structure is not None and not capabilities.structures:
-        problem = f"{engine} cannot hold a completion to JSON; use vLLM, SGLang or llama.cpp, or ask in the prompt"
+        problem = f"{engine} cannot constrain a completion to JSON; use vLLM, SGLang or llama.cpp, or ask in the prompt"
     elif sampling.seed is not None and not capabilities.seeds:
         problem = f"{engine} has no seed per request: leave it out"
     elif missing := [name for name in sampling.optional if name not in capabilities.sampling]:
@@ -63,9 +63,9 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
 
 
 def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None:
-    """Raise LogprobKindError if logprobs would not be of the sampled distribution.
+    """Raise LogprobKindError if logprobs would not describe the sampled distribution.
 
-    Raw ones are at temperature 1 without penalties. Greedy completions are recorded as raw.
+    Raw logprobs are those at temperature 1 without penalties. Greedy completions are recorded as raw.
     """
     kind, temperature = capabilities.logprobs, sampling.temperature
     changes = {**({} if temperature == 1 else {"temperature": temperature}), **sampling.penalties}
@@ -76,8 +76,8 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
     what = "raw" if kind is LogprobKind.RAW else "of unknown kind"
     how = " and ".join(f"{name} {value:g}" for name, value in changes.items())
     raise LogprobKindError(
-        f"the logprobs of {capabilities.engine} are {what}; at {how} they are not those of the distribution "
-        "that is sampled from. Start the server with processed logprobs (vLLM: --logprobs-mode processed_logprobs), "
+        f"the logprobs of {capabilities.engine} are {what}; at {how} they do not describe the sampled "
+        "distribution. Start the server with processed logprobs (vLLM: --logprobs-mode processed_logprobs), "
         "connect with logprobs= if you know that they are, sample at temperature 1 without penalties, or record them "
         "as they are with SamplingParams(allow_raw_logprobs=True)"
     )
@@ -86,7 +86,7 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
 def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> LogprobKind:
     """Return which distribution the logprobs of a completion describe.
 
-    With a structure, and for greedy decoding with penalties, engines differ: unknown.
+    Unknown with a structure and for greedy decoding with penalties, where engines differ.
     """
     if sampling.structure is not None:
         return LogprobKind.UNKNOWN
@@ -96,7 +96,7 @@ def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> Log
 
 
 class StopFinder:
-    """Finds stop texts in a completion, an id at a time. Compares bytes: an id may be a part of a character.
+    """Finds stop texts in a completion, one id at a time. Compares bytes, since an id may be part of a character.
 
     >>> finder = StopFinder(["é!", "b"], lambda one: [b"a", b"\\xc3", b"\\xa9!"][one])
     >>> [finder.feed(one) for one in (0, 1, 2)]
@@ -180,7 +180,7 @@ def same_ids(reported: Sequence[Any], ids: Sequence[int], what: str) -> None:
     """Raise EngineAnswerError unless logprobs are reported for the sampled ids."""
     for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
         if one != sampled:
-            raise EngineAnswerError(f"{what}[{at}] is of id {brief(one)}, but id {sampled} was sampled there")
+            raise EngineAnswerError(f"{what}[{at}] is for id {brief(one)}, but id {sampled} was sampled there")
 
 
 # -- completions
@@ -203,11 +203,11 @@ class EngineReply:
     experts: Experts | None = None
     """The routed experts of the whole completion, in its last part."""
     where: str = "logprobs"
-    """The field of the answer that has the logprobs."""
+    """The field of the answer that holds the logprobs."""
 
 
 class AnswerReader:
-    """Builds one completion from the replies of an engine, whole or in parts. `read` finds them in its answers."""
+    """Builds one completion from the replies of an engine, whole or in parts. `read` extracts them from answers."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class AnswerReader:
     ) -> None:
         self._read = read
         self.unconfirmed = sent
-        """The JSON text of the prompt, until the engine echoed it; None if that is not checked."""
+        """The JSON text of the prompt, until the engine has echoed it; None if the echo is not checked."""
         self.count = 0
         self.last_id: int | None = None
         self.cached_tokens: int | None = None
@@ -228,12 +228,12 @@ class AnswerReader:
         self.last: Delta | None = None
 
     def feed(self, answer: Any) -> Delta | None:
-        """Return the piece in an answer; None if it has no ids, or the last ones."""
+        """Return the piece in an answer; None if it has no ids, or is the last piece."""
         reply = self._read(answer, self)
         return None if reply is None else self.add(reply)
 
     def add(self, reply: EngineReply) -> Delta | None:
-        """Check a reply. Returns its piece if others follow, and None for the last one: `close` returns that."""
+        """Check a reply and return its piece; None if it has no ids, or is the last piece, which `close` returns."""
         ids = answered_ids(reply.ids, self.capabilities.vocab_size)
         if reply.logprobs is None and len(ids):
             raise EngineAnswerError(f"{self.capabilities.engine} returned no logprobs: ids without them cannot be used")
@@ -260,10 +260,10 @@ class AnswerReader:
             raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {brief(reason)}")
         stopped = reason == FinishReason.STOP
         if stopped and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
-            raise EngineAnswerError(f"it ended with stop token {stop}, but its last id is {self.last_id}")
+            raise EngineAnswerError(f"the completion ended with stop token {stop}, but its last id is {self.last_id}")
         text = stop if stopped and isinstance(stop, str) else None
         if text is not None and text not in self.sampling.stop:
-            raise EngineAnswerError(f"it ended with {brief(text)}, which is not one of the stop texts")
+            raise EngineAnswerError(f"the completion ended with {brief(text)}, which is not a stop text")
         if reply.experts is not None:
             channels[ROUTED_EXPERTS] = experts_of(reply.experts, len(self.prompt), self.count)
         versions = list[VersionSpan]()
@@ -293,4 +293,4 @@ class AnswerReader:
     def check_prompt_count(self, count: int | None) -> None:
         """Raise EngineAnswerError unless the engine read as many ids as were sent."""
         if count != len(self.prompt):
-            raise EngineAnswerError(f"{len(self.prompt)} ids of prompt were sent, and the engine read {brief(count)}")
+            raise EngineAnswerError(f"{len(self.prompt)} prompt ids were sent, but the engine read {brief(count)}")

@@ -1,4 +1,4 @@
-"""What engines report of each sampled id besides its logprob: the likeliest ids, and routed experts. Pure."""
+"""What engines report for each sampled id besides its logprob: the likeliest ids and routed experts. Pure."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ from .errors import EngineAnswerError
 
 Experts: TypeAlias = npt.NDArray[Any]
 Ranked: TypeAlias = Sequence[tuple[int, float | None]]
-"""The likeliest ids at a place, with their logprobs."""
+"""The likeliest ids at one position, with their logprobs."""
 TOP_LOGPROBS: Final = "top_logprobs"
 """The channel of the likeliest ids at each token, as ``(id, logprob)``, best first."""
 ROUTED_EXPERTS: Final = "routed_experts"
@@ -29,7 +29,7 @@ _BAD_ARRAY: Final = "routed_experts must be base64 of whole numbers"
 def best_ids(
     rows: Iterable[Ranked], count: int, vocab_size: int | None, what: str
 ) -> list[tuple[tuple[int, float], ...]]:
-    """Return the `count` likeliest ids at each place, best first. Raises EngineAnswerError."""
+    """Return the `count` likeliest ids at each position, best first. Raises EngineAnswerError."""
     places = []
     for at, row in enumerate(rows):
         where = f"{what}: the likeliest ids at {at}"
@@ -40,7 +40,7 @@ def best_ids(
                 raise EngineAnswerError(f"{where}: the logprob of id {one} is {brief(logprob)}; it must be at most 0")
         possible = [(one, logprob) for one, logprob in row if logprob is not None and logprob > _IMPOSSIBLE]
         if not possible or len(dict(row)) < len(row):
-            raise EngineAnswerError(f"{where}: there is none, or an id is there twice")
+            raise EngineAnswerError(f"{where}: there are none, or one is repeated")
         places.append(tuple(sorted(possible, key=lambda pair: -pair[1])[:count]))
     return places
 
@@ -80,12 +80,12 @@ def _decoded(text: str) -> bytes:
 
 
 def experts_of(experts: Experts, prompt: int, sampled: int) -> list[Any]:
-    """Return the experts of each sampled id: those of the position before it, since the last id is never read.
+    """Return the experts of each sampled id: those of the position before it. The engine never reads the last id.
 
-    Raises EngineAnswerError for another number of positions.
+    Raises EngineAnswerError if the number of positions does not fit.
     """
     if sampled and len(experts) not in (sampled, prompt + sampled - 1):
         raise EngineAnswerError(
-            f"routed_experts has {len(experts)} positions, where {prompt} ids of prompt were read and {sampled} sampled"
+            f"routed_experts has {len(experts)} positions for {prompt} prompt ids and {sampled} sampled ids"
         )
     return list(experts[-sampled:].tolist()) if sampled else []

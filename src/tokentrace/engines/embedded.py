@@ -1,6 +1,6 @@
-"""The embedded engine: the pocket model in this process, many requests in one batch, prefixes cached.
+"""The embedded engine: runs the pocket model in this process, with batched requests and cached prefixes.
 
-Logprobs are of the sampled distribution; greedy decoding reports the model's own, after penalties.
+Logprobs describe the sampled distribution; greedy decoding reports the model's own, after penalties.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class _Sequence:
 class EmbeddedEngine(Engine):
     """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
 
-    Requests with a seed depend on nothing else. Pocket's tokenizer spells its stop texts.
+    A request with a seed does not depend on other requests. Stop texts are matched with pocket's tokenizer.
     """
 
     version: str | int
@@ -82,7 +82,7 @@ class EmbeddedEngine(Engine):
         self._seeds = np.random.default_rng(seed)
         self._active: list[_Sequence] = []
         self._sessions: OrderedDict[str, tuple[Ids, Cache]] = OrderedDict()
-        """The caches of idle sessions, the longest unused first."""
+        """The caches of idle sessions, least recently used first."""
         self._paused = False
         self._closed = False
         self._worker: asyncio.Task[None] | None = None
@@ -106,7 +106,7 @@ class EmbeddedEngine(Engine):
             self._abort([sequence])
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """Return the model's logprob of each id after all before it, at temperature 1; NaN for the first."""
+        """Return the model's logprob of each id given all ids before it, at temperature 1; NaN for the first."""
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         if not 0 < len(checked) <= self._model.longest:
             raise EngineError(f"{len(checked):,} ids cannot be scored: the model reads 1 to {self._model.longest:,}")
@@ -137,7 +137,7 @@ class EmbeddedEngine(Engine):
         except (InputError, OSError, ValueError, TypeError) as error:
             raise EngineError(f"the weights of {version!r} cannot be used: {error}") from error
         if (weights.vocabulary_size, weights.longest) != (now.vocabulary_size, now.longest):
-            raise EngineError(f"the weights of {version!r} cannot be used: they are of another model")
+            raise EngineError(f"the weights of {version!r} cannot be used: they belong to another model")
         await self.reset_prefix_cache()
         self._model, self.version = weights, version
 
@@ -146,7 +146,7 @@ class EmbeddedEngine(Engine):
 
     async def reset_prefix_cache(self) -> None:
         """Give all requests new caches: a step under way still writes to the old ones."""
-        self._current_worker()  # not that of another event loop
+        self._current_worker()  # raises if another event loop uses this engine
         self._sessions.clear()
         for sequence in self._active:
             sequence.cache, sequence.cached = self._model.new_cache(), 0
@@ -170,7 +170,7 @@ class EmbeddedEngine(Engine):
 
     def _begin_work(self) -> None:
         if self._worker is not None and self._worker.get_loop().is_closed():
-            self._active = []  # nobody waits for these any more
+            self._active = []  # nobody is waiting for these any more
         if not self._current_worker():
             self._worker = asyncio.create_task(self._work())
 
@@ -203,7 +203,7 @@ class EmbeddedEngine(Engine):
             except Exception as error:
                 self._fail(batch, f"the embedded model failed: {error}")
                 continue
-            if model is self._model:  # otherwise the step is made again, with the new weights
+            if model is self._model:  # otherwise repeat the step with the new weights
                 for sequence, delta in zip(batch, deltas, strict=True):
                     self._emit(sequence, delta, version)
             await asyncio.sleep(0)
@@ -285,7 +285,7 @@ def _penalized(logits: Floats, sequence: _Sequence) -> Floats:
 
 
 def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
-    """Apply temperature, min-p, top-k and top-p, in vLLM's order; nothing if it is greedy."""
+    """Apply temperature, min-p, top-k and top-p, in vLLM's order; greedy decoding skips them all."""
     scaled = logits.astype(np.float64) / (sampling.temperature or 1.0)
     scaled -= scaled.max()
     if sampling.temperature and sampling.min_p:

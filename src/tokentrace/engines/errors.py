@@ -1,4 +1,4 @@
-"""What can go wrong with an engine, and how long to wait then."""
+"""Errors of engines, and how long to wait after a failure."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from ..errors import TokentraceError
 
 
 class EngineError(TokentraceError):
-    """An engine cannot be used, or failed."""
+    """An engine failed, or cannot be used."""
 
 
 class EngineUnavailable(EngineError):  # noqa: N818
@@ -22,11 +22,11 @@ class EngineRefusal(EngineError):  # noqa: N818
 
 
 class LogprobKindError(EngineRefusal):
-    """Not sent: the logprobs would not be those of the distribution that is sampled from."""
+    """The request was not sent, because its logprobs would not describe the sampled distribution."""
 
 
 class EngineAnswerError(EngineError):
-    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer."""
+    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is malformed."""
 
 
 @dataclass(frozen=True, slots=True)

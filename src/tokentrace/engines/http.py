@@ -1,8 +1,8 @@
 """What HTTP engines share: a connection pool, timeouts, retries and typed errors.
 
 - Lost before a byte of the answer's body arrived, 429 or 5xx: sent again, after a pause that doubles.
-- A whole answer lost after its first byte, a stream lost after its first token: `EngineError`, never again. The engine
-  has sampled by then, and a second sample would be another draw.
+- A whole answer lost after its first byte, a stream lost after its first token: `EngineError`, never sent again. The
+  engine has sampled by then, and a second sample would be another draw.
 - A timeout after connecting: `EngineUnavailable` at once. The same engine would take as long again.
 
 Answers are bounded. Compressed ones are not read: a few kilobytes may unpack to gigabytes. No error, repr or log
@@ -50,7 +50,7 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]*")
 _SECRET_LENGTH: Final = 4
 """Shorter header values are not hidden: they would match everywhere."""
-_NO_RESEND: Final = "it is not sent again, because that would be another sample"
+_NO_RESEND: Final = "the request is not sent again, because that would be another sample"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class HTTPSettings:
     """How to talk to a server. Times are seconds; None is no limit."""
 
     read_timeout: float | None = 600.0
-    """The longest silence. A whole answer is silent until the last token is sampled."""
+    """The longest silence. Without streaming, a server is silent until the last token is sampled."""
     total_timeout: float | None = 3600.0
     """For one try, from the wait for a free connection to the last byte."""
     retries: int = 5
@@ -115,7 +115,7 @@ class EventReader:
 
 
 class _Lost(Exception):  # noqa: N818
-    """One try failed; the next may succeed after `wait` seconds, unless it is pointless here (`again` is False)."""
+    """One try failed. The next may succeed after `wait` seconds, unless retrying is pointless (`again` is False)."""
 
     def __init__(self, reason: str, *, wait: float = 0.0, again: bool = True) -> None:
         self.wait, self.again = wait, again
@@ -167,17 +167,17 @@ class Connection:
         return await self._request("GET", path, None, kind)
 
     async def find(self, path: str, kind: Any = Any) -> Any | None:
-        """As `get`; None if the server does not know or allow the path."""
+        """Like `get`, but returns None if the server does not know or allow the path."""
         with suppress(EngineRefusal):
             return await self.get(path, kind)
         return None
 
     async def post(self, path: str, body: bytes | None = None, kind: Any = None) -> Any:
-        """Return the answer to a JSON body, decoded as `kind`; None ignores it."""
+        """Return the answer to a JSON body, decoded as `kind`; None ignores the answer."""
         return await self._request("POST", path, body, kind)
 
     async def reach(self, path: str) -> None:
-        """Request a path once. Raises EngineUnavailable unless the server answers soon, and not with 5xx."""
+        """Request a path once. Raises EngineUnavailable if the server does not answer soon, or answers 429 or 5xx."""
         try:
             async with asyncio.timeout(_HEALTH_SECONDS), aclosing(self._chunks("GET", path, None)) as chunks:
                 await anext(chunks, None)
@@ -215,7 +215,7 @@ class Connection:
                         await self._pause(tries, lost)
                         continue
                 if reader.last is None:
-                    raise EngineAnswerError(f"the stream ended after {reader.count} tokens without a reason")
+                    raise EngineAnswerError(f"the stream ended after {reader.count} tokens without a finish reason")
                 yield reader.close()
                 return
 
@@ -239,12 +239,12 @@ class Connection:
                     return None if kind is None else decode(bytes(answer), kind, self._hide)
                 except _Lost as lost:
                     if answer:
-                        part = "when a part of the answer had arrived"
+                        part = "after part of the answer had arrived"
                         raise EngineError(f"{lost}, {part}; {_NO_RESEND}") from lost
                     await self._pause(tries, lost)
 
     async def _chunks(self, method: str, path: str, body: bytes | None) -> AsyncGenerator[bytes]:
-        """Yield the body of a good answer, in one try. Raises _Lost if another may succeed."""
+        """Yield the body of a successful answer, in one try. Raises _Lost if another try may succeed."""
         errors, total = self._httpx, self.settings.total_timeout
         deadline = None if total is None else asyncio.get_running_loop().time() + total
         headers = {} if body is None else {"content-type": "application/json"}
@@ -272,7 +272,7 @@ class Connection:
         except (errors.ConnectError, errors.ConnectTimeout) as error:
             raise _Lost(f"no connection: {self._message(error)}") from error
         except (errors.TimeoutException, TimeoutError) as error:
-            raise _Lost("no whole answer in time", again=False) from error
+            raise _Lost("no complete answer in time", again=False) from error
         except (errors.UnsupportedProtocol, errors.LocalProtocolError, errors.ProxyError) as error:
             raise EngineError(self._message(error)) from error
         except errors.TransportError as error:
@@ -282,7 +282,7 @@ class Connection:
                 await response.aclose()
 
     async def _pause(self, tries: int, lost: _Lost) -> None:
-        """Wait before the next try. Raises EngineUnavailable if there is none."""
+        """Wait before the next try. Raises EngineUnavailable if another try is pointless or not allowed."""
         too_long = lost.wait > _LONGEST_RETRY_AFTER
         if not lost.again or tries > self.settings.retries or too_long:
             times = f", {tries} times" if tries > 1 else ""
@@ -293,7 +293,7 @@ class Connection:
     # -- what the server sends
 
     async def _problem(self, response: httpx2.Response, *, readable: bool) -> Exception:
-        """Return the error of an answer with a bad status."""
+        """Return the error for an answer with an error status."""
         body, status = bytearray(), response.status_code
         if readable:
             async for chunk in response.aiter_bytes():
@@ -318,7 +318,7 @@ class Connection:
         error = event.get("error") if isinstance(event, dict) else None
         if error is not None:
             code = error.get("code") if isinstance(error, dict) else None
-            problem = f"the server reported in its stream: {self._error_text(data)}"
+            problem = f"the server reported an error in its stream: {self._error_text(data)}"
             if isinstance(code, int) and 400 <= code < 500 and code != 429:
                 raise EngineRefusal(problem, status=code)
             raise _Lost(problem)
@@ -337,7 +337,7 @@ class Connection:
 
 @contextmanager
 def errors_at(where: str) -> Iterator[None]:
-    """Let errors begin with the address."""
+    """Prefix error messages with the address."""
     try:
         yield
     except EngineError as error:
@@ -370,7 +370,7 @@ def public_address(address: str) -> str:
 
 
 def _address(address: Any) -> tuple[str, str | None]:
-    """Return an address without user and password, and these (``user:password``)."""
+    """Split an address into the address without credentials and the credentials (``user:password``)."""
     if not isinstance(address, str):
         raise EngineError(f"the address of a server is a str such as 'http://127.0.0.1:8000', not {brief(address)}")
     try:
@@ -382,7 +382,7 @@ def _address(address: Any) -> tuple[str, str | None]:
     if not is_valid:
         raise EngineError(f"{public!r} is not the address of a server, such as 'http://host:port'")
     if parts.query or parts.fragment:
-        raise EngineError(f"{public!r}: an address has no query and no fragment; send keys in HTTPSettings.headers")
+        raise EngineError(f"{public!r}: an address has no query or fragment; send keys in HTTPSettings.headers")
     user, at, host = parts.netloc.rpartition("@")
     user = user if ":" in user else f"{user}:"
     return f"{parts.scheme}://{host}{parts.path}".rstrip("/"), user if at else None

@@ -1,7 +1,7 @@
-"""The server of llama.cpp: ``/completion``.
+"""llama.cpp's server: ``/completion``.
 
-It knows no stop tokens but the model's own: what follows another one is cut off here. It is never streamed: its streams
-lose ids that are not whole characters. Whole answers have them, but some without a logprob: `EngineAnswerError`.
+It stops only at the model's own stop tokens, so the adapter cuts off ids after any other one. Answers are not streamed:
+streams drop ids that are not whole characters. Whole answers have them; one without a logprob is an EngineAnswerError.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, Sampli
 
 COMPLETION: Final = "/completion"
 _TOP_LOGPROBS: Final = 20
-"""llama.cpp has no limit."""
+"""Our limit; llama.cpp has none."""
 _SAMPLING: Final = frozenset({"min_p", "repetition_penalty"})
 """Its other penalties count the prompt too, and it drops the logprobs of stop texts."""
 _ALL: Final = 1 << 30
-"""How many tokens back repetitions count if the context's size is unknown."""
+"""How many tokens back to count repetitions if the size of the context is unknown."""
 _REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 # -- answers
@@ -74,7 +74,7 @@ class _Props(Struct):
 
 
 class LlamaCppEngine(HTTPEngine):
-    """One llama.cpp server. Made by `connect`."""
+    """One llama.cpp server. Create it with `connect`."""
 
     path = COMPLETION
     prompt_field = "prompt"
@@ -89,7 +89,7 @@ class LlamaCppEngine(HTTPEngine):
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         settings: HTTPSettings | None = None,
     ) -> LlamaCppEngine:
-        """Find out what a server can do. `logprobs` is ``processed`` or ``raw``."""
+        """Connect, and find out what the server can do. `logprobs` is ``processed`` or ``raw``."""
         kind = choose(LogprobKind, "logprobs", logprobs, EngineError)
         if kind not in (LogprobKind.PROCESSED, LogprobKind.RAW):
             raise EngineError(f"llama.cpp returns processed or raw logprobs, not {logprobs}")
@@ -173,5 +173,5 @@ class LlamaCppEngine(HTTPEngine):
 
 
 def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:
-    """True if logprobs after sampling are requested. At temperature 0 they would all be 0."""
+    """True if a request asks for logprobs after sampling. At temperature 0 they would all be 0."""
     return capabilities.logprobs is LogprobKind.PROCESSED and sampling.temperature > 0

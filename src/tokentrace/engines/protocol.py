@@ -62,21 +62,21 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     allow_raw_logprobs: bool = False
-    """Accept logprobs of another distribution than the sampled one, instead of LogprobKindError."""
+    """Accept logprobs that do not describe the sampled distribution, instead of raising LogprobKindError."""
     top_logprobs: int = 0
-    """How many of the likeliest ids to report at each place."""
+    """How many of the likeliest ids to report at each position."""
     structure: Mapping[str, Any] | None = None
-    """Holds the completion to JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema", "schema": {…}}``."""
+    """Constrains the completion to JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema", "schema": {…}}``."""
     min_p: float = 0.0
-    """Leaves out tokens less likely than this share of the likeliest one's probability."""
+    """Drops tokens less likely than this fraction of the likeliest token's probability."""
     presence_penalty: float = 0.0
     """Lowers the logit of each sampled token once."""
     frequency_penalty: float = 0.0
-    """Lowers the logit of each sampled token for each occurrence."""
+    """Lowers the logit of each sampled token once per occurrence."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens of prompt and completion."""
+    """Divides the logits of tokens that occur in the prompt or the completion."""
     stop: tuple[str, ...] = ()
-    """Texts: the completion ends with the id that completes one."""
+    """Stop texts. The completion ends with the id that completes one of them."""
 
     def __post_init__(self) -> None:
         values = dict[str, Any]()
@@ -120,7 +120,7 @@ class SamplingParams:
 def _stop(stop: Any) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise EngineError(f"stop must be texts, none of them empty, not {brief(stop)}")
+        raise EngineError(f"stop must be a non-empty text or a list of them, not {brief(stop)}")
     if len(texts) > _MOST_STOPS:
         raise EngineError(f"stop can have at most {_MOST_STOPS} texts, not {len(texts)}")
     try:
@@ -152,10 +152,10 @@ class FinishReason(StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"
-    """With a stop token, which is its last id, or with a stop text, which its last id completes."""
+    """Its last id is a stop token, or completes a stop text."""
     LENGTH = "length"
     ABORT = "abort"
-    """It was ended from outside; its ids are what was sampled until then."""
+    """It was ended from outside. It has the ids that were sampled until then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +174,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """A piece of a completion. The last piece has the finish reason and what is true of the whole."""
+    """A piece of a completion. The last one also has the finish reason and other facts about the whole completion."""
 
     ids: Ids
     logprobs: Logprobs
@@ -209,12 +209,12 @@ class Completion(Delta):
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
-    """Join a stream into one completion. Raises EngineAnswerError if it has no end."""
+    """Join a stream into one completion. Raises EngineAnswerError without a finish reason."""
     return joined([delta async for delta in deltas])
 
 
 def joined(pieces: Sequence[Delta]) -> Completion:
-    """Join pieces into one completion. Raises EngineAnswerError if they have no end."""
+    """Join pieces into one completion. Raises EngineAnswerError without a finish reason."""
     last = pieces[-1] if pieces else None
     if last is None or last.finish_reason is None:
         raise EngineAnswerError("the stream ended without a finish reason")
@@ -271,19 +271,19 @@ class Capabilities:
     version: str | None = None
     model: str | None = None
     max_length: int | None = None
-    """The most tokens of prompt and completion together; None if unknown."""
+    """The maximum length of prompt and completion together; None if unknown."""
     vocab_size: int | None = None
     logprobs: LogprobKind = LogprobKind.UNKNOWN
-    """Of which distribution its logprobs are. Greedy completions have raw ones."""
+    """Which distribution its logprobs describe. Greedy completions have raw logprobs."""
     aborts: bool = False
     pauses: bool = False
     versions: bool = False
     """True if completions report their weights."""
     top_logprobs: int = 0
-    """The most that `SamplingParams.top_logprobs` may be."""
+    """The largest allowed `SamplingParams.top_logprobs`."""
     structures: bool = False
     sampling: frozenset[str] = frozenset()
-    """Which of `min_p`, the penalties and `stop` it has."""
+    """Which of `min_p`, the penalties and `stop` it supports."""
     seeds: bool = True
     weights: bool = False
 
@@ -291,7 +291,7 @@ class Capabilities:
 class Engine:
     """One engine, or several as one. Safe to use from many tasks of one event loop.
 
-    A subclass has `_stream`, `_generate` if whole answers come another way, and what else it can do.
+    A subclass implements `_stream`, `_generate` if whole answers come another way, and the methods it supports.
     """
 
     version: str | int | None = None
@@ -311,7 +311,7 @@ class Engine:
     def stream(
         self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: str | None
     ) -> AsyncGenerator[Delta]:
-        """As `generate`, in pieces. Closing the iterator ends the request."""
+        """Like `generate`, but in pieces. Closing the iterator ends the request."""
         return self._stream(GenerateRequest(prompt_ids, sampling, **options))
 
     async def _generate(self, request: GenerateRequest) -> Completion:
@@ -324,11 +324,11 @@ class Engine:
         """Raise EngineUnavailable unless the engine answers."""
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """Return the logprob of each id after all before it, at temperature 1; NaN for the first."""
+        """Return the logprob of each id given all ids before it, at temperature 1; NaN for the first."""
         raise self._unable("score ids")
 
     async def abort(self, request_id: str) -> None:
-        """End a request, which returns what was sampled. Ignores unknown ids."""
+        """End a request early. It returns the ids sampled so far. Ignores unknown request ids."""
         raise self._unable("abort a request; cancel the task instead")
 
     async def pause(self) -> None:
@@ -340,14 +340,14 @@ class Engine:
         raise self._unable("pause")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load other weights of the same model, called `version`. Raises EngineError if it fails.
+        """Load other weights of the same model, and name them `version`. Raises EngineError if that fails.
 
-        Afterwards nothing that the old weights computed is used, and requests under way are computed again.
+        Afterwards the engine uses nothing that the old weights computed: it recomputes requests under way.
         """
-        raise self._unable("load other weights: start it again with them")
+        raise self._unable("load other weights: restart it with them")
 
     async def set_version(self, version: str | int) -> None:
-        """Name the current weights: somebody else has changed them, and emptied the cache."""
+        """Name the current weights, after someone else has changed them and emptied the cache."""
         raise self._unable("report its weights")
 
     async def reset_prefix_cache(self) -> None:
@@ -355,7 +355,7 @@ class Engine:
         raise self._unable("empty its cache")
 
     async def close(self) -> None:
-        """Close connections, end work under way."""
+        """Close connections and end work under way."""
 
     def _unable(self, what: str) -> EngineError:
         return EngineError(f"{self.capabilities.engine} cannot {what}")

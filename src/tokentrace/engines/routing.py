@@ -1,4 +1,4 @@
-"""Several endpoints as one engine: sessions stay where their prefix is cached, and requests avoid what is down."""
+"""Several endpoints as one engine: sessions stay where their prefix is cached, and requests avoid dead endpoints."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,7 +17,7 @@ _COOLDOWN: Final = Backoff(5.0, 300.0)
 _REMEMBERED: Final = 100_000
 """How many sessions and groups a router remembers."""
 GROUP_LEAD: Final = 16
-"""By how many requests a group may bring its endpoint ahead of the idlest one."""
+"""How many more requests the endpoint of a group may run than the idlest one."""
 
 
 class CircuitState(StrEnum):
@@ -37,10 +37,10 @@ class Circuit:
     clock: Callable[[], float]
     running: int = 0
     started: int = 0
-    """Requests so far: they tell endpoints apart that are equally busy."""
+    """Requests so far, to choose between equally busy endpoints."""
     failed: int = 0
     failures: int = 0
-    """How often it failed since it last answered."""
+    """How many times it has failed since it last answered."""
     open_until: float = 0.0
 
     @property
@@ -55,7 +55,7 @@ class Circuit:
         return CircuitState.HALF_OPEN if self.failures else CircuitState.CLOSED
 
     def fail(self) -> None:
-        """Count a failure. When an endpoint dies, all its requests fail: that is one failure."""
+        """Count a failure. When an endpoint dies, all its requests fail, which counts once."""
         if not self.cooldown:
             self.failures += 1
             self.failed += 1
@@ -71,12 +71,12 @@ class Circuit:
 
 
 class Router(Engine):
-    """Engines that serve the same model, as one.
+    """Several engines that serve the same model, as one.
 
-    Requests of a session go where its first went, others where the fewest run. One of which no token was accepted goes
-    to another endpoint, and its session with it. An endpoint that failed gets no requests for a while, longer with each
-    failure; before a request fails, all are tried once. Requests of a group go together, until `GROUP_LEAD` more run
-    there than at the idlest endpoint.
+    Requests of a session go to the endpoint of its first request, others to the least busy one. If an endpoint fails
+    before it returns a token, the request moves to another one, and its session with it. An endpoint that failed gets
+    no requests for a while, longer with each failure. A request fails only after every endpoint was tried. Requests of
+    a group go to one endpoint, until `GROUP_LEAD` more run there than at the idlest one.
 
     Raises EngineError if the engines differ in vocabulary or in the kind of their logprobs.
     """
@@ -175,7 +175,7 @@ class Router(Engine):
         self.version = _common({one.engine.version for one in self.circuits})
 
     def _candidates(self, request: GenerateRequest) -> Iterator[Circuit]:
-        """Yield each endpoint once, the best first; each is chosen when it is its turn."""
+        """Yield each endpoint once, the best first. Chooses each one only when it is needed."""
         remaining = list(self.circuits)
         home = self._homes.get(request.session) if request.session is not None else None
         while remaining:
@@ -190,7 +190,7 @@ class Router(Engine):
             yield chosen
 
     def _least_busy(self, awake: Sequence[Circuit], group: str | None) -> Circuit:
-        """Return the idlest endpoint, or that of the group while it is not too far ahead."""
+        """Return the idlest endpoint, or the group's while that is not too far ahead."""
         chosen = min(awake, key=lambda one: (one.running, one.started))
         if group is not None:
             current = self._groups.get(group, chosen)
@@ -201,7 +201,7 @@ class Router(Engine):
 
 
 def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) -> None:
-    """Note the endpoint of a session or a group, and forget the oldest."""
+    """Remember the endpoint of a session or a group, and forget the oldest entry."""
     homes[name] = endpoint
     homes.move_to_end(name)
     if len(homes) > _REMEMBERED:
@@ -209,7 +209,7 @@ def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) ->
 
 
 def _agreed(engines: Sequence[Capabilities]) -> Capabilities:
-    """Return what all engines can do; the smallest `max_length`."""
+    """Return the capabilities that all engines share, with the smallest `max_length`."""
     if not engines:
         raise EngineError("a router needs at least one engine")
     sizes = {one.vocab_size for one in engines if one.vocab_size is not None}

@@ -1,4 +1,4 @@
-"""Engines made of functions: what a trainer samples with, or a script for tests and benchmarks."""
+"""Engines made from functions: a trainer's own sampler, or a script for tests and benchmarks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -21,7 +21,7 @@ _TOP_LOGPROBS: Final = 20
 
 
 class CallbackEngine(Engine):
-    """Samples with a function: a request in, an `EngineReply` out, checked as servers are.
+    """Samples with a function: a request in, an `EngineReply` out, checked like a server's answer.
 
     >>> from tokentrace.engines import SamplingParams
     >>> async def sample(request):
@@ -47,11 +47,11 @@ Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | Engine
 
 
 class ScriptedEngine(Engine):
-    """Answers with what `script` returns, up to its first stop token or stop text, and at most ``max_tokens``.
+    """Answers with the ids that `script` returns, up to the first stop token or stop text, and at most ``max_tokens``.
 
-    Ids without logprobs get ``-1.0`` each; missing top logprobs are invented. A stream's pieces have `piece` ids, 0 for
-    all in one; `latency` is awaited before each. `version` names the weights. `token_bytes` spells each id, for stop
-    texts. `requests` holds all requests.
+    Ids without logprobs get ``-1.0`` each; missing top logprobs are made up. Streams have `piece` ids per piece, or all
+    ids in one piece if it is 0. Awaits `latency` before each piece. `version` names the weights. `token_bytes` returns
+    the bytes of an id, for stop texts. `requests` records all requests.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()

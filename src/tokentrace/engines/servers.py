@@ -1,4 +1,4 @@
-"""Connect to the servers at some addresses, whichever engines they run."""
+"""Connect to one or more servers, whichever engine they run."""
 
 import inspect
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _ADAPTERS: Final[dict[str, tuple[str, Any, str, str]]] = {
     "llamacpp": ("llama.cpp", LlamaCppEngine, "/props", "default_generation_settings"),
     "vllm": ("vLLM", VLLMEngine, "/version", "version"),
 }
-"""A title, the adapter, a path and a field of its answer. Others know ``/version`` too, so vLLM is last."""
+"""A title, the adapter, a path and a field of its answer. Other engines have ``/version`` too, so vLLM is last."""
 
 
 async def connect(
@@ -35,7 +35,7 @@ async def connect(
         raise EngineError("there is no address to connect to, such as 'http://127.0.0.1:8000'")
     name = kind.replace(".", "") if isinstance(kind, str) else ""
     if name != "auto" and name not in _ADAPTERS:
-        raise EngineError(f"the kind of an engine is auto, {', '.join(_ADAPTERS)}, not {brief(kind)}")
+        raise EngineError(f"the kind of an engine must be auto, {', '.join(_ADAPTERS)}, not {brief(kind)}")
     engines: list[Engine] = []
     try:
         for address in addresses:

@@ -1,8 +1,8 @@
 """SGLang: ``/generate``.
 
-Its streams repeat everything so far, unless it has ``--incremental-streaming-output``. An id outside the vocabulary can
-crash it, so the size must be known. An abort ends every request whose id starts with the aborted one, so ids are sent
-after their length.
+Its streams repeat everything so far, unless it runs with ``--incremental-streaming-output``. An id outside the
+vocabulary can crash it, so the size must be known. An abort ends every request whose id starts with the aborted one, so
+each id is sent with its length in front.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .protocol import OPTIONAL, Capabilities, GenerateRequest, Logprobs, Samplin
 
 GENERATE: Final = "/generate"
 _TOP_LOGPROBS: Final = 20
-"""SGLang has no limit."""
+"""Our limit; SGLang has none."""
 
 # -- answers
 
@@ -78,16 +78,16 @@ class _Server(Struct):
 
 
 class SGLangEngine(HTTPEngine):
-    """One SGLang server. Made by `connect`."""
+    """One SGLang server. Create it with `connect`."""
 
     path = GENERATE
     prompt_field = "input_ids"
     answer = _Answer
     version_fields: ClassVar[dict[str, Any]] = {"abort_all_requests": False}
-    no_weights = "this SGLang does not report its weights (weight_version): use a newer one"
+    no_weights = "this SGLang does not report its weights (weight_version): use a newer version"
 
     _experts: int | None = 0
-    """Experts per position, of all layers; 0 if they are not requested, None if their number is unknown."""
+    """Experts per position, over all layers; 0 if they are not requested, None if their number is unknown."""
 
     @classmethod
     async def connect(
@@ -99,10 +99,10 @@ class SGLangEngine(HTTPEngine):
         routed_experts: bool = False,
         settings: HTTPSettings | None = None,
     ) -> SGLangEngine:
-        """Find out what a server can do; some single tokens are sampled for that.
+        """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `vocab_size` is required unless the server reports it, which few do. `logprobs` skips the probe of their kind,
-        usually ``SCALED``.
+        `vocab_size` is required unless the server reports it, which few do. `logprobs` names their kind,
+        usually ``SCALED``, and skips the probe for it.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)
@@ -169,7 +169,7 @@ class SGLangEngine(HTTPEngine):
         self.version = name
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the cache. SGLang refuses while requests run, or wait in place."""
+        """Empty the cache. SGLang refuses while requests are running, or paused in place."""
         await self._order("/flush_cache")
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
@@ -186,12 +186,12 @@ class SGLangEngine(HTTPEngine):
         }
         if sampling.top_logprobs:
             fields["top_logprobs_num"] = sampling.top_logprobs
-        if self._experts != 0:  # from the last id of the prompt on, which the first sampled id follows
+        if self._experts != 0:  # from the prompt's last id on, after which the first id is sampled
             fields |= {"return_routed_experts": True, "routed_experts_start_len": len(request.prompt_ids) - 1}
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
     def _read(self, answer: _Answer, reader: AnswerReader) -> EngineReply:
-        """Read an event, which repeats everything so far or holds what is new."""
+        """Read an event, which either repeats everything so far or holds only new ids."""
         meta, reason, ids = answer.meta_info, answer.meta_info.finish_reason, answer.output_ids or []
         aborted = reason is not None and reason.type == "abort"
         if reason is not None and aborted and reason.status_code is not None:
@@ -203,9 +203,9 @@ class SGLangEngine(HTTPEngine):
             total = -1 if meta.completion_tokens is None else meta.completion_tokens
         new, before = total - reader.count, reader.count
         if new < 0 or len(ids) not in (total, new):
-            raise EngineAnswerError(f"{len(ids)} ids came after {before}, where SGLang has sampled {total}")
+            raise EngineAnswerError(f"{len(ids)} ids came after {before}, but SGLang has sampled {total}")
         if len(ids) > new and before and ids[before - 1] != reader.last_id:
-            raise EngineAnswerError(f"id {before - 1} was {reader.last_id}, and is now {ids[before - 1]}")
+            raise EngineAnswerError(f"id {before - 1} was {reader.last_id}, but is now {ids[before - 1]}")
         ids, where = ids[len(ids) - new :], "output_token_logprobs"
         triples = (meta.output_token_logprobs or [])[-new:] if new else []
         rows = (meta.output_top_logprobs or [])[-new:] if new else []
@@ -215,7 +215,7 @@ class SGLangEngine(HTTPEngine):
             ids,
             [logprob for logprob, _, _ in triples],
             None if reason is None else reason.type,
-            meta.weight_versions or (),  # `weight_version` is the server's when it answers
+            meta.weight_versions or (),  # `weight_version` is the server's at answer time
             meta.cached_tokens,
             stop=matched if isinstance(matched, int | str) else None,
             top=[[(one, logprob) for logprob, one, _ in row or []] for row in rows],
@@ -225,7 +225,7 @@ class SGLangEngine(HTTPEngine):
 
 
 def _rid(request_id: str) -> str:
-    """Return an id that no other starts with."""
+    """Return a request id that is not a prefix of any other."""
     return f"{len(request_id)}-{request_id}"
 
 

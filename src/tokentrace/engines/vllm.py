@@ -48,7 +48,7 @@ class _Token(Struct):
 
 class _Logprobs(Struct):
     content: list[_Token] | None = None
-    """Of ``/inference/v1/generate``; the other fields are of ``/v1/completions``."""
+    """From ``/inference/v1/generate``; the other fields are from ``/v1/completions``."""
     token_logprobs: list[Logprob] | None = None
     tokens: list[str] | None = None
     top_logprobs: list[dict[str, Logprob | None]] | None = None
@@ -85,7 +85,7 @@ class _Answer(Struct):
 
 
 class VLLMEngine(HTTPEngine):
-    """One vLLM server. Made by `connect`."""
+    """One vLLM server. Create it with `connect`."""
 
     answer = _Answer
     stream_fields: ClassVar[dict[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
@@ -109,18 +109,18 @@ class VLLMEngine(HTTPEngine):
         check_echo: bool = True,
         settings: HTTPSettings | None = None,
     ) -> VLLMEngine:
-        """Find out what a server can do; some single tokens are sampled for that.
+        """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `model` is required if several are served. `vocab_size` lets ids be checked, `logprobs` skips the probe of their
-        kind. Without `check_echo` only the length of the prompt that the server read is compared.
+        `model` is required if the server has several. `vocab_size` enables checks of ids. `logprobs` names their kind
+        and skips the probe for it. Without `check_echo`, only the length of the prompt that the server read is checked.
         """
         async with connecting(base_url, settings) as connection:
             cards = {card.id: card for card in (await connection.get("/v1/models", Models)).data}
             if model is None and len(cards) != 1:
-                raise EngineError(f"the server has {len(cards)} models: choose with model= among {list(cards)}")
+                raise EngineError(f"the server has {len(cards)} models: choose one of {list(cards)} with model=")
             name = next(iter(cards)) if model is None else model
             if name not in cards:
-                raise EngineRefusal(f"the server has no model {model!r}, but {list(cards)}", status=404)
+                raise EngineRefusal(f"the server has no model {model!r}; it has {list(cards)}", status=404)
             version = (await connection.find("/version", dict[str, str]) or {}).get("version")
             paused = await connection.find("/is_paused", dict[str, bool])
             weights = await connection.find("/weight_info", dict[str, str | None])
@@ -151,7 +151,7 @@ class VLLMEngine(HTTPEngine):
                 versions=bool(reply.versions),
                 # vLLM ignores unknown fields: without a version, it might ignore the request for JSON
                 structures=version is not None,
-                # generate counts the sampled id among them
+                # GENERATE counts the sampled id among them
                 top_logprobs=_MAX_LOGPROBS - (engine.path == GENERATE),
             )
             engine.version = (weights or {}).get("weight_version")
@@ -183,7 +183,7 @@ class VLLMEngine(HTTPEngine):
         await self._order(path)
 
     async def is_paused(self) -> bool:
-        """True if the server is paused, by whomever."""
+        """True if the server is paused, whoever paused it."""
         return bool((await self._connection.get("/is_paused", dict[str, bool])).get("is_paused"))
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
@@ -267,7 +267,7 @@ def _check_echo(echo: bytes, reader: AnswerReader) -> None:
     at = common_prefix(ids, prompt)
     if not at == len(ids) == len(prompt):
         raise EngineAnswerError(
-            f"the engine read another prompt than was sent: {len(ids)} ids of {len(prompt)}, different from {at} on"
+            f"the engine read a prompt of {len(ids)} ids, not the {len(prompt)} that were sent: they differ at {at}"
         )
 
 

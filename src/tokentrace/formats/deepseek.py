@@ -4,12 +4,12 @@ Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_d
 refuse what it refuses. Differences:
 
 - Tools are an argument. They go on the first message if that is a system message, else before everything, as on an
-  empty system message; so does SGLang. (vLLM always puts an empty system message first.)
-- The references end a user's message with ``<｜Assistant｜>`` and a think token, whatever follows. That opener is
-  written in the turn of the assistant that answers, as the generation prompt if nothing follows, and in no turn if
-  another message does. It is always there, so ``add_generation_prompt`` changes nothing.
-- Content in parts becomes their texts; in V4's user and tool messages with an empty line between, as for its blocks.
-- A role the format does not know is refused. (V4's encoder drops such a message where it drops reasoning.)
+  empty system message. SGLang does the same. (vLLM always puts an empty system message first.)
+- The references end a user's message with ``<｜Assistant｜>`` and a think token, whatever follows. Here that opener
+  belongs to the turn of the assistant that answers. It is the generation prompt if nothing follows, and belongs to no
+  turn if another message follows. It is always written, so ``add_generation_prompt`` changes nothing.
+- Content in parts becomes their texts. In user and tool messages V4 puts an empty line between them, as in its blocks.
+- Unknown roles are refused. (V4's encoder drops such a message where it drops reasoning.)
 """
 
 import json
@@ -41,14 +41,14 @@ RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to
 
 
 class ToolMarkup(NamedTuple):
-    """What differs between the two in how tools are shown and called."""
+    """How the two formats differ in showing and calling tools."""
 
     block: str
     """The tag around an assistant's calls."""
     before_schemas: str
     after_schemas: str
     tolerant: bool
-    """True if arguments that are not JSON are one parameter, else refused."""
+    """True if arguments that are not JSON become one parameter; else they are refused."""
 
 
 def _example(block: str, name: str) -> str:
@@ -154,8 +154,8 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
             answered = messages[caller].get("tool_calls") if caller >= 0 else None
             nth, calls = index - caller, len(answered or ()) if messages[caller].get("role") == "assistant" else 0
             if calls < nth:
-                problem = "there is no tool call for this tool message to answer"
-                advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
+                problem = "this tool message answers no tool call"
+                advice = "DeepSeek V3.2 needs results right after the assistant's calls, and at most one per call"
                 raise TemplateError(f"{problem}; {advice}", message=index)
             before = "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
             after = "</result>\n</function_results>" if nth == calls else "</result>"
@@ -178,8 +178,8 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
 def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
     calls = message.get("tool_calls")
     if thinks and not (message.get("reasoning_content") or calls):
-        problem = "after the last user message, thinking DeepSeek V3.2 wants reasoning or tool calls of an assistant"
-        raise TemplateError(f"{problem}; give it reasoning_content, or render with thinking=False", message=index)
+        problem = "in thinking mode, DeepSeek V3.2 needs reasoning or tool calls after the last user message"
+        raise TemplateError(f"{problem}; add reasoning_content, or render with thinking=False", message=index)
     if message.get("prefix") and not calls:
         return iter((_text(message.get("content") or "", index),))
     return _assistant(V32, message, index, thinks=thinks, ends=True)
@@ -190,7 +190,7 @@ def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Group:
-    """A run of user and tool messages, which V4 writes as one, or another message."""
+    """A run of user and tool messages, which V4 writes as one message, or any other message."""
 
     role: str
     members: list[tuple[int, Any]]
@@ -204,14 +204,14 @@ def deepseek_v4(
 
     Variables: as V3.2's. In thinking mode, and unless there are tools, ``drop_thinking`` leaves out the reasoning and
     the developer messages before the last user or tool message. ``reasoning_effort`` is None, "high" (which writes the
-    same) or "max". Messages may carry ``task`` (one of `TASKS`) and, the assistant's, ``wo_eos`` (leave the turn open).
+    same) or "max". Messages may have ``task`` (one of `TASKS`), and the assistant's ``wo_eos`` (leave the turn open).
 
     Tool results are part of a user's turn, in the order of the calls they answer, not of their messages.
     """
     thinking = _thinking("DeepSeek V4", messages, V4_ROLES, variables)
     effort = variables.get("reasoning_effort")
     if plain(effort) not in (None, "high", "max"):
-        raise TemplateError(f'DeepSeek V4 knows reasoning_effort "high" and "max", not "{plain(effort)}"')
+        raise TemplateError(f'DeepSeek V4 supports reasoning_effort "high" and "max", not "{plain(effort)}"')
     groups = _grouped(messages)
     _order_results(groups)
     carried = any(group.role != "user" and group.members[0][1].get("tools") for group in groups)
@@ -334,7 +334,7 @@ def _tools(markup: ToolMarkup, tools: Sequence[Any], index: int | None) -> Itera
     yield f"\n\n{markup.before_schemas}"
     for nth, tool in enumerate(tools):
         if not isinstance(tool, dict) or "function" not in tool:
-            raise TemplateError(f'tool {nth} has no "function"; give it as OpenAI does', message=index)
+            raise TemplateError(f'tool {nth} has no "function"; use the OpenAI format', message=index)
         yield "\n" if nth else ""
         yield dumps(tool["function"])
     yield markup.after_schemas

@@ -13,7 +13,7 @@ from .writing import write_calls, write_messages
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A way of writing tool calls, which has names in inference servers too (`served_as`)."""
+    """A way of writing tool calls. `served_as` are its names in inference servers."""
 
     name: str
     calls: CallGrammar | None = None
@@ -125,7 +125,7 @@ _REASONING_SERVED_AS: Final = {
     "mistral": "brackets",
     "seed_oss": "seed-think",
 }
-"""Names of inference servers for them."""
+"""The names that inference servers have for them."""
 
 _BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
@@ -158,7 +158,7 @@ def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) 
 def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     if isinstance(parser, str):
         if parser not in _BY_ANY_NAME:
-            raise RendererError(f"there is no tool parser {parser!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
+            raise RendererError(f"there is no tool parser {parser!r}; choose from {', '.join(sorted(_BY_ANY_NAME))}")
         parser = _BY_ANY_NAME[parser]
     if isinstance(parser, Dialect):
         parser = parser.calls or parser.channels
@@ -167,7 +167,7 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         head = grammar.head or grammar.prompt
         return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
     if not isinstance(parser, CallGrammar):
-        raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {brief(parser)}")
+        raise RendererError(f"tool_parser must be a dialect's name, a Dialect or a CallGrammar, not {brief(parser)}")
     if lacking := _lacking(parser):
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
     current = grammar.calls
@@ -200,12 +200,12 @@ def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         name = _REASONING_SERVED_AS.get(parser, parser)
         if name not in REASONING:
             names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
-            raise RendererError(f"there is no reasoning parser {parser!r}; known are {names}")
+            raise RendererError(f"there is no reasoning parser {parser!r}; choose from {names}")
         frame = REASONING[name]
     if frame is None:
         return grammar.replace(reasoning=None)
     if not isinstance(frame, Frame):
-        raise RendererError(f"reasoning_parser is a name or a Frame, not {brief(parser)}")
+        raise RendererError(f"reasoning_parser must be a name or a Frame, not {brief(parser)}")
     if not (frame.open and frame.close):
         raise RendererError(f"a reasoning_parser needs open and close; {frame!r} lacks one of them")
     current = grammar.reasoning

@@ -26,7 +26,7 @@ _LLAMA: Final = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A name, the models that have it, and the outline by which a template is recognised."""
+    """A name, the models that belong to it, and the outline by which a template is recognised."""
 
     name: str
     models: str
@@ -47,7 +47,7 @@ class Family:
         for name in ("answer", "call", "result", "prompt", "image"):
             expected, actual = getattr(self, name), getattr(outline, name)
             if expected is not None and expected != actual:
-                return f"its {name} is {actual!r}, where the family's is {expected!r}"
+                return f"its {name} is {actual!r}, but the family's is {expected!r}"
         return ""
 
 

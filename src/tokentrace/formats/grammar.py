@@ -1,7 +1,7 @@
 """Grammars: what an assistant writes in its turn, as data.
 
 A grammar is text as the template writes it. A delimiter that is a control token of the vocabulary is matched by its id,
-any other by its letters. White space next to what the assistant says is exact; between delimiters any is accepted.
+any other by its text. White space next to the assistant's text is exact; between delimiters any is accepted.
 `study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
 """
 
@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 NO_CALLS: Final = "the template shows no tool calls"
-ONE_CALL: Final = "the template writes one call a turn"
-"""Notes of a derived grammar that others act on."""
+ONE_CALL: Final = "the template writes one call per turn"
+"""Notes of a derived grammar that other modules act on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Value(StrEnum):
     PYTHON = "python"
     """As JSON, but with Python's ``True``, ``False`` and ``None``."""
     QUOTED = "quoted"
-    """In quotes like a string: only the tool's schema tells it from one."""
+    """In quotes like a string: only the tool's schema distinguishes the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
     """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close after``.
 
-    `before` and `after` are white space. `head` are the fields before the arguments, each with what introduces it:
+    `before` and `after` are white space. `head` are the fields before the arguments, each with the text before it:
     ``name`` and ``id``, and the number of the call in its turn, counted from one (``number``) or zero (``index``).
     """
 
@@ -95,9 +95,9 @@ class CallGrammar:
     value_open: str = ""
     value_close: str = ""
     string_open: str = ""
-    """Opens a string, if not as other values: ``" string="true">``."""
+    """Opens strings, where it differs from `value_open`: ``" string="true">``."""
     typed_opens: tuple[tuple[str, str], ...] = ()
-    """Opens values of other JSON types, if not as numbers."""
+    """Opens values of other JSON types, where it differs from `value_open`."""
     quote: str = ""
     """BRACES: the quotes of strings."""
     item: str = ""
@@ -135,7 +135,7 @@ class CallGrammar:
 class Channels:
     """A turn made of several messages, each with a header that says what it is (Harmony).
 
-    Where headers have no `channel`, they name who a message goes to: `reasoning` and `content` are such names.
+    Headers without a `channel` name the recipient of a message; then `reasoning` and `content` are recipients.
     """
 
     start: str = "<|start|>"
@@ -169,10 +169,10 @@ class TurnGrammar:
     head: str = ""
     """What the turn begins with: ``<|im_start|>assistant\\n``."""
     prompt: str = ""
-    """The generation prompt. It may go on after the head, and open reasoning."""
+    """The generation prompt. It may continue after the head and open reasoning."""
     reasoning: Frame | None = None
     after_empty: str = ""
-    """White space after the closing where there was no reasoning."""
+    """White space after the closing delimiter if there is no reasoning."""
     content: Frame = Frame()
     calls: CallGrammar | None = None
     channels: Channels | None = None

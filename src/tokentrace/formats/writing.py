@@ -1,4 +1,4 @@
-"""Writing tool calls as a grammar has them: the other direction of parsing."""
+"""Writes tool calls in a given grammar: the reverse of parsing."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from ..errors import InputError, brief
 from .grammar import CallGrammar, Channels, Style, Value
 
 _TYPES: Final = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
-"""What JSON schemas call values; anything else is a number."""
+"""The JSON schema names of types; anything else is a number."""
 
 
 def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, beside: bool = False) -> str:
     """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them, JSON as `json.dumps` does.
 
-    `beside`: content comes before them. Raises InputError naming a call that lacks what the grammar writes. Leaves out
-    what else a template puts into the object of a call (its type).
+    `beside`: content comes before them. Raises InputError naming a call that lacks a field of the grammar. Leaves out
+    other fields that a template puts into the object of a call (its type).
     """
     if not calls:
         return ""
@@ -29,7 +29,7 @@ def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, bes
 def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], content: str) -> str:
     """Content, then a call, each in a message. Raises InputError for two calls."""
     if len(calls) > 1:
-        problem = f"are {len(calls)}, and a turn of messages on channels ends with its first"
+        problem = f"there are {len(calls)}, but a turn with channels ends with its first call"
         raise InputError(problem, field="tool_calls")
     text = ""
     if content:
@@ -82,7 +82,7 @@ def _field(call: Mapping[str, Any], field: str, at: int) -> str:
         return str(at + (field == "number"))
     value = call.get(field)
     if not isinstance(value, str):
-        raise InputError("is missing; this grammar writes it", field=f"tool_calls.{at}.{field}")
+        raise InputError("is missing, but this grammar writes it", field=f"tool_calls.{at}.{field}")
     return value
 
 
@@ -123,7 +123,7 @@ def _element(grammar: CallGrammar, key: str, value: Any) -> str:
 
 
 def _bracketed(grammar: CallGrammar, value: Any) -> str:
-    """A value as in Python, or as in braces with quotes of their own."""
+    """A value as in Python, or in braces with special quotes."""
     python = grammar.style is Style.PYTHON
     comma, colon = (", ", ": ") if python else (",", ":")
     if grammar.others is Value.QUOTED and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Who sent a request, for which session, and what a key allows. Files and stores have only hashes of keys."""
+"""Who sent a request, for which session, and what a key allows. Files and stores contain only hashes of keys."""
 
 import base64
 import binascii
@@ -20,15 +20,15 @@ from .requests import RequestError
 from .sessions import ID, ID_RULE
 
 SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
-"""Headers that name a session. The first one that is there counts."""
+"""Headers that name a session. The first one that is present counts."""
 _PORT: Final = re.compile(r":\d+$")
 _LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
 
 
 class Role(StrEnum):
     ADMIN = "admin"
-    AGENT = "agent"  # sampling in any session
-    SESSION = "session"  # sampling in the session whose key it is
+    AGENT = "agent"  # may sample in any session
+    SESSION = "session"  # may sample in its own session
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ def new_key() -> str:
 
 
 def add_key(path: Path, role: Role, name: str = "") -> str:
-    """Add a key to a file, which is created if it is missing. Returns the key, which is stored nowhere."""
+    """Add a key to a file, and create the file if needed. Returns the key; only its hash is stored."""
     if "\n" in name or "\r" in name:
-        raise InputError("a key's name is one line")
+        raise InputError("a key's name must be a single line")
     key = new_key()
     with open(path, "a", encoding="utf-8", opener=owned) as file:
         file.write(f"{role} {hash_key(key)} {name}".rstrip() + "\n")
@@ -58,9 +58,9 @@ def add_key(path: Path, role: Role, name: str = "") -> str:
 
 
 class Keys:
-    """The keys of a file, one a line: ``admin|agent sha256:… [name]``. A changed file is read again.
+    """The keys in a file, one per line: ``admin|agent sha256:… [name]``. Reads the file again when it changes.
 
-    Raises InputError if it is missing or malformed; if that happens later, no key is valid.
+    Raises InputError if the file is missing or malformed. If that happens later, no key is valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,32 +87,32 @@ class Keys:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise InputError(f"{path} is not a file of keys: it is not text") from None
+            raise InputError(f"{path} is not a key file: it is not text") from None
         except OSError as error:
-            problem = f"{path}: {error.strerror}; make a file of keys with: tokentrace keys {path} --admin"
+            problem = f"{path}: {error.strerror}; create a key file with: tokentrace keys {path} --admin"
             raise InputError(problem) from error
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             match = _LINE.fullmatch(line.strip())
             if match is None:
-                rule = "a key is written as 'admin sha256:…' or 'agent sha256:…', with 64 digits of its hash"
+                rule = "a line must be 'admin sha256:…' or 'agent sha256:…' with 64 hex digits"
                 raise InputError(f"{path}, line {number}: {rule}; tokentrace keys {path} --agent adds one")
             callers["sha256:" + match[2]] = Caller(Role(match[1]))
         if Caller(Role.ADMIN) not in callers.values():
-            raise InputError(f"{path}: has no admin key, so nobody could read what is recorded; add one with --admin")
+            raise InputError(f"{path} has no admin key, so nobody could read the record; add one with --admin")
         return callers
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one gateway. Without keys it is for developers: everybody on this machine may do everything."""
+    """The access rules of a gateway. Without keys, anyone on this machine may do anything."""
 
     store: Store
     keys: Keys | None
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Who sent a request. Raises RequestError for somebody without a valid key."""
+        """Who sent a request. Raises RequestError if the request has no valid key."""
         is_browser = headers.get("authorization", "").lower().startswith("basic ")
         if self.keys is None or is_browser:
             _check_origin(headers, loopback=self.keys is None)
@@ -120,7 +120,7 @@ class Access:
             return Caller(Role.ADMIN)
         key = _key(headers)
         if not key:
-            problem = "a key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+            problem = "send a key: Authorization: Bearer KEY, or x-api-key: KEY"
             raise RequestError(problem, status=401, code="invalid_api_key")
         caller = self.keys.caller(hash_key(key))
         if caller is not None:
@@ -134,11 +134,11 @@ class Access:
         if caller.role is Role.SESSION:
             id = caller.session or ""
             if path_id not in (None, id) or headers.get(SESSION_HEADERS[0]) not in (None, id):
-                raise RequestError("the key is another session's", status=403, code="forbidden")
+                raise RequestError("the key belongs to another session", status=403, code="forbidden")
             return id
         id = path_id or next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
         if not id and self.keys is None and (key := _key(headers)):
-            # without keys, any key tells sessions apart: a session's, its name, or anything else
+            # without a key file, any key names a session: its own key, its id, or any other text
             session = await self.store.session_of_key(hash_key(key))
             if session is not None:
                 return session.id
@@ -148,7 +148,7 @@ class Access:
             how = f"use /sessions/{{id}}/v1 as the base URL, the key of a session, or the header {SESSION_HEADERS[0]}"
             raise RequestError(f"the request names no session; {how}", code="no_session")
         if not ID.fullmatch(id):
-            raise RequestError(f"{brief(id)} is not the name of a session: {ID_RULE}", code="no_session")
+            raise RequestError(f"{brief(id)} is not a valid session id: {ID_RULE}", code="no_session")
         return id
 
 
@@ -166,11 +166,11 @@ def _key(headers: Mapping[str, str]) -> str:
 
 
 def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
-    """Refuse what another site makes a browser send: browsers add keys by themselves, or need none."""
+    """Raise RequestError for a cross-site request: browsers send the key by themselves, or need none."""
     host, origin = headers.get("host", ""), headers.get("origin", "")
     if loopback and _PORT.sub("", host.lower()) not in ("localhost", "127.0.0.1", "[::1]"):
-        problem = f"the Host {brief(host)} is not this machine: without keys only localhost is served"
+        problem = f"the Host {brief(host)} is not this machine: without keys, only localhost is served"
         raise RequestError(problem, status=403)
     is_foreign = bool(origin) and origin.partition("://")[2] != host
     if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise RequestError(f"requests of other sites ({brief(origin)}) are refused", status=403, code="forbidden")
+        raise RequestError(f"requests from other sites ({brief(origin)}) are refused", status=403, code="forbidden")

@@ -1,7 +1,7 @@
-"""Messages that a template cannot take as they are: instructions in odd places, and calls that are not JSON.
+"""Adapt messages that a template cannot render as sent: instructions in odd places, and calls that are not JSON.
 
-Claude Code sends system messages after the first user message; codex, pi and opencode send a developer's. A template
-may refuse them, drop them, or move them to the beginning, which would change every token after it.
+Claude Code sends system messages after the first user message; codex, pi and opencode send developer messages. A
+template may refuse or drop them, or move them to the beginning, which would change every later token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ Message = Mapping[str, Any]
 
 
 def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apart: int = 0) -> Sequence[Message]:
-    """The messages as the template can show them: the same ones, or instructions in another place or role.
+    """The messages with instructions in roles that the template renders; the same sequence if nothing has to change.
 
-    At the beginning they become the system message or are joined to it, later a user's. Joins nothing to the first
-    `apart` messages, which a later request may replace. What has no place at all stays as it is.
+    Opening instructions become system messages, are joined to the first, or become user messages. Late ones become user
+    messages. Joins nothing to the first `apart` messages, because a later request may replace them.
     """
     first = next((at for at, message in enumerate(messages) if message.get("role") not in INSTRUCTIONS), len(messages))
     opening = _opening(renderer, messages[:first], apart)
@@ -45,7 +45,7 @@ def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apar
 
 
 def _opening(renderer: Renderer, instructions: Sequence[Message], apart: int) -> list[Message] | None:
-    """The instructions at the beginning as the template writes them; None if it writes them as they are."""
+    """The opening instructions in roles that the template renders; None to leave them as they are."""
     if not instructions or (len(instructions) == 1 and instructions[0]["role"] == "system"):
         return None
     roles = [str(message["role"]) for message in instructions]
@@ -65,7 +65,7 @@ def _opening(renderer: Renderer, instructions: Sequence[Message], apart: int) ->
 
 
 def _joined(contents: Sequence[Any]) -> str | None:
-    """Texts as one, with a blank line between them and a new line between parts; None if there is more than text."""
+    """Join contents with blank lines, and the parts of each with line breaks; None if a part is not text."""
     texts: list[str] = []
     for content in contents:
         parts = content if isinstance(content, (list, tuple)) else [{"type": "text", "text": content or ""}]
@@ -104,7 +104,7 @@ def _shows(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[M
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
-    """A rendered conversation, and notes on calls whose arguments are not JSON, which the template did not get."""
+    """Render a conversation. If that fails, empty the arguments that are not JSON objects, and return notes on them."""
     try:
         return renderer.render(messages, **how), []
     except InputError:
@@ -112,12 +112,12 @@ def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple
         changed = [at for at, message in enumerate(messages) if readable[at] is not message]
         if not changed:
             raise
-    note = "the arguments of a call are not a JSON object: the template got none"
+    note = "the arguments of a call are not a JSON object, so the template got none"
     return renderer.render(readable, **how), [f"message {at}: {note}" for at in changed]
 
 
 def readable_calls(messages: Messages) -> list[Message]:
-    """The messages, with a mapping in place of arguments that are not a JSON object. The others stay as they are."""
+    """The messages, with empty mappings for arguments that are not JSON objects. Others stay the same objects."""
     readable = list(messages)
     for at, message in enumerate(messages):
         calls = [_readable_call(call) for call in message.get("tool_calls") or ()]

@@ -64,7 +64,7 @@ def read_query(http: HTTPRequest) -> Query:
 
 
 async def _json(gateway: Gateway, http: HTTPRequest) -> Any:
-    """The value of a body; an empty object if it is empty."""
+    """Parse a body as JSON. An empty body is an empty object."""
     raw = await read_body(http, gateway.admission.limits.body_bytes)
     return parse_json(raw) if raw.strip() else {}
 
@@ -79,7 +79,7 @@ async def _live(gateway: Gateway, http: HTTPRequest) -> LiveSession:
 
 
 async def find_sessions(gateway: Gateway, query: Query) -> list[SessionInfo]:
-    """The newest sessions, and one beyond the limit if there are more."""
+    """The newest sessions, plus one beyond the limit if there are more."""
     after = await gateway.store.session(query.after) if query.after else None
     if query.after and after is None:
         raise RequestError(f"there is no session {brief(query.after)}", field="after", status=404)
@@ -98,7 +98,7 @@ async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
         raise RequestError(f"must be {ID_RULE}", field="id")
     SessionSettings.read(settings)
     if await store.session(id) is not None:
-        raise RequestError(f"there is a session {id} already", field="id", status=409, code="exists")
+        raise RequestError(f"session {id} already exists", field="id", status=409, code="exists")
     info = SessionInfo(id, State.OPEN, time.time(), body.metadata or {}, settings)
     info = await store.create(info, key=hash_key(key))
     base = str(http.base_url).rstrip("/") + f"/sessions/{id}"
@@ -159,17 +159,17 @@ async def _reward(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
-    """Rewards and labels: ``{"reward": 1.0}``, with a ``turn`` if it is a turn's."""
+    """Read rewards and labels: ``{"reward": 1.0}``, with a ``turn`` if it belongs to a turn."""
     labels: list[Label] = []
     for at, reward in enumerate(rewards):
         path, turn = f"rewards.{at}", reward.pop("turn", None)
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
             raise RequestError(f"must be a turn from 0 to {turns - 1}, not {brief(turn)}", field=f"{path}.turn")
         if not reward:
-            raise RequestError('has no value: {"reward": 1.0}, or another name', field=path)
+            raise RequestError('has no value; send {"reward": 1.0}, or another name', field=path)
         for name, value in reward.items():
             if not is_storable(name):
-                raise RequestError(f"the name {brief(name)} has a NUL or a lone surrogate", field=path)
+                raise RequestError(f"the name {brief(name)} contains a NUL or a lone surrogate", field=path)
             if name == "reward" and not (is_number(value) and as_float(value) is not None):
                 raise RequestError(f"must be a number, not {brief(value)}", field=f"{path}.reward")
             labels.append(Label(name[:200], value, turn))
@@ -179,17 +179,17 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
 async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
     query, name, id = read_query(http), "rows", http.path_params.get("session")
     if query.state is State.DROPPED:
-        raise RequestError("sessions that were dropped have no rows", field="state")
+        raise RequestError("dropped sessions have no rows", field="state")
     sessions: Any = gateway.store.sessions(state=query.state, search=query.search)
     if id is not None:
         info = await gateway.sessions.info(id)
         if info.state is State.DROPPED:
             raise dropped(info.id)
         if query.state or query.search:
-            raise RequestError("one session is asked for: leave out state and search", field="state")
+            raise RequestError("the path names one session; leave out state and search", field="state")
         sessions, name = [info], info.id
     rows = export_rows(gateway.store, sessions, query.format, keep_state=query.keep_state)
-    first = await anext(rows, b"")  # what goes wrong before it still has a status of its own
+    first = await anext(rows, b"")  # an error before it still sets the status
 
     async def body() -> AsyncIterator[bytes]:
         try:

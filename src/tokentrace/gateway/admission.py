@@ -35,12 +35,12 @@ class Claim:
     """The session and name under which repeated requests wait for its answer."""
 
     def take(self, name: str) -> None:
-        """Answer the request of this name: whoever repeats it waits for this answer."""
+        """Answer the request of this name. Requests that repeat it wait for this answer."""
         self.key = (self.session, name)
         self.admission.under_way[self.key] = asyncio.get_running_loop().create_future()
 
     def end(self, answered: Answered | None = None) -> None:
-        """Give the answer to those who wait. Without one, one of them samples anew. Only the first end counts."""
+        """Pass the answer to waiting requests. Without one, one of them samples again. Only the first call counts."""
         self.admission.claims.discard(self)
         self.admission.ended.set()
         if self.key is not None:
@@ -56,13 +56,13 @@ class Admission:
     in_flight: int = 0
     claims: set[Claim] = field(default_factory=set)
     under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
-    """Answers to named requests, by session and name; None for one that was given up."""
+    """Answers to named requests, by session and name; None if the request was given up."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Event = field(default_factory=asyncio.Event)
     _slots: asyncio.Semaphore = field(init=False)
     _turns: Counter[str] = field(default_factory=Counter)
     _tokens: Counter[str] = field(default_factory=Counter)
-    """What requests under way may still add to each session."""
+    """How many turns and tokens running requests may still add to each session."""
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.limits.concurrent)
@@ -77,7 +77,7 @@ class Admission:
         return not self.running.is_set()
 
     def admit(self, session: str) -> Claim:
-        """Take on a request. Raises RequestError if too many wait, or if the gateway is shutting down."""
+        """Admit a request. Raises RequestError if too many are waiting, or if the gateway is shutting down."""
         if self.draining:
             raise RequestError("the gateway is shutting down", status=503, code="draining", retry=5)
         if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
@@ -88,13 +88,13 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a place among the requests that are sampled at once, and until the gateway is not paused."""
+        """Occupy one of the sampling slots. Waits until one is free and the gateway is not paused."""
         while True:
             await self.running.wait()
             await self._slots.acquire()
             if not self.paused:
                 break
-            self._slots.release()  # the gateway was paused while this request waited for a place
+            self._slots.release()  # the gateway was paused while this request waited for a slot
         self.in_flight += 1
         try:
             yield
@@ -105,9 +105,9 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
-        """Reserve turns and tokens of a session; yields how many tokens each turn may sample.
+        """Reserve turns and tokens of a session. Yields how many tokens each turn may sample.
 
-        Waits while other requests have reserved what is left. Raises RequestError if the budget is used up.
+        Waits while other requests have reserved the rest of the budget. Raises RequestError if the budget is used up.
         """
         while True:
             live = self.sessions.live.get(id) or await self.sessions.get(id)
@@ -139,7 +139,7 @@ class Admission:
                 raise RequestError(problem, status=403, code="budget_exhausted")
 
     async def drain(self, seconds: float | None = None) -> bool:
-        """Admit no more requests; True when those admitted have ended. While paused, waiting ones cannot begin."""
+        """Admit no more requests, and wait for the others (while paused, only running ones). True if none is left."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -147,7 +147,7 @@ class Admission:
         return not self.in_flight
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition that the end of a request can bring about."""
+        """Wait until a condition holds. Checks it again whenever a request ends."""
         while not condition():
             self.ended.clear()
             await self.ended.wait()

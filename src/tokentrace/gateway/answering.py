@@ -1,4 +1,4 @@
-"""One request on its way to a stored turn: sample, report what arrives, store what was sampled."""
+"""Answer one request: sample, report pieces as they arrive, and store the turn."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 100
 _AT_ONCE_SECONDS: Final = 0.05
-"""A request that is sampled within it is not noted in the store as being under way."""
+"""An unnamed request that is sampled faster is never recorded as under way."""
 _FIRST_PIECES: Final = 8
-"""After each of these pieces other tasks run: as many as it takes to open a stream."""
+"""Other tasks run after each of the first pieces, so that a stream opens without delay."""
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", bound=Delta)
 Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
@@ -37,7 +37,7 @@ Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One request whose prompt is made, or which was answered before."""
+    """One request with its prompt, or with the answer that it already has."""
 
     gateway: Gateway
     session: str
@@ -52,10 +52,10 @@ class Answer:
     replies: Sequence[Reply] | None = None
     turns: list[RecordedTurn] = field(default_factory=list)
     sampled: int = 0
-    """How many tokens were sampled, whatever became of them."""
+    """The number of sampled tokens, stored or not."""
 
     async def run(self, feed: Feed) -> Sequence[Reply]:
-        """Sample, and store what was sampled. `feed` gets what arrives, in order."""
+        """Sample and store the turns. Calls `feed` with changes and tokens as they arrive."""
         if self.replies is not None:
             for choice, reply in enumerate(self.replies):
                 feed(choice, changes_of(reply.items), reply.completion)
@@ -73,10 +73,10 @@ class Answer:
             return self.replies
         finally:
             self.gateway.metrics.tokens.labels("sampled").inc(self.sampled)
-            self.claim.end()  # without an answer, those who wait for it sample for themselves
+            self.claim.end()  # if there is no answer, a waiting request samples one
 
     async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
-        """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""
+        """Return all replies once their turns are on disk. A failed request has no turn and is listed as incomplete."""
         about = {"dialect": self.dialect.name, "prompt_tokens": len(placed.ids), "time": time.time()}
         about |= {"name": self.name} if self.name else {}
         notes: list[asyncio.Future[None]] = []
@@ -90,7 +90,7 @@ class Answer:
                 await store.begin(self.session, self.head.id, about)
             await store.abandon(self.session, self.head.id, why)
 
-        # at once if it may be repeated at another gateway
+        # at once if the request may be repeated at another gateway
         timer = asyncio.get_running_loop().call_later(0 if self.name else _AT_ONCE_SECONDS, note)
         try:
             with tracing.span("tokentrace.engine", prompt_tokens=len(placed.ids), reused=placed.reused):
@@ -147,7 +147,7 @@ class Answer:
                     pieces += await self._last_pieces(choice, deltas, delta)
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
-                    await asyncio.sleep(0)  # of pieces that arrive together the first is sent before the next is read
+                    await asyncio.sleep(0)  # if pieces arrive together, send each one before reading the next
         completion = joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             spans = [span._replace(stop=min(span.stop, count)) for span in completion.versions if span.start < count]
@@ -160,14 +160,14 @@ class Answer:
         return reply
 
     def _deltas(self, choice: int, placed: Placement) -> AsyncGenerator[Delta]:
-        """The completion in pieces; in one if nobody looks at pieces, which costs much less."""
+        """The completion in pieces, or whole if nobody needs pieces, which is much cheaper."""
         engine, request, sampling = self.gateway.engine, self.request, self.sampling
         assert sampling is not None
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)
         about: dict[str, Any] = {"request_id": f"{self.head.id}-{choice}", "session": self.session}
         is_labelled = self._weights is not None and not engine.capabilities.versions
-        if request.stream or request.stop or is_labelled:  # which weights sampled a token is clear when it arrives
+        if request.stream or request.stop or is_labelled:  # the version is read as each piece arrives
             return engine.stream(placed.ids, sampling, **about)
 
         async def whole() -> AsyncGenerator[Delta]:
@@ -176,7 +176,7 @@ class Answer:
         return whole()
 
     async def _last_pieces(self, choice: int, deltas: AsyncGenerator[Delta], delta: Delta) -> list[Delta]:
-        """End a completion at its stop text. Returns what the engine still says; the last piece describes the whole."""
+        """End a completion at its stop text. Returns the engine's remaining pieces; the last describes the whole."""
         engine, pieces = self.gateway.engine, list[Delta]()
         if delta.finish_reason is not None:
             return pieces
@@ -191,7 +191,7 @@ class Answer:
 
     @property
     def _weights(self) -> str | int | None:
-        """Which weights sample now, if the engine does not say."""
+        """The version of the current weights, as set on the gateway or else on the session."""
         version = None if self.live is None else self.live.settings.version
         return version if self.gateway.version is None else self.gateway.version
 
@@ -223,7 +223,7 @@ class Answer:
         gateway, choice = self.gateway, placed.choice
         assert self.sampling is not None
         message = reply.message
-        if self.request.continued:  # an agent joins the reply to the beginning that it sent
+        if self.request.continued:  # the agent joins the reply to its prefilled message
             start = self.request.messages[-1]
             thought = (start.get("reasoning_content") or "") + (message.get("reasoning_content") or "")
             message = {**start, **message, "content": text_of(start) + text_of(message)}
@@ -235,7 +235,7 @@ class Answer:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
-            # the first attempt uses the session as it was: the store says if that is too old
+            # the first attempt uses the session in memory; the store raises Conflict if it is out of date
             async with gateway.sessions.locked(self.session, None if attempt else self.live) as live:
                 prepared = live.session.prepare(placed, reply.completion, message, details, self.sampling.described())
                 began = time.perf_counter()
@@ -260,13 +260,13 @@ def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Comple
 
 
 def _first(delta: Piece, count: int) -> Piece:
-    """The first tokens of a piece or completion. Drops a channel that covers more than the piece."""
+    """The first tokens of a piece or completion. Drops channels of another length."""
     channels = {name: values[:count] for name, values in delta.channels.items() if len(values) == len(delta.ids)}
     return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 
 async def unhurried(work: asyncio.Future[Result]) -> Result:
-    """The result of work that is never cancelled: whoever goes away waits until it is done."""
+    """Wait for work that must not be cancelled. A cancelled caller waits until the work is done."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

@@ -1,6 +1,6 @@
-"""The gateway over HTTP: its routes, and who may use which.
+"""The gateway over HTTP: its routes, and who may use which of them.
 
-The way of a request: `_answer` reads it (`Dialect.read`), `Gateway.begin` makes its prompt, `Answer.run` samples and
+The path of a request: `_answer` reads it (`Dialect.read`), `Gateway.begin` makes its prompt, `Answer.run` samples and
 stores its turn, and `Dialect.whole` or a `StreamedAnswer` writes what the client gets.
 """
 
@@ -80,7 +80,7 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
 
 
 def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
-    """What the body of an answer has no place for, as printable ASCII of one line each."""
+    """Headers for what the body has no place for. Each value is one line of printable ASCII."""
     request, id = answer.request, answer.head.id
     headers = {"x-tokentrace-session": session, "x-request-id": id, "request-id": id}
     if answer.placed is None:
@@ -132,7 +132,7 @@ async def _ready(gateway: Gateway, http: HTTPRequest) -> Response:
     except StoreError:
         state["store"] = "unavailable"
     try:
-        if not admission.paused:  # a paused engine may not answer, and will again
+        if not admission.paused:  # a paused engine may not answer until it resumes
             await gateway.engine.check()
     except EngineError:
         state["engine"] = "unavailable"
@@ -146,7 +146,7 @@ class Endpoint:
     method: str
     path: str
     key: str = "admin"
-    """Whose key it needs: ``admin``; ``session``, which names the session, too; ``any``; ``health``, perhaps none."""
+    """The key it needs: ``admin``, ``any``, ``session`` (any that may use the session) or ``health`` (perhaps none)."""
     dialect: type[Dialect] = Chat
 
 
@@ -175,12 +175,12 @@ class App:
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
-        """Check who asks, then run the endpoint. An error has the dialect's shape."""
+        """Check the caller, then run the endpoint. Errors have the dialect's shape."""
         try:
             if not (endpoint.key == "health" and self._public_health):
                 caller = await self.access.caller(http.headers)
                 if endpoint.key == "admin" and caller.role is not Role.ADMIN:
-                    raise RequestError("an admin key is needed for this", status=403, code="forbidden")
+                    raise RequestError("this needs an admin key", status=403, code="forbidden")
                 if endpoint.key == "session":
                     id = http.path_params.get("session")
                     http.state.session = await self.access.session(caller, id, http.headers)
@@ -196,11 +196,11 @@ class App:
             return _error(problem, endpoint.dialect)
 
     async def _unknown(self, http: HTTPRequest, error: Exception) -> Response:
-        """Send 404 and 405 only after the key was checked."""
+        """Send 404 and 405 only after checking the key."""
         assert isinstance(error, HTTPException)
         try:
             await self.access.caller(http.headers)
-            message = f"there is no {http.method} {http.url.path[:200]}; is /v1 missing from the base URL, or twice?"
+            message = f"there is no {http.method} {http.url.path[:200]}; is /v1 missing from the base URL, or repeated?"
             problem = RequestError(message, status=error.status_code, code="no_route")
         except TokentraceError as denied:
             problem = request_error(denied)
@@ -211,7 +211,7 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class _Handler:
-    """Runs an endpoint (ASGI). A request is logged and counted when its response has ended."""
+    """Runs an endpoint (ASGI). Logs and counts the request when its response has ended."""
 
     app: App
     endpoint: Endpoint
@@ -238,7 +238,7 @@ def _error(error: RequestError, dialect: type[Dialect]) -> Response:
     headers = {"x-request-id": id, "request-id": id}
     if error.retry:
         headers["retry-after"] = f"{error.retry:g}"
-    if error.status == 409 or error.code == "matcher_failed":  # clients retry these, and they fail again
+    if error.status == 409 or error.code == "matcher_failed":  # clients would retry these in vain
         headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'

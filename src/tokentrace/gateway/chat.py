@@ -20,10 +20,10 @@ _HARMLESS: Final = (
 
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
-    "audio": ((), "there is only text here"),
-    "modalities": ((["text"], []), "there is only text here"),
-    "web_search_options": ((), "nothing here searches the web"),
-    "chat_template": ((), "the model's own template is used, and is the same in every request"),
+    "audio": ((), "the gateway serves text only"),
+    "modalities": ((["text"], []), "the gateway serves text only"),
+    "web_search_options": ((), "the gateway does not search the web"),
+    "chat_template": ((), "every request uses the model's own template"),
     "documents": (([],), "documents cannot be passed; put their text into a message"),
 }
 
@@ -59,7 +59,7 @@ class ChatBody(wire.AgentBody):
 def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     body, shared = wire.read_body(raw, ChatBody, _REFUSED, _HARMLESS)
     if body.tools and body.functions:
-        raise RequestError("cannot be used beside tools", field="functions")
+        raise RequestError("cannot be used together with tools", field="functions")
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
     with wire.naming_fields(first=past.items):
@@ -67,9 +67,9 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
     messages = [*past.messages, *new]
     continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
     if continued and prompted:
-        raise RequestError("cannot be true beside continue_final_message", field="add_generation_prompt")
+        raise RequestError("cannot be true together with continue_final_message", field="add_generation_prompt")
     if prompted is False and not continued:
-        raise RequestError("false needs continue_final_message: a turn has to begin", field="add_generation_prompt")
+        raise RequestError("can be false only with continue_final_message", field="add_generation_prompt")
     if continued and messages[-1].get("role") != "assistant":
         raise RequestError("needs an assistant message at the end", field="continue_final_message")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]

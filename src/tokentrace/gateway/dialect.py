@@ -1,7 +1,7 @@
-"""What a dialect is: an API that agents speak. It reads requests and writes answers, and knows no session. Pure.
+"""A dialect is an API that agents speak: it reads requests and writes answers. It knows nothing of sessions. Pure.
 
-`ItemStream` turns a parser's events into changes of items: reasoning, text and calls, each as soon as it is certain. A
-`Dialect` writes the changes as its stream, and the items as its whole answer: they add up.
+`ItemStream` turns a parser's events into changes of items (reasoning, text and calls), each as soon as it is certain. A
+`Dialect` writes the changes as a stream, or the items as a whole answer. Both say the same.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from .requests import AnswerOptions, Request, RequestError, TokenFields
 StreamEvent: TypeAlias = dict[str, Any]
 CallId: TypeAlias = Callable[[int], str]
 QUIET: Final = 32
-"""How many silent pieces of a call pass before a change shows that the stream is alive."""
+"""After this many pieces of a call without a change, a ``waiting`` change shows that the stream is alive."""
 OPENAI_END: Final = b"data: [DONE]\n\n"
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LOWEST: Final = -9999.0
-"""OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
+"""OpenAI's logprob for a token that cannot be sampled. JSON has no infinity."""
 _UNSAFE: Final = re.compile("\x85|\u2028|\u2029".encode())
 """Characters that JSON allows but some readers take for the end of a line."""
 
@@ -40,7 +40,7 @@ class Item:
     index: int
     kind: PartKind
     text: str = ""
-    """The text; the arguments of a call, which may not be whole JSON."""
+    """The text, or the arguments of a call, which may be incomplete JSON."""
     name: str = ""
     id: str = ""
     attempt: int = -1
@@ -53,7 +53,7 @@ class Item:
 
 
 class ItemChange(NamedTuple):
-    """An item begins without any text, has more `text`, is complete; or a call is silent for long."""
+    """An item opened without text, grew by `text` or closed; or a call has been silent for a while."""
 
     event: Literal["opened", "grew", "closed", "waiting"]
     item: Item
@@ -66,30 +66,30 @@ _SILENT: Final = ItemChange("waiting", Item(-1, PartKind.TOOL_CALL))
 class ItemStream:
     """Builds the items of one completion and reports every change.
 
-    **An attempt with a certain name is a call**, whatever becomes of its arguments: agents answer broken arguments with
-    an error that the model can learn from. An attempt without a name is text. Where arguments must be an object
-    (Anthropic's ``input``), a call comes whole when it has ended, and an attempt whose arguments are broken or cut off
-    is text too: no tool runs with arguments that the model did not write.
+    **An attempt is a call once its name is certain**, whatever becomes of its arguments: agents answer broken arguments
+    with an error that the model can learn from. An attempt without a name is text. Where arguments must be an object
+    (Anthropic's ``input``), a call is sent whole when it has ended. An attempt with broken or cut-off arguments is then
+    text too, so that no tool runs with arguments that the model did not write.
 
-    Engines stop at ids, not at text, so it also looks for stop texts, and withholds what may become one.
+    Engines stop at ids, not at text. So this class also looks for stop texts, and withholds text that may become one.
     """
 
     def __init__(self, call_id: CallId, options: AnswerOptions, stop: Sequence[str] = ()) -> None:
         self.items: list[Item] = []
         self.statuses: list[CallStatus] = []
         self.late_ids: dict[str, str] = {}
-        """By the id that the client knows: the id that the model wrote after the arguments."""
+        """Maps the id that the client knows to the id that the model wrote after the arguments."""
         self.stopped_by: str | None = None
         self._call_id, self._options, self._stop = call_id, options, tuple(stop)
         self._changes: list[ItemChange] = []
         self._withheld = ""
-        """The end of the content, which may be the beginning of a stop text."""
+        """The end of the content, if it may be the beginning of a stop text."""
         self._open: Item | None = None
         self._in_call = False
         self._silent = 0
 
     def feed(self, events: Iterable[Event]) -> list[ItemChange]:
-        """Add what the parser reports. Ignores everything after a stop text."""
+        """Add the parser's events. Ignores everything after a stop text."""
         options = self._options
         for event in events:
             if self.stopped_by is not None:
@@ -179,7 +179,7 @@ class ItemStream:
             item.cut_off = call.status is CallStatus.TRUNCATED
             self._close()
             return
-        # written to their end: arguments may be empty only if the call is closed
+        # are the arguments complete? They may be empty only if the call is closed
         is_object = bool(call.arguments) or (call.arguments is not None and call.status is not CallStatus.UNCLOSED)
         is_object = is_object and call.status is not CallStatus.TRUNCATED
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
@@ -229,7 +229,7 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """A message of chat completions. Arguments are JSON text; ``content`` is None only beside calls."""
+        """A chat completions message. Arguments are text; ``content`` is None only if there are calls."""
         texts = {kind: "".join(item.text for item in self.items if item.kind is kind) for kind in PartKind}
         calls = [item.openai_call() for item in self.items if item.kind is PartKind.TOOL_CALL]
         message = {"role": "assistant", "content": texts[PartKind.CONTENT] or (None if calls else "")}
@@ -239,7 +239,7 @@ class Reply:
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
-        """Why it ended, in the words of chat completions: calls are to be answered, and a stop text is a stop."""
+        """The finish reason of chat completions. After a stop text it is never ``length``."""
         if self.stopped_by is None and self.response.finish is Finish.LENGTH:
             return "length"
         return "tool_calls" if any(item.kind is PartKind.TOOL_CALL for item in self.items) else "stop"
@@ -249,7 +249,7 @@ class Usage(NamedTuple):
     prompt: int
     completion: int
     cached: int
-    """Tokens of the prompt that the engine had in its cache. 0 if it does not report them."""
+    """Prompt tokens that were in the engine's cache. 0 if the engine does not report them."""
     reasoning: int
 
     def openai(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What is certain about an answer before its first token."""
+    """What is known about an answer before its first token."""
 
     request: Request
     id: str
@@ -282,19 +282,19 @@ class Dialect(ABC):
     history: ClassVar[str] = "messages"
     end: ClassVar[bytes] = b""
     read: ClassVar[Callable[..., Request]]
-    """Reads a body, headers and what was read before of its history. Raises RequestError that names a field."""
+    """Reads a body, its headers and the history that was read before. Raises RequestError that names a field."""
 
     def __init__(self, head: Head) -> None:
         self.head, self.options = head, head.request.answer
 
     @staticmethod
     def error(error: RequestError) -> dict[str, Any]:
-        """The body of an error as the dialect's own clients read it: here OpenAI's."""
+        """The body of an error in the shape that the dialect's clients expect; OpenAI's by default."""
         return {"error": {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}}
 
     @abstractmethod
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """The answer at once."""
+        """The whole answer."""
 
     def open(self) -> list[StreamEvent]:
         return []
@@ -311,17 +311,17 @@ class Dialect(ABC):
         """The last events. They are sent after the turn is stored."""
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
-        """The events for an answer that cannot be finished. No end follows: nobody is to take it for an answer."""
+        """The events for a failed answer. No end marker follows, so that nobody takes it for a whole one."""
         return [self.error(error)]
 
     @property
     def prompt_fields(self) -> dict[str, Any]:
-        """The ids of the prompt, if the request asks for them as vLLM has them."""
+        """The prompt's ids in vLLM's field, if the request asks for them."""
         is_requested = TokenFields.VLLM in self.options.token_fields
         return {"prompt_token_ids": self.head.prompt_ids.tolist()} if is_requested else {}
 
     def usage(self, replies: Sequence[Reply]) -> Usage:
-        """What an answer cost. Its prompt counts once, whatever the number of completions."""
+        """The token counts of an answer. Its prompt counts once, whatever the number of completions."""
         spans = [span for reply in replies if (span := reply.response.span(PartKind.REASONING)) is not None]
         return Usage(
             prompt=len(self.head.prompt_ids),
@@ -331,7 +331,7 @@ class Dialect(ABC):
         )
 
     def token_fields(self, reply: Reply, way: TokenFields) -> dict[str, Any]:
-        """The ids and logprobs of a completion, if the request asks for them in this way."""
+        """The ids and logprobs of a completion, if the request asks for this shape."""
         if way not in self.options.token_fields:
             return {}
         ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
@@ -343,7 +343,7 @@ class Dialect(ABC):
         return {"tokentrace": {**prompt, "completion_token_ids": ids, "logprobs": logprobs}}
 
     def logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        """Logprobs as OpenAI's APIs report them: every sampled token, the stop token too, with its text and bytes."""
+        """Logprobs as OpenAI's APIs report them: every sampled token, including the stop token, with text and bytes."""
 
         def entry(id: int, logprob: float) -> dict[str, Any]:
             raw = self.head.token_bytes(id)
@@ -376,7 +376,7 @@ def response_name(id: str) -> str:
 
 
 def call_ids_of(id: str, choice: int) -> CallId:
-    """Ids of calls: nine letters and digits, as Mistral's templates want, always the same for the same answer."""
+    """Call ids of nine letters and digits, as Mistral's templates require. An answer always gets the same ids."""
 
     def call_id(index: int) -> str:
         data = hashlib.blake2b(f"{id}/{choice}/{index}".encode(), digest_size=9).digest()

@@ -1,7 +1,7 @@
-"""The gateway: from a request to a stored turn. It knows no HTTP and no dialect's words.
+"""The gateway: from a request to a stored turn. It knows nothing of HTTP or of any particular dialect.
 
-`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples and stores: it returns when the turn is on
-disk, so that the end of an answer, which is sent after it, acknowledges only what is stored.
+`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and returns once the turn is on disk. The
+end of an answer is sent after that, so it acknowledges only stored turns.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
-"""A prompt with fewer new characters is made in the event loop; any other in a thread."""
+"""A prompt with fewer new characters is made on the event loop, any other in a thread."""
 _ELSEWHERE_SECONDS: Final = 10.0
 """How long a repeated request waits for another gateway, which may have died."""
 _POLL_SECONDS: Final = 0.1
@@ -62,7 +62,7 @@ class Gateway:
         self.renderer = self.renderer.silent()
 
     async def begin(self, id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
-        """Make the prompt of a request, or return the answer that a request of this `name` has or will have."""
+        """Make a request's prompt, or return the answer to an earlier request of this `name`, once there is one."""
         claim = self.admission.admit(id)
         try:
             live = await self.sessions.get(id)
@@ -98,7 +98,7 @@ class Gateway:
             return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, conversation)))
 
     def _conversation(self, request: Request) -> Conversation:
-        """What the request wants to be continued, with the template variables that it sets."""
+        """The conversation that the request continues, with the template variables that it sets."""
         self._check_variables(request)
         read = self.renderer.study(request.tools).template.variables if request.hints else ()
         variables = {**{name: value for name, value in request.hints.items() if name in read}, **request.variables}
@@ -113,7 +113,7 @@ class Gateway:
     def _sampling(self, live: LiveSession, request: Request, length: int) -> SamplingParams:
         settings, room = live.settings, self.engine.capabilities.max_length
         if settings.max_prompt_tokens is not None and length > settings.max_prompt_tokens:
-            problem = f"the prompt has {length} tokens, and the session allows {settings.max_prompt_tokens}"
+            problem = f"the prompt has {length} tokens, but the session allows {settings.max_prompt_tokens}"
             raise RequestError(problem, code="context_length_exceeded")
         if room is not None and length >= room:
             problem = f"This model's maximum context length is {room} tokens, and the messages come to {length} tokens."
@@ -134,7 +134,7 @@ class Gateway:
             raise RequestError(str(error), code="invalid_value") from error
         for name in sampling.optional:
             if name not in self.engine.capabilities.sampling:
-                problem = f"{self.engine.capabilities.engine} does not have this setting; leave it out"
+                problem = f"{self.engine.capabilities.engine} does not support this setting; leave it out"
                 raise RequestError(problem, field=name, code="unsupported_parameter")
         return sampling
 
@@ -143,14 +143,14 @@ class Gateway:
         return Head(request, id, int(created), request.model or self.model, prompt_ids, token_bytes)
 
     def renderer_with(self, variables: Mapping[str, Any]) -> Renderer:
-        """The renderer with more template variables; made once for each set of them."""
+        """The renderer with additional template variables, cached for each set of them."""
         if not variables:
             return self.renderer
         key = repr(sorted(variables.items(), key=lambda item: item[0]))
         return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
 
     def _check_variables(self, request: Request) -> None:
-        """Raise RequestError for a template variable that would have no effect, or too much."""
+        """Raise RequestError for a template variable that a request may not set, or that has no effect."""
         if not request.variables:
             return
         template = self.renderer.study(request.tools or None).template
@@ -160,21 +160,21 @@ class Gateway:
             if name in OF_RENDER or name in self.renderer.tokenizer.variables:
                 raise RequestError("cannot be set by a request", field=field, code="unsupported_parameter")
             if control is not None and control.search(json.dumps(value, ensure_ascii=False)):
-                problem = "spells a control token, which a request's variables may not"
+                problem = "must not spell a control token"
                 raise RequestError(problem, field=field, code="invalid_value")
             if problem := unread_variable(name, [template]):
                 raise RequestError(problem, field=field, code="unsupported_parameter")
 
     @contextlib.asynccontextmanager
     async def _named(self, id: str, *names: str) -> AsyncIterator[tuple[SessionRecord, list[RecordedTurn]]]:
-        """The turns of these names and their session, for one user at a time; no turns if one is missing."""
+        """Lock a session, and yield it with the turns of these names; no turns if one is missing."""
         numbers = [await self.store.turn_named(id, name) for name in names]
         async with self.sessions.locked(id) as live:
             turns = [live.session.turns[number] for number in numbers if number is not None]
             yield live.session, turns if len(turns) == len(names) else []
 
     async def _with_previous(self, id: str, request: Request) -> Request:
-        """The request with the conversation of the response that it continues, and the items that it refers to."""
+        """The request, with the conversation of its previous response and the items that it refers to filled in."""
         messages = list(request.messages)
         for at, items in request.references.items():
             async with self._named(id, response_name(response_of_item(items[0]) or "")) as (_, turns):
@@ -191,7 +191,7 @@ class Gateway:
         return replace(request, messages=messages) if request.references or request.previous is not None else request
 
     async def stored(self, id: str, dialect: type[Dialect], response: str) -> Answered:
-        """A stored response, as it was answered. Raises RequestError if the session has none of this id."""
+        """A stored response, as it was answered. Raises RequestError if the session has none with this id."""
         async with self._named(id, response_name(response)) as (session, turns):
             if not turns or turns[0].dialect != dialect.name:
                 raise RequestError(f"there is no stored response {brief(response)} in this session", status=404)
@@ -201,7 +201,7 @@ class Gateway:
             return await self._answered(session, turns, request)
 
     async def _answered(self, session: SessionRecord, turns: Sequence[RecordedTurn], request: Request) -> Answered:
-        """The answer that these turns are the choices of, read again from its tokens."""
+        """The answer whose choices are these turns, parsed again from their tokens."""
         replies, trajectory = [], session.trajectory
         for turn in turns:
             record = await anext(self.store.turns(trajectory.name, turn.number))
@@ -224,7 +224,7 @@ class Gateway:
         return self._head(request, session.prompt_ids(turns[0]), turns[0].response, turns[0].created), replies
 
     async def _earlier(self, live: LiveSession, request: Request, name: str, claim: Claim) -> Answered | None:
-        """The answer to an earlier request of this name, here or elsewhere; if there is none, the claim takes it."""
+        """The answer to an earlier request of this name, here or at another gateway. Otherwise, claims the name."""
         id, names = live.info.id, [f"{name}#{choice}" for choice in range(request.n)]
         while (under_way := self.admission.under_way.get((id, name))) is not None:
             answered = await asyncio.shield(under_way)
@@ -239,7 +239,7 @@ class Gateway:
                     return await self._answered(session, turns, request)
             if not any(each["ended"] is None and each.get("name") == name for each in requests):
                 break
-            await asyncio.sleep(_POLL_SECONDS)  # another gateway of the store answers it
+            await asyncio.sleep(_POLL_SECONDS)  # another gateway with the same store is answering it
         return None
 
     def state(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Gateway:
         return {**{name: getattr(self.admission, name) for name in names}, "version": self.version}
 
     async def pause(self, *, wait: bool = False) -> None:
-        """Begin no request until `resume`. Those under way pause if the engine can; otherwise `wait` for them."""
+        """Start no request until `resume`. Pauses running ones if the engine can; otherwise `wait` waits for them."""
         self.admission.running.clear()
         if self.engine.capabilities.pauses:
             await self.engine.pause()
@@ -255,7 +255,7 @@ class Gateway:
             await self.admission.until(lambda: not self.admission.in_flight)
 
     async def resume(self, version: str | int | None = None) -> None:
-        """Go on, with new weights if there is a version."""
+        """Resume, with new weights if there is a version."""
         if version is not None:
             if self.engine.capabilities.weights:
                 await self.engine.set_version(version)
@@ -270,7 +270,7 @@ def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequen
     result = dict(message)
     for item in items:
         kind = item.partition("_")[0]
-        if field := _ITEM_FIELDS.get(kind):  # the recorded text, and after it what the message has besides
+        if field := _ITEM_FIELDS.get(kind):  # the recorded text, then any other text of the message
             sent = text_of(message) if kind == "msg" else message.get(field) or ""
             recorded = reply.get(field) or ""
             result[field] = recorded if sent in recorded else recorded + sent

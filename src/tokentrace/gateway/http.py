@@ -29,9 +29,9 @@ from .requests import Request as AgentRequest
 Result = TypeVar("Result")
 LOGGER: Final = logging.getLogger("tokentrace.gateway")
 FIRST_TOKEN_SECONDS: Final = 5.0
-"""How long a stream waits for its first token: an error until then has a status of its own."""
+"""How long a stream waits for its first token. Until then, an error still sets the status."""
 KEEP_ALIVE_SECONDS: Final = 15.0
-"""After so long without a token, a comment is sent: proxies close silent streams."""
+"""After this long without a token, a stream sends a comment, because proxies close silent streams."""
 _NOSNIFF: Final = {"x-content-type-options": "nosniff"}
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -50,12 +50,12 @@ async def read_body(http: Request, limit: int) -> bytes:
 
 
 def parse_json(raw: bytes | msgspec.Raw) -> Any:
-    """The value of JSON text. Raises RequestError if it is not valid, or nested too deeply."""
+    """Parse JSON text. Raises RequestError if it is not valid, or nested too deeply."""
     text = bytes(raw)
     try:
         try:
             value = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, which agents send, is no error
+        except (msgspec.DecodeError, UnicodeDecodeError):  # agents send lone surrogates; `json` accepts them
             value = json.loads(text, parse_constant=no_constant, parse_float=finite)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
@@ -69,12 +69,12 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
         level = [item for item in items if type(item) in (dict, list)]
         if not level:
             return value
-    raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
+    raise RequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The value of a request's body, whose history lacks what is `past`."""
+    """A parsed request body. Its history lacks the items that `past` has."""
 
     value: Any
     past: ReadHistory = NOTHING_READ
@@ -118,17 +118,17 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
 
 
 def as_problem(error: BaseException) -> RequestError:
-    """The error that a client gets. For an unexpected error the log gets type and location; nobody sees its message."""
+    """The error that a client gets. Of an unexpected error, the log gets type and location, never the message."""
     if isinstance(error, TokentraceError):
         return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
     LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
-    return RequestError("the gateway failed; its log says how", status=500, code="internal")
+    return RequestError("the gateway failed; see its log", status=500, code="internal")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The result of some work. Cancels it and raises ClientDisconnect if the client goes away."""
+    """Wait for some work. Cancels it and raises ClientDisconnect if the client disconnects."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -149,7 +149,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
 
 
 class StreamedAnswer(Response):
-    """An answer sent as server-sent events while it is sampled. `status_code` ends as an error's, or 499."""
+    """An answer streamed as server-sent events. `status_code` becomes an error's, or 499 if the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -159,16 +159,16 @@ class StreamedAnswer(Response):
         self._answer, self._details = answer, details
         self._encoder = answer.dialect(answer.head)
         self._frames: list[bytes] = []
-        """What is to be sent. Sampling never waits for a slow reader: the completion's length bounds it."""
+        """Frames to send. Sampling never waits for a slow reader: only the completion's length limits them."""
         self._news = asyncio.Event()
-        """Set when there are frames, or the end."""
+        """Set when there are new frames, or when the answer has ended."""
         self._first_token: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once a token came, or the status was sent: from then on an error is part of the stream."""
+        """Done once a token has arrived or the status is sent. From then on, an error is part of the stream."""
         self._task = asyncio.create_task(self._produce())
         self._task.add_done_callback(self._end)
 
     async def opened(self, receive: Receive) -> StreamedAnswer:
-        """The answer, when its first token came. Raises what goes wrong before."""
+        """Wait for the first token, up to `FIRST_TOKEN_SECONDS`. Raises any error until then."""
         try:
             await unless_gone(receive, asyncio.wait((self._first_token,), timeout=FIRST_TOKEN_SECONDS))
         except BaseException:

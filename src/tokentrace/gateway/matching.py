@@ -1,4 +1,4 @@
-"""How faithfully an agent has to repeat a conversation: strict, normal, or a function of the operator's."""
+"""How faithfully an agent has to repeat a conversation: strict, normal, or the operator's own function."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +13,14 @@ __all__ = ["MEANINGS", "load_matcher", "meaning"]
 
 
 MEANINGS: Final[Mapping[str, Meaning]] = {"strict": strict_meaning, "normal": meaning}
-"""What counts in a message: every field as it is, or what it means."""
+"""Matchers by name: ``strict`` compares every field, ``normal`` what a message means."""
 
 
 def load_matcher(text: str, folder: Path | None = None) -> Meaning:
-    """What counts in a message: ``strict``, ``normal``, or a function (``module:function``, or a file in `folder`).
+    """Load a matcher: ``strict``, ``normal``, or a function (``module:function``, or a file in `folder`).
 
-    The function gets a message and returns a JSON value. Messages of one role with equal values are the same: the
-    model never sees what the function leaves out. Raises InputError if there is no such function.
+    The function takes a message and returns a JSON value. Messages with the same role and value match, so the model
+    never sees a change that the function ignores. Raises InputError if there is no such function.
     """
     if text in MEANINGS:
         return MEANINGS[text]
@@ -28,7 +28,7 @@ def load_matcher(text: str, folder: Path | None = None) -> Meaning:
         raise InputError(f"the matcher must be strict, normal or module:function, not {text[:80]!r}")
     function = load_object(text, folder or Path())
     if not callable(function):
-        raise InputError(f"the matcher {text[:80]!r} is not a function; it takes a message and returns what counts")
+        raise InputError(f"the matcher {text[:80]!r} is not a function; it must map a message to a value")
 
     def custom(message: Mapping[str, Any]) -> Any:
         try:

@@ -1,13 +1,13 @@
-"""Anthropic's Messages. Pure.
+"""Anthropic's Messages API. Pure.
 
-A tool use is sent when the call has ended, and input that is broken or cut off is text, unless the client asks for
-eager streaming. What Claude Code sends besides the conversation:
+A tool use is sent once the call has ended, and broken or cut-off input becomes text, unless the client asks for eager
+streaming. In addition to the conversation, Claude Code sends:
 
-- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is ignored.
-- Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,
-  becomes the tool's definition, as text, so that everything before it stays as it was.
-- ``context_management`` and an effort in the middle of a conversation would change its beginning: they are wishes.
-- Input that it could not read as JSON comes back as ``__unparsedToolInput``. It is read as the text that it was.
+- A block ``x-anthropic-billing-header`` in its system prompt, for Anthropic's servers. The gateway ignores it.
+- Tools with ``defer_loading``, which are not shown at the beginning. A ``tool_reference`` in a result, or a
+  ``tool_addition``, becomes the tool's definition, as text, so that everything before it stays the same.
+- ``context_management``, and efforts in mid-conversation. They would change earlier tokens, so they are wishes.
+- ``__unparsedToolInput`` for input that it could not parse as JSON. The gateway restores the original text.
 """
 
 import base64
@@ -28,7 +28,7 @@ from .requests import Request, RequestError, TokenFields, convert, naming_fields
 Message = Mapping[str, Any]
 
 BILLING: Final = "x-anthropic-billing-header:"
-"""How the block begins that Claude Code puts before its system prompt."""
+"""The start of the block that Claude Code puts before its system prompt."""
 
 _HARMLESS: Final = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta",
@@ -37,11 +37,11 @@ _HARMLESS: Final = (
 
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
-    "mcp_servers": (([],), "nothing here connects to servers of tools"),
-    "container": ((), "there are no containers here"),
+    "mcp_servers": (([],), "the gateway does not connect to MCP servers"),
+    "container": ((), "the gateway has no containers"),
 }
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""Makes clients that know threads send the whole conversation instead, from then on."""
+"""Tells clients that use threads to send the whole conversation from now on."""
 _KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
 _EFFORTS: Final = "messages.output_config"
 _STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -78,7 +78,7 @@ class MessagesBody(wire.AgentBody):
 
 
 def read_messages(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body of ``/v1/messages``. Raises RequestError that names the field which cannot be served."""
+    """Read a body of ``/v1/messages``. Raises RequestError that names a field it cannot serve."""
     request = read_count(raw, headers, past)
     if request.max_tokens is None:
         raise RequestError("is missing", field="max_tokens")
@@ -86,10 +86,10 @@ def read_messages(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory =
 
 
 def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body of ``/v1/messages/count_tokens``, which needs no limit."""
+    """Read a body of ``/v1/messages/count_tokens``, which needs no ``max_tokens``."""
     body, shared = wire.read_body(raw, MessagesBody, _REFUSED, _HARMLESS)
     if body.thread is not None:
-        problem = "there are no threads here; send the whole conversation"
+        problem = "threads are not supported; send the whole conversation"
         raise RequestError(problem, field="thread", details=_NO_THREADS)
     visible, deferred = _tools(body.tools or [])
     messages, starts = _messages(body.messages or [], deferred, past)
@@ -150,18 +150,18 @@ def _messages(
 
 
 def _with_texts(message: Message) -> Message:
-    """The message with the text of each input that Claude Code could not read."""
+    """The message with the original text of each input that Claude Code could not parse."""
     calls = list(message["tool_calls"])
     for at, call in enumerate(calls):
         match call["function"]["arguments"]:
             case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
-                if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # else only its beginning came back
+                if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # otherwise it was shortened
                     calls[at] = {**call, "function": {**call["function"], "arguments": raw}}
     return {**message, "tool_calls": calls}
 
 
 def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
-    """The system prompt as at most one message, and the names of blocks that were left out."""
+    """The system prompt as at most one message, and the names of ignored blocks."""
     blocks = system
     if isinstance(system, list):
         blocks = [one for one in system if not (isinstance(one, dict) and str(one.get("text")).startswith(BILLING))]
@@ -198,7 +198,7 @@ def _definition(part: Message, deferred: Mapping[str, Message]) -> Message:
 
 
 def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The tools that the template shows, and those to be defined later, by name."""
+    """The tools that the template shows, and the deferred ones by name."""
     for at, tool in enumerate(tools):
         if isinstance(tool, dict) and tool.get("input_schema") is None:
             problem = "is missing: Anthropic's own tools have no schema that a template could show"
@@ -271,7 +271,7 @@ class Messages(Dialect):
         return {"type": "text", "text": item.text}
 
     def _ending(self, reply: Reply) -> dict[str, Any]:
-        """Why it ended. After a stop text, calls are still to be answered."""
+        """The stop reason. If there are calls, it is ``tool_use`` even after a stop text."""
         if reply.stopped_by is not None and reply.finish_reason == "stop":
             return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
         return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
@@ -293,4 +293,4 @@ _BLOCKS: Final[Mapping[PartKind, tuple[Mapping[str, Any], str, str]]] = {
     PartKind.CONTENT: ({"text": ""}, "text_delta", "text"),
     PartKind.TOOL_CALL: ({"input": {}}, "input_json_delta", "partial_json"),
 }
-"""What a block is before its text comes, and the type and field of its deltas."""
+"""The fields of a block before its text arrives, and the type and field of its deltas."""

@@ -1,4 +1,4 @@
-"""What a gateway reports about itself: metrics for Prometheus. Never what was said."""
+"""Prometheus metrics of a gateway. They never contain text of a conversation."""
 
 from functools import partial
 from typing import Final
@@ -15,20 +15,20 @@ class Metrics:
         self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         seconds = partial(Histogram, buckets=_SECONDS, registry=self.registry)
-        tokens = "Tokens: reused of prompts (from the record), new of prompts, sampled"
+        tokens = "Tokens by kind: reused in prompts (from the record), new in prompts, sampled"
         self.requests = counter("tokentrace_requests", "Requests answered", ["route", "status"])
         self.turns = counter("tokentrace_turns", "Turns stored", ["dialect", "finish_reason"])
         self.tokens = counter("tokentrace_tokens", tokens, ["kind"])
         self.branches = counter("tokentrace_branches", "Turns that began a branch", ["cause"])
         self.repairs = counter("tokentrace_matcher_repairs", "Echoed fields that differed")
-        self.conflicts = counter("tokentrace_store_conflicts", "Writes that another gateway came before")
+        self.conflicts = counter("tokentrace_store_conflicts", "Writes that lost to another gateway's write")
         self.replayed = counter("tokentrace_replayed", "Requests answered from the record")
-        self.placing = seconds("tokentrace_prompt_seconds", "Time to make a prompt")
-        self.engine = seconds("tokentrace_engine_seconds", "Time of a completion at the engine")
+        self.placing = seconds("tokentrace_prompt_seconds", "Time to build a prompt")
+        self.engine = seconds("tokentrace_engine_seconds", "Time that the engine takes for a completion")
         self.first_token = seconds("tokentrace_engine_first_token_seconds", "Time until the engine's first token")
         self.storing = seconds("tokentrace_store_seconds", "Time until a turn is on disk")
         self.in_flight = gauge("tokentrace_in_flight", "Requests being answered")
-        self.waiting = gauge("tokentrace_waiting", "Requests waiting for a place")
+        self.waiting = gauge("tokentrace_waiting", "Requests waiting for a slot")
         self.live = gauge("tokentrace_sessions_in_memory", "Sessions in memory")
 
     def placed(self, placed: Placement, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """What a request asks for, whatever its dialect. Pure.
 
-Each dialect describes its body as a msgspec struct and turns it into a `Request`. A field has one of four fates: it is
-served; refused by name, if it would change what is sampled; a wish, which no engine can be made to keep; or ignored.
+Each dialect describes its body as a msgspec struct and turns it into a `Request`. It serves a field,
+refuses it by name if it would change what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
 """
 
 import re
@@ -20,13 +20,13 @@ from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
 
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""How much to think. No other word is allowed, because a template may print it into its prompt."""
+"""Reasoning efforts. No other words are allowed, because a template may print them into the prompt."""
 
 TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 
 _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
 Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
-"""For each field that is not served: the values that change nothing, and why it is refused."""
+"""For each field that is not served: the values that change nothing, and why others are refused."""
 _HARMLESS: Final[Mapping[str, list[Any]]] = {
     "logit_bias": [{}], "length_penalty": [1], "typical_p": [1], "min_tokens": [0], "ignore_eos": [False],
     "bad_words": [[]], "allowed_token_ids": [[]], "stop_token_ids": [[]], "include_stop_str_in_output": [False],
@@ -59,7 +59,7 @@ class SamplingBody(Struct):
 
 
 SAMPLING: Final = SamplingBody.__struct_fields__
-"""What a request may set of `SamplingParams`, besides `max_tokens`."""
+"""The fields of `SamplingParams` that a request may set, besides `max_tokens`."""
 
 
 class AgentBody(SamplingBody):
@@ -79,28 +79,28 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """How many alternatives to report for each token; None for no logprobs."""
     calls_allowed: bool = True
-    """False: what the model writes as calls is text."""
+    """If False, calls that the model writes are text."""
     object_arguments: bool = False
     usage_in_stream: bool = False
     functions: bool = False
-    """True: the first call is a legacy ``function_call``."""
+    """If True, the first call is a legacy ``function_call``."""
     tokens_as_ids: bool = False
     token_fields: tuple[TokenFields, ...] = ()
     encrypted: bool = False
-    """True: Responses repeats reasoning as an opaque string."""
+    """If True, Responses repeats reasoning as an opaque string."""
     namespaces: dict[str, list[str]] = {}
-    """For a function's name as the model knows it: its namespace, and its name there."""
+    """By the function name that the model sees: the namespace, and the function's name in it."""
     repeated: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHistory:
-    """The beginning of a history, as an earlier request of the session was read."""
+    """The beginning of a history that was read with an earlier request of the session."""
 
     items: int = 0
     messages: Sequence[Mapping[str, Any]] = ()
     starts: Sequence[int] = ()
-    """For each of the items, how many of the messages come before it."""
+    """For each item, how many messages come before it."""
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
@@ -116,7 +116,7 @@ class Request:
     model: str = ""
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Values for `SamplingParams`, checked. The session or the engine decides about all others."""
+    """Checked values for `SamplingParams`. The session or the engine decides all others."""
     stop: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
@@ -130,13 +130,13 @@ class Request:
     """Template variables that are set only if the template reads them (reasoning effort, thinking on or off)."""
     previous: str | None = None
     references: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By number of an incomplete assistant message: the ids of stored items that belong to it."""
+    """By the number of an incomplete assistant message: the ids of the stored items that belong to it."""
     instructions: int = 0
     """How many messages at the beginning are instructions for this request alone: 0 or 1."""
     stored: bool = True
     """True if a later request may name the response."""
     starts: Sequence[int] = field(default=(), compare=False)
-    """For each item of the history, how many messages come before it. Empty: read it whole the next time."""
+    """For each item of the history, how many messages come before it. If empty, the next request is read whole."""
     joined: bool = False
     """True if several items of the history can be one message."""
     ignored: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class Request:
     answer: AnswerOptions = field(default_factory=AnswerOptions)
 
     def past(self, items: int) -> ReadHistory:
-        """The conversation of the first `items`, or of fewer: a later one may belong to a message of the last ones."""
+        """The history of the first `items`, or of fewer if a later item may belong to their last message."""
         messages, end = self.messages, len(self.messages)
         at, starts = min(items, len(self.starts)), [*self.starts, end, end]
         while at and self.joined:
@@ -162,7 +162,7 @@ def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
     """The sampling parameters that a body sets. Raises RequestError for a value that `SamplingParams` refuses."""
     values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
-        values["top_k"] = 0  # vLLM's way to say all tokens
+        values["top_k"] = 0  # vLLM's value for all tokens
     check_sampling(values, within)
     return values
 
@@ -177,7 +177,7 @@ def check_sampling(values: Mapping[str, Any], within: str = "") -> None:
 
 
 def read_body(raw: Any, schema: type[Body], refused: Refused, harmless: Sequence[str]) -> tuple[Body, dict[str, Any]]:
-    """A body by its schema, and the fields of a `Request` that mean the same in every API."""
+    """Read a body by its schema. Also returns the `Request` fields that all APIs share."""
     body = convert(raw, schema)
     refuse(raw, refused)
     return body, {
@@ -202,7 +202,7 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
 
 
 def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: str = "") -> tuple[str, ...]:
-    """The names of fields that nothing reads: neither the struct, nor those that are `listed`."""
+    """The names of ignored fields: those that are neither in the struct nor `listed`."""
     names = read.__struct_fields__
     ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in listed]
     for name, value in body.items():
@@ -214,11 +214,11 @@ def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: 
 def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
-    """How the answer carries ids. Raises RequestError for a way that the dialect does not serve."""
+    """The shapes in which the answer has ids. Raises RequestError for one that the dialect does not serve."""
     words = {word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")}
     ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}}
     if not ways <= set(TokenFields):
-        raise RequestError(f"must be true, or some of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
+        raise RequestError(f"must be true, or any of {', '.join(TokenFields)}", field=TOKEN_IDS_HEADER)
     ways |= {default} if body.return_token_ids else set()
     ways |= {TokenFields.NEMO_GYM} if body.return_token_id_information else set()
     if unserved := ways.difference(served):
@@ -235,7 +235,7 @@ def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[st
 
 
 def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
-    """What content of this kind must be; None for text. The kind is at ``type`` of the `field`."""
+    """The required structure of content of this kind; None for text. Errors name the path `field`."""
     if kind in (None, "text"):
         return None
     if kind not in ("json_object", "json_schema"):
@@ -247,7 +247,7 @@ def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> 
 
 
 def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
-    """Template variables for thinking on, off or unspecified (None), and for an effort, which may switch it, too."""
+    """Template variables for thinking on, off or unspecified (None: the effort decides), and for the effort."""
     if effort is not None and effort not in _EFFORTS:
         raise RequestError(f"must be one of {', '.join(_EFFORTS)}, not {brief(effort)}", field=field)
     hints = {} if effort in (None, "none") else {"reasoning_effort": effort}
@@ -266,7 +266,7 @@ Schema = TypeVar("Schema")
 
 
 class RequestError(TokentraceError):
-    """A request that is not answered. `field` is a path in the body (``messages.3.content``)."""
+    """A request that the gateway cannot answer. `field` is a path in the body (``messages.3.content``)."""
 
     def __init__(
         self, message: str, *, field: str = "", status: int = 400, code: str = "", retry: float = 0, details: Any = None
@@ -281,7 +281,7 @@ class RequestError(TokentraceError):
 
 
 def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool = True) -> Schema:
-    """Read a JSON value by its schema. Raises RequestError that names the first field which does not fit."""
+    """Read a JSON value by its schema. Raises RequestError that names the first invalid field."""
     try:
         return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
@@ -289,12 +289,12 @@ def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool 
         path = _INDEX.sub(r".\1", f"{within}{path}").strip(".").removesuffix("....")
         raise RequestError(message.replace("`", ""), field=path, code="invalid_value") from None
     except UnicodeEncodeError:
-        raise RequestError("a field has half of a surrogate pair", field=within, code="invalid_value") from None
+        raise RequestError("a field contains a lone surrogate", field=within, code="invalid_value") from None
 
 
 @contextmanager
 def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
-    """Turn an InputError into a RequestError. The conversation is at `messages`, and `first` was read first of it."""
+    """Turn an InputError into a RequestError for the field `messages`, whose items count from `first`."""
     try:
         yield
     except InputError as error:

@@ -1,7 +1,7 @@
 """OpenAI's Responses API, with ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs`` of chat completions. Pure.
 
-Ids of output items carry `Head.id`, so that items which come back name their turn. An answer always has an item, so
-that clients can repeat something. The answer names tools that OpenAI runs itself: the model does not see them.
+The ids of output items contain `Head.id`, so items that come back name their turn. An answer always has an item, so
+that clients have something to repeat. The model does not see tools that OpenAI runs itself; a header lists them.
 """
 
 import re
@@ -21,16 +21,16 @@ from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, change
 from .requests import Request, RequestError, TokenFields, convert
 
 PREFIX: Final = "resp_"
-"""What the ids of responses begin with. `Head.id` and `Request.previous` are without it."""
+"""The prefix of response ids. `Head.id` and `Request.previous` do not include it."""
 
 _HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
-    "background": ((False,), "responses are not made in the background"),
+    "background": ((False,), "background responses are not supported"),
     "conversation": ((), "conversations are not stored by name; send the input, or previous_response_id"),
     "prompt": ((), "prompts are not stored here; send instructions and input"),
-    "context_management": (([],), "the gateway does not rewrite a conversation"),
-    "moderation": ((), "nothing is moderated"),
+    "context_management": (([],), "the gateway does not rewrite conversations"),
+    "moderation": ((), "the gateway does not moderate"),
 }
 _LOGPROBS: Final = "message.output_text.logprobs"
 _ENCRYPTED: Final = "reasoning.encrypted_content"
@@ -39,14 +39,14 @@ _Included = Literal[
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
-"""What a request may include. Tools that are not served have nothing to include."""
+"""Values that ``include`` accepts. Those for tools that are not served have no effect."""
 _NULLABLE: Final = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
 _OPTIONAL: Final = ("user", "safety_identifier", "prompt_cache_key")
-"""Fields that the answer repeats as they are: always, or only if they were sent."""
+"""Fields that the answer repeats: `_NULLABLE` always, `_OPTIONAL` only if they were sent."""
 _HOSTED: Final = re.compile(
     r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|image_generation|code_interpreter|file_search|tool_search"
 )
-"""Tools that OpenAI runs itself, and the one by which its models find further tools."""
+"""Tools that OpenAI runs itself, and the one that its models use to find other tools."""
 
 
 class _Reasoning(Struct):
@@ -94,12 +94,12 @@ class ResponsesBody(wire.AgentBody):
 
 
 def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body. Raises RequestError that names the field which cannot be served."""
+    """Read a body. Raises RequestError that names a field it cannot serve."""
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     id = body.previous_response_id
     previous = None if id is None else id.removeprefix(PREFIX)
     if previous is not None and (previous == id or not (previous.isascii() and previous.isalnum())):
-        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
+        problem = f"there is no response {brief(id)}; response ids begin with {PREFIX}"
         raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
     if body.input is None:
         raise RequestError("is missing; send a string or a list of items", field="input")
@@ -160,7 +160,7 @@ def _repeated(body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dic
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[str]], list[str]]:
-    """The functions, namespaces by function, and what the model does not see of the tools."""
+    """The functions, their namespaces by name, and the parts of the tools that the model does not see."""
     functions: list[dict[str, Any]] = []
     namespaces: dict[str, list[str]] = {}
     hidden: list[str] = []
@@ -182,7 +182,7 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[
     counts = Counter(function["name"] for function in functions)
     for name in namespaces:
         if counts[name] > 1:
-            raise RequestError(f"{brief(name)} is the name of two functions", field="tools")
+            raise RequestError(f"two functions are named {brief(name)}", field="tools")
     return [{"type": "function", "function": function} for function in functions], namespaces, hidden
 
 
@@ -201,7 +201,7 @@ def _function(tool: Any, path: str) -> dict[str, Any]:
 
 
 def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
-    """What the content must be, and the format as the answer repeats it."""
+    """The required structure of the content, and the format as the answer repeats it."""
     form = text.format or {}
     kind, schema, name = form.get("type", "text"), form.get("schema"), form.get("name")
     structure = wire.structure_of(kind, schema, "text.format")
@@ -221,7 +221,7 @@ _TEXTS: Final = {
 
 
 def output_item(response: str, item: Item) -> dict[str, Any]:
-    """An output item. Reasoning is whole and has no summary."""
+    """An output item. Reasoning is returned in full, without a summary."""
     id, status = item_id(_PREFIXES[item.kind], response, item.index), "incomplete" if item.cut_off else "completed"
     if item.kind is PartKind.TOOL_CALL:
         call = {"call_id": item.id, "name": item.name, "arguments": item.text, "status": status}
@@ -234,9 +234,9 @@ def output_item(response: str, item: Item) -> dict[str, Any]:
 
 
 class Responses(Dialect):
-    """A ``response``, completed or incomplete, or its events, numbered.
+    """A ``response``, completed or incomplete, or its numbered events.
 
-    With logprobs, messages are done only at the end: which tokens a text consists of is not certain before.
+    With logprobs, messages are closed only at the end, because the tokens of a text are not certain before then.
     """
 
     name = "responses"
@@ -300,7 +300,7 @@ class Responses(Dialect):
         return [*events, self._event(f"response.{answer['status']}", response=answer)]
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
-        """The failure as a response and as an error: clients look for either."""
+        """A failed response and an error event, because clients look for either one."""
         code = "invalid_prompt" if error.status < 500 else "server_error"
         code = "rate_limit_exceeded" if error.status == 429 else code
         failed = self._response("failed") | {"error": {"code": code, "message": str(error)}}
@@ -321,7 +321,7 @@ class Responses(Dialect):
             "instructions": request.messages[0]["content"] if request.instructions else None,
             "model": self.head.model,
             "output": [],
-            "tools": [  # nothing makes the model keep to the schema
+            "tools": [  # not strict: nothing enforces the schema
                 {"type": "function", **nothing, **tool["function"], "strict": False} for tool in request.tools or ()
             ],
             "usage": None,
@@ -329,7 +329,7 @@ class Responses(Dialect):
         }
 
     def _item(self, item: Item, reply: Reply | None = None) -> dict[str, Any]:
-        """The item as requested. A message has the logprobs of its tokens if the reply is complete."""
+        """The item with the requested fields. A message gets logprobs only from a complete `reply`."""
         output, options = output_item(self.head.id, item), self.options
         if item.kind is PartKind.REASONING and options.encrypted:
             output["encrypted_content"] = sealed(item.text)

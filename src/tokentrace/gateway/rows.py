@@ -30,7 +30,7 @@ _TABLE_ROWS: Final = 256
 
 @dataclass(slots=True)
 class SessionRows:
-    """A session as it was read from a store: its record and its labels."""
+    """A session read from a store: its record and its labels."""
 
     info: SessionInfo
     labels: Sequence[Label] = ()
@@ -39,7 +39,7 @@ class SessionRows:
     _channels: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # no request is placed here, so that messages need not be compared
+        # no request is placed here, so messages are never compared
         self.session = SessionRecord(Trajectory(name=self.info.id), lambda message: None)
 
     def add(self, *records: TurnRecord) -> None:
@@ -54,14 +54,14 @@ class SessionRows:
         return [branch.cause for branch in self.session.trajectory.branches[1:] if branch.sampled]
 
     def tables(self) -> Iterator[Any]:
-        """The rows as Arrow tables of some rows each, in the order of branches."""
+        """The rows in branch order, as Arrow tables of limited size."""
         if not self.session.trajectory.num_writes:
             return
         reward = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
         samples, places, tokens = list[Sample](), list[dict[str, Any]](), 0
         try:
             rows = each_trajectory_sample(self.session.trajectory, reward=reward)
-        except SampleError:  # not a finite number; the labels have it
+        except SampleError:  # the reward is not a finite number; the labels still have it
             rows = each_trajectory_sample(self.session.trajectory)
         for number, sample in enumerate(rows):
             samples.append(sample)
@@ -120,7 +120,7 @@ _TURN_FIELDS: Final = {
     **{"choice": "int32", "stopped_by": "string", "reused": "int32", "time": "float64", "seconds": "float64"},
 }
 _TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
-"""The fields of a `RecordedTurn` that a row has: single values, and lists of texts."""
+"""The `RecordedTurn` fields in a row: `_TURN_FIELDS` are single values, `_TURN_LISTS` lists of texts."""
 
 
 COLUMNS: Final[Columns] = {
@@ -138,7 +138,7 @@ def _text(value: Any) -> str:
 
 
 def _utf8(value: Any) -> Any:
-    """A text for a column: half surrogate pairs, which agents can send, become escapes."""
+    """Make a text valid UTF-8: lone surrogates, which agents can send, become escapes."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
@@ -154,7 +154,7 @@ class ExportFormat(StrEnum):
 
 
 class Export:
-    """The rows of some sessions as they are now, read one by one, and counts of what was read."""
+    """Reads the current rows of some sessions, one session at a time, and counts them."""
 
     def __init__(self, store: Store, sessions: Infos) -> None:
         self._store, self._sessions = store, sessions
@@ -195,7 +195,7 @@ class Export:
         return None
 
     async def mark(self) -> None:
-        """Mark the sessions that were sealed when they were read as exported. Call it when the rows are safe."""
+        """Mark the sessions that were sealed when read as exported. Call this once the rows are safe."""
         while self._sealed:
             with suppress(Closed):  # dropped meanwhile
                 await self._store.set_state(self._sealed.pop(), State.EXPORTED)
@@ -205,11 +205,11 @@ class Export:
 async def export_rows(
     store: Store, sessions: Infos, format: ExportFormat, *, keep_state: bool = False
 ) -> AsyncGenerator[bytes]:
-    """The bytes of a file of rows. Sealed sessions are exported after the last byte, unless `keep_state` is set."""
+    """The bytes of a file of rows. After the last byte, marks sealed sessions as exported, unless `keep_state`."""
     export, pipe = Export(store, sessions), io.BytesIO()
 
     def take() -> bytes:
-        """All that was written since the last call."""
+        """Everything written since the last call."""
         data = pipe.getvalue()
         pipe.seek(0)
         pipe.truncate()

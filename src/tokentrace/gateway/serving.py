@@ -40,16 +40,16 @@ class ServeSettings:
     version: str | int | None = None
     public_health: bool = False
     patience: float = 30.0
-    """How many seconds requests under way have to end when the gateway stops."""
+    """How many seconds running requests have to finish when the gateway stops."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if self.dev and self.keys is not None:
-            raise InputError("--dev is for use without keys: give --dev or --keys FILE, not both")
+            raise InputError("--dev means no keys: use --dev or --keys FILE, not both")
         if not self.dev and self.keys is None:
             raise InputError(
-                "say who may use the gateway: --keys FILE (make one with: tokentrace keys FILE --admin), or --dev for "
-                "everybody on this machine, without keys"
+                "say who may use the gateway: --keys FILE (create it with: tokentrace keys FILE --admin), or --dev for "
+                "anyone on this machine, without keys"
             )
         if self.dev and self.host not in _LOOPBACK:
             raise InputError(f"--dev serves this machine only, not {self.host}: use --host 127.0.0.1, or --keys FILE")
@@ -59,7 +59,7 @@ class ServeSettings:
 async def open_gateway(
     engine: Engine, renderer: Renderer, settings: ServeSettings, *, tracing: Tracing | None = None
 ) -> AsyncIterator[App]:
-    """A gateway with its store, warmed up. Closes the store at the end, not the engine."""
+    """Open a gateway with its store, and warm it up. Closes the store at the end, but not the engine."""
     keys = None if settings.keys is None else Keys(settings.keys)
     store = open_store(settings.store)
     try:
@@ -83,7 +83,7 @@ def warm_up(renderer: Renderer) -> None:
     result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "c"}
     stops = silent.get_stop_token_ids()
     for tools, reply, answer in ((None, {}, question), ([tool], {"tool_calls": [call]}, result)):
-        with contextlib.suppress(Exception):  # a template without tools refuses them when a request brings some
+        with contextlib.suppress(Exception):  # a template without tools fails again when a request has some
             prompt = silent.render_ids([question], tools=tools, add_generation_prompt=True)
             parser = silent.streaming_parser(tools=tools, prompt_ids=prompt)
             silent.bridge(prompt, stops[:1], [question], tools=tools)
@@ -95,7 +95,7 @@ def warm_up(renderer: Renderer) -> None:
 
 
 async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], None]) -> None:
-    """Serve until the process is to stop, and finish requests under way. Calls `ready` with the base URL."""
+    """Serve until the process is told to stop, then finish running requests. Calls `ready` with the base URL."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -115,7 +115,7 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
 
 
 class _Server(uvicorn.Server):
-    """Calls `ready`, and lets requests under way end before it stops."""
+    """Calls `ready` once it has started, and lets running requests finish before it stops."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, patience: float, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -123,7 +123,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at SIGTERM and Ctrl-C, at once at the second. uvicorn's own handlers would end the process."""
+        """Stop on SIGTERM or Ctrl-C, at once on the second one. uvicorn's own handlers would end the process."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,8 +1,8 @@
 """One session: its trajectory, and which conversation each of its turns answered. Pure.
 
-`SessionRecord.place` finds the recorded turn that a request continues; the prompt is that turn's stream, id for id, and
-what is new. If no turn matches, the conversation is rendered whole, and shares with the record what its tokens share.
-`prepare` makes the turn and changes nothing; when it is stored, `apply` adds it, as `replay` does with a stored one.
+`SessionRecord.place` finds the recorded turn that a request continues. The prompt is that turn's stream, id for id,
+plus what is new. If no turn matches, it renders the whole conversation, which shares the record's tokens up to the
+first different id. `prepare` makes a turn and changes nothing. `apply` adds it once stored, `replay` a stored one.
 """
 
 import copy
@@ -40,27 +40,27 @@ _RECENT: Final = 3
 
 @dataclass(slots=True)
 class SessionRecord:
-    """The record of one session in memory. One writer at a time, and no reader beside it."""
+    """The record of one session in memory. Not safe for concurrent use: `Sessions.locked` locks it."""
 
     trajectory: Trajectory
     means: Meaning = meaning
     matcher: str = "normal"
-    """The name of `means`. Keys that another matcher made are computed again."""
+    """The name of `means`. Keys made by another matcher are computed again."""
     turns: list[RecordedTurn] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
-    """The turns that end with a conversation of this key."""
+    """The turns whose conversation, including the reply, has this key."""
     _turn_of: dict[Key, int] = field(default_factory=dict)
     """For the key of every prefix of every conversation: the first turn that had it."""
     _by_reply: dict[Key, list[int]] = field(default_factory=dict)
     _by_reasoning: dict[str, list[int]] = field(default_factory=dict)
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
-    """For recorded messages that came again with other fields: whether they have the same tokens."""
+    """For recorded messages that came back with other fields: whether they give the same tokens."""
     _tips: dict[int, int] = field(default_factory=dict)
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     def place(self, conversation: Conversation) -> Placement:
-        """The prompt for a request: the longest recorded conversation that it begins with, and what is new."""
+        """The prompt for a request: the stream of the longest recorded conversation in it, plus what is new."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids)
@@ -79,7 +79,7 @@ class SessionRecord:
                 base = self._choose(matches, echo)
                 if base is None:
                     ambiguous, count = True, count - 1
-            else:  # all longer beginnings have the edit, too
+            else:  # all longer prefixes contain the edit, too
                 number, count = max(((number, at or 0) for number, at in edits.items()), key=lambda pair: pair[1])
                 edit = changed_message(count, echo[count], self.conversation(number)[count])
         placed = "" if base is None else self._extend(conversation, sent, base, count)
@@ -102,7 +102,7 @@ class SessionRecord:
             originals[:same], messages, keys = earlier.originals[:same], earlier.messages[:same], earlier.keys
         messages += [self._with_reasoning(message) for message in originals[same:]]
         start = max(0, min(same, len(messages) - 1))
-        while start and messages[start].get("role") != "assistant":  # results are hashed by the calls before them
+        while start and messages[start].get("role") != "assistant":  # a result's key depends on the calls before it
             start -= 1
         keys = [*keys[:start], *chain(keys[start], messages[start:], self.means)]
         received = SentMessages(originals, messages, keys, self.matcher)
@@ -110,7 +110,7 @@ class SessionRecord:
         return received, earlier if earlier is not None and same == len(earlier.messages) else None
 
     def _with_reasoning(self, message: Message) -> Message:
-        """The message with its first text as reasoning if only then it is a recorded reply: agents repeat it so."""
+        """Move the first text to the reasoning if only that gives a recorded reply. Some agents send it as content."""
         content = message.get("content")
         if not self._by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
             return message
@@ -130,7 +130,7 @@ class SessionRecord:
         return chain(b"", [message], self.means)[-1]
 
     def _choose(self, numbers: Sequence[int], echo: Messages) -> RecordedTurn | None:
-        """The turn that the echo repeats, by call ids and reasoning if it has any; None if the tokens are in doubt."""
+        """The turn that the echo repeats, by its call ids and reasoning; None if turns with different tokens remain."""
 
         def repeats(number: int) -> bool:
             pairs = zip(echo, self.conversation(number), strict=True)
@@ -139,7 +139,7 @@ class SessionRecord:
             return all(not sent or sent == old for sent, old in parts)
 
         candidates = [number for number in numbers if repeats(number)] if len(numbers) > 1 else numbers
-        turns = [self.turns[number] for number in reversed(candidates or numbers)]  # the last was probably heard
+        turns = [self.turns[number] for number in reversed(candidates or numbers)]  # the agent probably saw the last
         if len(turns) > 1 and len({self._stream(turn).tobytes() for turn in turns}) > 1:
             return None
         return next((turn for turn in turns if self._is_tip(turn)), turns[0])
@@ -147,12 +147,12 @@ class SessionRecord:
     def _first_edit(
         self, conversation: Conversation, turn: RecordedTurn, echo: Messages, earlier: SentMessages | None = None
     ) -> int | None:
-        """The first message of an echo with other tokens than the recorded one, although its key is the same.
+        """The number of the first message that has the recorded key but gives other tokens; None if there is none.
 
-        A reply of the model's is edited if its reasoning is not the recorded one; it may be missing, differ in white
-        space, or be the end of it (some clients keep only the last streamed piece). Any other message is edited if one
-        of its fields gives other tokens: a field that the template does not print changes nothing. What the turn
-        answered (`earlier`) is part of the echo and needs no check.
+        A reply is edited if its reasoning differs from the recorded reasoning. The echo may leave reasoning out, change
+        its white space, or repeat only its end (some clients keep only the last streamed piece). Any other message is
+        edited if one of its fields gives other tokens; fields that the template does not print change nothing. If the
+        turn answered `earlier`, the messages of `earlier` need no check.
         """
         first = len(earlier.messages) if earlier is not None and turn.number in earlier.answers else 0
         sampled = {each.depth - 1 for each in self._path(turn, first)}
@@ -174,7 +174,7 @@ class SessionRecord:
     def _first_reprinted(
         self, conversation: Conversation, turn: RecordedTurn, doubtful: Mapping[int, Message]
     ) -> int | None:
-        """The first doubtful message, by number, that gives the turn's conversation another prompt."""
+        """The number of the first doubtful message that changes a prompt; None if none does."""
         path = self._path(turn) if doubtful else []
         key: Key = b""
         changed: dict[int, Message] = {}
@@ -190,7 +190,7 @@ class SessionRecord:
         return None
 
     def _has_prompt(self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]) -> bool:
-        """True if a turn has the same prompt with these messages in its conversation."""
+        """True if a turn's prompt stays the same with these messages in its conversation."""
         messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
         base, prompt = None if turn.base is None else self.turns[turn.base], self.prompt_ids(turn)
         try:
@@ -205,7 +205,7 @@ class SessionRecord:
     def _extend(
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
     ) -> Placement | str:
-        """The prompt after a recorded turn, whose conversation is the first `count` messages; or why there is none."""
+        """The prompt that extends a recorded turn, whose conversation is the first `count` messages; or why not."""
         new, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
         echo, reply = conversation.messages[count - 1], base.reply
         names = [name for name in sorted({*echo, *reply}) if (echo.get(name) or None) != (reply.get(name) or None)]
@@ -214,7 +214,7 @@ class SessionRecord:
             repairs.append(f"{place}: reasoning repeated as content")
         if conversation.continued:
             if new or base.finish_reason not in _UNFINISHED or base.stopped_by:
-                return "the last message is to be continued: what came before it is rendered with it"
+                return "the request continues its last message, so the whole conversation is rendered"
             new_ids, kinds, spans, notes = np.empty(0, np.int32), np.empty(0, np.uint8), [], []
         else:
             bridged = self._bridge(conversation, base, new)
@@ -229,7 +229,7 @@ class SessionRecord:
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
     ) -> BridgedTokens | BridgeRefusal:
-        """What follows a recorded turn. It answered `before`, or else what is recorded."""
+        """Bridge from a recorded turn to new messages. `before` replaces the recorded messages that it answered."""
         stream, renderer, tools = self._stream(base), conversation.renderer, conversation.tools
         for at, message in enumerate(new):  # a result names its call by the id that the model wrote
             if (id := base.late_ids.get(str(message.get("tool_call_id")))) is not None:
@@ -261,10 +261,10 @@ class SessionRecord:
             return
         last = self.trajectory.turns(branch)[-1]
         if len(last) and last.finish_reason not in _UNFINISHED:
-            raise InputError("ends with a recorded turn, which the model ended itself: add a message", field=field)
+            raise InputError("ends with a recorded turn that the model has finished: add a message", field=field)
 
     def conversation(self, number: int, first: int = 0) -> list[Message]:
-        """The messages that a turn answered, as they were recorded, and its reply; from message `first` on."""
+        """The recorded messages that a turn answered, and its reply, from message `first` on."""
         parts: list[Sequence[Message]] = []
         limit = self.turns[number].depth
         for turn in self._path(self.turns[number], first):
@@ -294,23 +294,23 @@ class SessionRecord:
         return turn.stop == self._tips[turn.branch]
 
     def _cause(self, placed: Placement) -> Finding | None:
-        """Why a turn does not extend the end of a branch; None if it does, or is the first."""
+        """Why a turn does not extend the end of a branch; None if it does, or if it is the first."""
         conversation, keys = placed.conversation, placed.sent.keys
         if not self.turns or (placed.base is not None and self._is_tip(placed.base)):
             return None
         if placed.choice:
-            return Finding(Cause.RETRY, words=f"choice {placed.choice} of one request")
+            return Finding(Cause.RETRY, words=f"choice {placed.choice} of the same request")
         if placed.ambiguous:
-            return Finding(Cause.AMBIGUOUS, words="several recorded turns match the request; none of them was guessed")
+            return Finding(Cause.AMBIGUOUS, words="several recorded turns match the request, with different tokens")
         if conversation.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
-            return Finding(Cause.EDIT, words=f"its ids leave the record after the first {shared}")
+            return Finding(Cause.EDIT, words=f"its ids differ from the record after the first {shared}")
         if placed.edit is not None:
             return placed.edit
         if placed.refusal:
             return Finding(Cause.TEMPLATE, words=f"no bridge from the recorded turn: {placed.refusal}")
         sent = conversation.messages
-        if conversation.continued:  # what the agent began for the model is not a reply
+        if conversation.continued:  # a prefilled message is not a reply
             sent, keys = sent[:-1], keys[:-1]
         shared = self._shared_prefix(keys)
         if _are_instructions(sent[:shared]):
@@ -328,7 +328,7 @@ class SessionRecord:
         for turn in self.turns[number + 1 :]:  # the longest conversation that continues it
             if turn.base == longest and turn.shared == self.turns[longest].depth:
                 longest = turn.number
-        for turn in reversed(self.turns):  # the conversations that were continued last, one a branch
+        for turn in reversed(self.turns):  # the conversations that were continued last, one per branch
             if len(tips) < _RECENT:
                 tips.setdefault(turn.branch, turn.number)
         recent = [self.conversation(tip) for tip in tips.values()]
@@ -340,7 +340,7 @@ class SessionRecord:
     def prepare(
         self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
     ) -> PreparedTurn:
-        """Make a turn with these details, and what a store keeps of it. The record stays as it is until `apply`."""
+        """Make a turn with these details, and the record that a store keeps. Changes nothing until `apply`."""
         if placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None:  # it was changed since
             placed = replace(placed, sent=self._received(placed.conversation)[0])
         conversation, first = placed.conversation, self.trajectory.num_writes
@@ -358,7 +358,7 @@ class SessionRecord:
             logprobs_kind=completion.logprobs_kind,
             cached_tokens=completion.cached_tokens,
             sampling=sampling,
-            # without a new prompt the last completion goes on: it was cut off, or it was empty and is retried
+            # without a new prompt the last completion continues: it was cut off, or was empty and is retried
             continues=trajectory.num_writes == first,
             branch=branch,
         )

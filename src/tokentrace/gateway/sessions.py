@@ -1,4 +1,4 @@
-"""Sessions by id: read from the store when they are needed, in memory while they are in use."""
+"""Sessions by id. They are read from the store on first use; the most recent ones stay in memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from .requests import Request
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
-ID_RULE: Final = "letters, digits and . _ : @ ~ -, at most 128 of them, the first a letter or a digit"
+ID_RULE: Final = "letters, digits and . _ : @ ~ -, at most 128 characters, starting with a letter or digit"
 
 _Name: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00\ud800-\udfff]+\Z")]
 Version: TypeAlias = _Name | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-"""The name of weights: no NUL and no lone surrogate, which a store cannot keep."""
+"""The version of the weights. A store cannot keep NUL or lone surrogates."""
 _IN_MEMORY: Final = 1000
 Budget: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a session differs from others. `sampling` overrides what the agent asks for."""
+    """The settings of one session. `sampling` overrides what the agent asks for."""
 
     matcher: Literal["strict", "normal"] = "normal"
     sampling: dict[str, Any] = {}
@@ -50,7 +50,7 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
         settings = convert(value, cls, "settings")
         names = ("max_tokens", *SAMPLING)
         if not settings.sampling.keys() <= set(names):
-            problem = f"may have {', '.join(names)}, not {brief(settings.sampling)}"
+            problem = f"allows only {', '.join(names)}, not {brief(settings.sampling)}"
             raise RequestError(problem, field="settings.sampling")
         check_sampling(settings.sampling, "settings.sampling.")
         return settings
@@ -63,13 +63,13 @@ class LiveSession:
     session: SessionRecord
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
-    """True if memory may differ from the store: nobody may use it any more."""
+    """True if it may differ from the store and must not be used any more."""
     last: dict[str, tuple[Body, Request]] = field(default_factory=dict)
-    """The last request of each dialect: most of its history comes again."""
+    """The last request of each dialect. The next one repeats most of its history."""
 
 
 class Sessions:
-    """The sessions of one gateway. Memory has what the store has, or a beginning of it."""
+    """The sessions of one gateway. A session in memory may lack the newest stored turns."""
 
     def __init__(self, store: Store, vocab_size: int | None, *, matcher: str | None, create: bool) -> None:
         self.store, self.create, self._vocab_size = store, create, vocab_size
@@ -78,21 +78,21 @@ class Sessions:
         self.live: OrderedDict[str, LiveSession] = OrderedDict()
 
     async def find(self, id: str) -> SessionInfo | None:
-        """What the store has about a session; None if there is none of that name."""
+        """A session's info from the store, or None if there is no such session."""
         return await self.store.session(id) if ID.fullmatch(id) else None
 
     async def info(self, id: str, *, create: bool = False) -> SessionInfo:
-        """What the store has about a session. Raises RequestError if there is none and none may be created."""
+        """A session's info from the store. Raises RequestError if it is missing and may not be created."""
         info = await self.find(id)
         if info is None and create and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
         if info is None:
-            problem = f"there is no session {brief(id)}; make one with POST /sessions"
+            problem = f"there is no session {brief(id)}; create it with POST /sessions"
             raise RequestError(problem, status=404, code="no_session")
         return info
 
     async def get(self, id: str) -> LiveSession:
-        """A session as it is in the store now. It is created if that is allowed."""
+        """A session, up to date with the store. Creates it if that is allowed."""
         info = await self.info(id, create=True)
         if info.state is State.DROPPED:
             raise dropped(id)
@@ -120,7 +120,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def locked(self, id: str, live: LiveSession | None = None) -> AsyncIterator[LiveSession]:
-        """A session as it is in the store, for one user at a time. A free `live` one is not read again."""
+        """Lock a session that is up to date with the store. A `live` one is not read again if its lock is free."""
         while True:
             live = live or await self.get(id)
             waits = live.lock.locked()
@@ -134,7 +134,7 @@ class Sessions:
             live = None
 
     async def _catch_up(self, live: LiveSession, info: SessionInfo) -> None:
-        """Read the turns that are in the store and not in memory. The caller has the lock."""
+        """Read the turns that are in the store but not in memory. The caller holds the lock."""
         if live.stale or len(live.session.turns) >= info.turns:
             return
         try:
@@ -149,7 +149,7 @@ class Sessions:
             raise
 
     def forget(self, live: LiveSession) -> None:
-        """Remove a session from memory. Whoever needs it, or waits for it now, reads it again."""
+        """Remove a session from memory. Its next user, or one that waits for its lock, reads it again."""
         live.stale = True
         if self.live.get(live.info.id) is live:
             del self.live[live.info.id]

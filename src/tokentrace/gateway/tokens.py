@@ -1,4 +1,4 @@
-"""Ids in, ids and logprobs out, as in vLLM's ``/inference/v1/generate``, for agents that render themselves. Pure.
+"""Ids in, ids and logprobs out, as in vLLM's ``/inference/v1/generate``, for agents that render prompts. Pure.
 
 A prompt that begins with a recorded stream extends it; any other branches at its first different id.
 """
@@ -18,8 +18,8 @@ from .requests import Request, TokenFields
 _MOST: Final = 10_000_000
 _REFUSED: Final[wire.Refused] = {
     **{name: reason for name, reason in wire.REFUSED.items() if name != "stop_token_ids"},
-    "n": ((1,), "one completion a request is sampled here"),
-    "stop": (([], ""), "ids are not searched for texts; use stop_token_ids"),
+    "n": ((1,), "only one completion per request is supported"),
+    "stop": (([], ""), "stop texts are not supported here (use stop_token_ids)"),
 }
 
 
@@ -64,7 +64,7 @@ def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = w
 
 
 class Tokens(Dialect):
-    """Ids, logprobs, why it ended, and which weights sampled; pieces as they are sampled."""
+    """Ids, logprobs, the finish reason and the weight versions, whole or streamed."""
 
     name = "tokens"
     history = ""

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry. Needs no other package of the gateway."""
+"""OpenTelemetry spans. Imports nothing else from the gateway."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_E
 
 
 class Tracing:
-    """Makes spans with a tracer of OpenTelemetry; without one, none."""
+    """Creates spans with an OpenTelemetry tracer; does nothing without one."""
 
     def __init__(self, tracer: Any = None) -> None:
         self._tracer = tracer
 
     @contextlib.contextmanager
     def span(self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[dict[str, Any]]:
-        """A span inside the current one, or in the trace that headers name. Yields its attributes, to add to."""
+        """Open a span in the current one, or in the trace that `headers` name. Yields its attributes; add to them."""
         if self._tracer is None:
             yield attributes
             return
@@ -34,7 +34,7 @@ class Tracing:
 
 
 def configured_tracing() -> Tracing:
-    """Tracing as OpenTelemetry's environment variables have it: on if it is installed and an endpoint is set."""
+    """Tracing by OpenTelemetry's environment variables: on if an endpoint is set. Needs ``tokentrace[telemetry]``."""
     if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return Tracing()
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

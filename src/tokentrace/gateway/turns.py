@@ -1,4 +1,4 @@
-"""What a session consists of: a conversation to continue, the prompt made of it, and the recorded turn. Pure."""
+"""The parts of a session: a conversation to continue, the prompt made from it, and the recorded turn. Pure."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentMessages:
-    """The messages of a request as a session compares them with later ones."""
+    """The messages of a request, kept to compare them with later requests."""
 
     originals: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    """The same with reasoning in its place, if an agent repeated it as content."""
+    """The same, with reasoning in its own field if an agent repeated it as content."""
     keys: list[Key] = field(default_factory=list)
-    """The key after each message, the first for none."""
+    """The key of each prefix of the conversation, starting with the empty one."""
     matcher: str = ""
     answers: set[int] = field(default_factory=set)
 
@@ -76,12 +76,12 @@ class Placement:
 
 
 class RecordedTurn(Struct, frozen=True, kw_only=True):
-    """A turn as a store keeps it beside its tokens: what it answered, and what else is recorded of it."""
+    """A turn as a store keeps it next to its tokens: the messages that it answered, its reply and details."""
 
     number: int
     base: int | None
     shared: int
-    """How many messages of the base's conversation come before its own."""
+    """How many messages of the base's conversation come before this turn's own."""
     messages: list[Mapping[str, Any]]
     reply: Mapping[str, Any]
     root: Key
@@ -113,7 +113,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     ignored: list[str] = []
     wishes: list[str] = []
     late_ids: dict[str, str] = {}
-    """By the id that the agent knows: the id that the model wrote after a call's arguments."""
+    """Maps the id that the agent knows to the id that the model wrote after a call's arguments."""
     options: AnswerOptions = AnswerOptions()
 
     @property

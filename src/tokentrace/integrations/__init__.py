@@ -1,1 +1,1 @@
-"""Doors into trainers and libraries, a module for each."""
+"""Integrations with trainers and other libraries, each in its own module."""

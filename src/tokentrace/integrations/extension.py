@@ -1,4 +1,4 @@
-"""Does a template leave the past as it is? Ask where it may not."""
+"""Check whether a template leaves the past as it is, on conversations where it may not."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from ..study import probes
 
 
 def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
-    """Whether a check holds for all conversations that the template takes."""
+    """Return whether a check holds for all of these conversations that the template accepts."""
     outcomes = []
     for before, after, tools in _conversations():
         try:
@@ -20,7 +20,7 @@ def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
 
 
 def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
-    """Every part of a conversation that ends with an assistant, with every longer part."""
+    """Yield each prefix of a conversation that ends with an assistant, with every longer prefix and the tools."""
     user, thought, result = probes.USER, probes.THOUGHT, probes.RESULT
     answers: list[Any] = [probes.ANSWER, thought, probes.INLINE_THOUGHT, {**probes.ANSWER, "reasoning_content": ""}]
     answers.append({**thought, "content": " answer \n", "reasoning_content": " thought \n"})

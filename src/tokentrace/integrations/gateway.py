@@ -1,4 +1,4 @@
-"""Anyone's agents as rollouts: each is a session of the gateway."""
+"""Run any agent's rollouts through the gateway, each in its own session."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Session:
 
 
 Client = Callable[[Session], float | Awaitable[float | None] | None]
-"""Runs an agent to its end and returns its reward, if the gateway does not get it otherwise. A plain function runs in
-a thread."""
+"""Runs an agent to its end and returns its reward, unless the gateway gets it in another way. A plain function runs
+in a thread."""
 
 
 class GatewayAgent:
-    """Runs an agent behind the gateway at `url`: a session for each rollout, with these `settings`.
+    """Runs an agent behind the gateway at `url`. Each rollout gets a session with these `settings`.
 
     `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's parameters. An
     agent that raises has failed: its rows stay, without a reward.
@@ -63,7 +63,7 @@ class GatewayAgent:
                 return FinishedRollout([], list(task.messages), len(task.messages), None, metrics, [str(error)])
 
     async def _run(self, task: Task, gateway: _Gateway) -> FinishedRollout:
-        readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip("._:@~-")  # what sessions allow
+        readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip("._:@~-")  # what session ids allow
         name = f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
         end, notes, reward, about = End.ANSWER, [], None, {**task.metadata, "task": task.name}
         created = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
@@ -102,7 +102,7 @@ class _Gateway:
     async def _once(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
         try:
             answer = await self.http.request(method, path, json=body if method == "POST" else None)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent: it may be sent again
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent, so a retry is safe
             raise EngineUnavailable(f"the gateway cannot be reached: {type(error).__name__}: {error}") from error
         except httpx2.HTTPError as error:
             raise EngineError(f"the gateway does not answer {method} {path}: {type(error).__name__}") from error

@@ -1,4 +1,4 @@
-"""NeMo Gym's token capture in a store of its own: a call is a turn."""
+"""Store NeMo Gym's token capture: each rollout is a session, and each call is a turn."""
 
 from contextlib import suppress
 from typing import Any, Final
@@ -25,10 +25,10 @@ class TokenStore:
 
     def __init__(self, store: str) -> None:
         if not store or store == ":memory:":
-            raise StoreError("the sink and the lineage store share what is stored: give a path or a postgresql:// URL")
+            raise StoreError("the sink and the resolver share one store: give a path or a postgresql:// URL")
         self._store = open_store(store)
         self._lineages: dict[str, tuple[RolloutLineage, list[int]]] = {}
-        """Of each rollout: the lineage, and the numbers of the turns that it was made of."""
+        """For each rollout: its lineage, and the numbers of the turns in it."""
 
     def __repr__(self) -> str:
         return f"TokenStore({self._store.where!r})"
@@ -36,7 +36,7 @@ class TokenStore:
     # -- the sink
 
     async def put(self, entry: TokenEntry) -> None:
-        """Store a call. Raises Conflict for another call of its id, Closed for a frozen rollout."""
+        """Store a call. Raises Conflict if its id has a different call, and Closed if the rollout is frozen."""
         id, call = entry.rollout_id, entry.model_call_id
         payload = entry.model_dump_json().encode()
         session = await self._session(id)
@@ -44,10 +44,10 @@ class TokenStore:
             number = await self._store.turn_named(id, call)
             if number is not None:
                 if (await anext(self._store.turns(id, number))).records != (payload,):
-                    raise Conflict(f"call {call!r} of rollout {id!r} is stored already, and with other tokens")
+                    raise Conflict(f"call {call!r} of rollout {id!r} is already stored, with different data")
                 return
             turn = TurnRecord(session.turns, session.records, (payload,), {}, sampled=len(entry.generation_token_ids))
-            with suppress(Conflict):  # another client was quicker: look again
+            with suppress(Conflict):  # another client was faster: look again
                 await self._store.append(id, turn, request=call, names=[call])
                 return
             session = await self._session(id)
@@ -87,7 +87,7 @@ class TokenStore:
     # -- the resolver
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
-        """The call that a request continues, by NeMo Gym's matcher and the digest of its tokens."""
+        """Return the call that a request continues, by NeMo Gym's matcher and the digest of its tokens."""
         lineage = await self._refreshed(rollout_id)
         status, node, reason = lineage.resolve_node(request_items)
         if status != ParentResolutionStatus.RESOLVED:
@@ -116,7 +116,7 @@ class TokenStore:
 
     async def _refreshed(self, id: str) -> RolloutLineage:
         lineage, numbers = self._lineages.pop(id, (RolloutLineage(), []))
-        self._lineages[id] = lineage, numbers  # the one used last is the last
+        self._lineages[id] = lineage, numbers  # the most recently used is the last
         while len(self._lineages) > _MOST_ROLLOUTS:
             del self._lineages[next(iter(self._lineages))]
         async for turn in self._store.turns(id, len(numbers)):

@@ -1,4 +1,4 @@
-"""NeMo Gym's items of a trajectory, and back: plain dicts."""
+"""Convert a trajectory to NeMo Gym's items (plain dicts), and captured calls to a trajectory."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ Message = Mapping[str, Any]
 def output_items(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """``response.output``: all that follows the first prompt; the last item of each turn has its tokens.
+    """Return ``response.output``: everything after the first prompt. The last item of a turn has the turn's tokens.
 
-    Raises SampleError for several branches without a `branch`: NeMo RL takes one response a rollout.
+    Raises SampleError for several branches without a `branch`: NeMo RL takes one response per rollout.
     """
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
@@ -34,7 +34,7 @@ def output_items(
 def chat_messages(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """As `output_items`, but as chat messages, prompt included."""
+    """Like `output_items`, but as chat messages, including the prompt."""
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
     return [{**message, **tokens.get(number, {})} for number, message in enumerate(messages)]
@@ -45,12 +45,12 @@ def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) ->
     spans: dict[int, tuple[int, int]] = {}
     for turn in trajectory.turns(branch):
         if turn.message >= len(messages) or messages[turn.message]["role"] != "assistant":
-            raise SampleError(f"message {turn.message} was sampled, but the messages have no assistant's there")
+            raise SampleError(f"message {turn.message} was sampled, but there is no assistant message there")
         if turn.branch != branch or not len(turn):
             continue
         start, stop = spans.get(turn.message, (turn.start, turn.start))
         if stop != turn.start:
-            raise SampleError(f"message {turn.message} has several completions, and NeMo Gym takes one a message")
+            raise SampleError(f"message {turn.message} has several completions, but NeMo Gym takes one per message")
         spans[turn.message] = (start, turn.stop)
     return {
         number: {
@@ -82,7 +82,7 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
 
 
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
-    """A trajectory of NeMo Gym's ``TokenEntry`` records (`TokenStore.freeze`), in any order.
+    """Build a trajectory from NeMo Gym's ``TokenEntry`` records (`TokenStore.freeze`), in any order.
 
     A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn that
     continues. Raises TrajectoryError if the start of a prompt is missing.
@@ -94,7 +94,7 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
     for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
         prompt = prompts.get(entry.model_call_id)
         if prompt is None:
-            raise TrajectoryError(f"call {entry.model_call_id!r}: the call that its prompt goes on from is missing")
+            raise TrajectoryError(f"call {entry.model_call_id!r}: the call that its prompt continues is missing")
         if not entry.generation_token_ids:
             continue
         continues = False
@@ -112,7 +112,7 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
 
 
 def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
-    """The whole prompt of each call, except those stored as a suffix of a missing call."""
+    """Return the whole prompt of each call, except of calls that continue a missing one."""
     calls = {entry.model_call_id: entry for entry in entries}
     whole: dict[str, list[int]] = {}
     before = -1

@@ -1,4 +1,4 @@
-"""A tokentrace renderer where the `renderers` package takes one (docs/guides/renderers.md)."""
+"""A tokentrace renderer with the interface of the `renderers` package (docs/guides/renderers.md)."""
 
 import functools
 from collections.abc import Sized
@@ -58,18 +58,18 @@ class TokentraceConfig(BaseRendererConfig):
     )
 
     def settings(self) -> dict[str, Any]:
-        """What `create_renderer` is called with."""
+        """Return the arguments for `create_renderer`."""
         settings = {name: getattr(self, name) for name in self._internal_fields - {"refuse_unknown_tools"}}
         return {**settings, "history": history_of(self), **(self.model_extra or {})}
 
 
 def history_of(config: Any) -> str:
-    """The setting `history` that `thinking_retention` means."""
+    """Return the setting `history` for renderers' `thinking_retention`."""
     return "inference" if config.thinking_retention is None else "train"
 
 
 class TokentraceRenderer:
-    """renderers' `Renderer` protocol over ours. Raises InputError for media."""
+    """Our renderer with renderers' `Renderer` protocol. Raises InputError for media."""
 
     config_class: ClassVar[type] = TokentraceConfig
     supports_tools: ClassVar[bool] = True
@@ -82,20 +82,20 @@ class TokentraceRenderer:
         return create_renderer(tokenizer, **self.config.settings())
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Any:
-        """The ids with renderers' masks: a token of an assistant is content where it is sampled."""
+        """Return ids with renderers' masks. A token of an assistant message is content if it is sampled."""
         rendered = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         spoken = [at for at, message in enumerate(messages) if message["role"] != "assistant"]
         content = rendered.select(field="content") & np.isin(rendered.messages, spoken) | rendered.mask
         return _rendered(rendered.token_ids, messages, rendered.message_indices, rendered.sampled, content)
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
-        """The ids alone."""
+        """Return only the ids."""
         return self.renderer.render_ids(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def bridge_to_next_turn(
         self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
     ) -> Any:
-        """The stream and the new messages; None if it cannot be proven."""
+        """Return the next prompt: the stream and the new messages. None if it cannot be proven."""
         new = self.renderer.check_messages(new_messages) if new_messages else []
         if not new or reject_assistant_in_extension(new):
             return None
@@ -109,7 +109,7 @@ class TokentraceRenderer:
         return _rendered(bridged.token_ids, new, bridged.messages.tolist(), [False] * len(bridged), content)
 
     def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
-        """Parse a completion. Without prompt ids it is read as after the template's own prompt."""
+        """Parse a completion. Without prompt ids, it follows the template's own generation prompt."""
         prompt = None if isinstance(prompt_ids, Sized) and not len(prompt_ids) else prompt_ids
         parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt)
         return ParsedResponse(
@@ -120,7 +120,7 @@ class TokentraceRenderer:
         )
 
     def _call(self, call: OurCall) -> Any:
-        """Convert a call. Arguments that cannot be read are the text that the model wrote."""
+        """Convert a call. Unreadable arguments stay the text that the model wrote."""
         refuses = getattr(self.config, "refuse_unknown_tools", False)
         is_reported = refuses or call.status is not CallStatus.UNKNOWN_TOOL
         return ParsedToolCall(
@@ -138,7 +138,7 @@ class TokentraceRenderer:
 
     @functools.cached_property
     def is_prefix_stable(self) -> bool:
-        """Whether more messages left ids as they were, wherever tried."""
+        """Whether adding messages left the earlier ids as they were in all conversations tried."""
         render = self.renderer.silent().render_ids
 
         def extends(before: Messages, after: Messages, tools: Any) -> bool:
@@ -152,11 +152,11 @@ _STATUSES: Final = {
     **dict.fromkeys((CallStatus.UNCLOSED, CallStatus.TRUNCATED), "UNCLOSED_BLOCK"),
     **dict.fromkeys((CallStatus.MALFORMED, CallStatus.DUPLICATE_ARGUMENT), "MALFORMED_STRUCTURE"),
 }
-"""Our statuses that have another name among renderers', which are fewer."""
+"""Our statuses that have a different name in renderers, which has fewer."""
 
 
 def _rendered(ids: list[int], messages: Any, indices: list[int], sampled: list[bool], content: Any) -> Any:
-    """renderers' result. Indices and content are of the last ids, if those before are a stream."""
+    """Return renderers' result. If a stream comes first, `indices` and `content` cover only the ids after it."""
     before = len(ids) - len(indices)
     return RenderedTokens(
         token_ids=ids,

@@ -1,4 +1,4 @@
-"""The names of the `renderers` package, rendered by tokentrace."""
+"""A drop-in for the `renderers` package that renders with tokentrace."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,7 +8,7 @@ from ..rendering.factory import create_renderer as create_ours
 from ..rendering.renderer import Renderer
 from .renderers import TokentraceConfig, TokentraceRenderer, history_of
 
-import renderers  # isort: skip  (the module above says what to install where it is missing)
+import renderers  # isort: skip  (the module above says what to install if it is missing)
 from renderers import create_renderer as create_theirs  # isort: skip
 from renderers.base import MODEL_RENDERER_MAP  # isort: skip
 
@@ -40,7 +40,7 @@ CLASSES: Final[dict[str, Any]] = {
     for name in renderers.__all__
     if name.endswith("Renderer") and (config := getattr(renderers, f"{name}Config", None)) is not None
 }
-"""Our classes with the names and configurations of renderers' own."""
+"""Our classes with the names and configurations of renderers' classes."""
 
 _BY_CONFIG: Final = {kind.config_class: kind for kind in CLASSES.values()}
 
@@ -48,11 +48,11 @@ _BY_CONFIG: Final = {kind.config_class: kind for kind in CLASSES.values()}
 def create_renderer(
     tokenizer: Any, config: Any = None, *, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    """As `renderers.create_renderer`, for any model."""
+    """Like `renderers.create_renderer`, but for any model."""
     if isinstance(config, renderers.CustomRendererConfig):
         return create_theirs(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
     if config is None or isinstance(config, renderers.AutoRendererConfig):
-        # the class that renderers has for this model, by its name; else ours, which needs none
+        # renderers' class for this model's name, else ours, which needs no name
         name = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
         kind = TokentraceConfig if name is None else type(renderers.config_from_name(name))
         config = kind(thinking_retention=getattr(config, "thinking_retention", None))

@@ -1,4 +1,4 @@
-"""What trainers take of a rollout: rows, or prompt and response."""
+"""What trainers take from a rollout: rows, or prompt and response."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from ..trajectory.turns import PENALTIES, LogprobKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedRollout:
-    """A rollout that has ended: its rows, and what rewards and logs need."""
+    """A finished rollout: its rows, and what rewards and logs need."""
 
     samples: Sequence[Sample]
     """One for each branch that has sampled tokens."""
@@ -30,9 +30,9 @@ class FinishedRollout:
     prompt: int
     """How many of the messages are the prompt."""
     reward: float | None
-    """None without a reward, and for rollouts that failed."""
+    """None without a reward, and for failed rollouts."""
     metrics: Mapping[str, Any]
-    """``end`` says why it ended; for rollouts of an `Agent` all of `Rollout.metrics`."""
+    """``end`` says why it ended. Rollouts of an `Agent` have all of `Rollout.metrics`."""
     notes: Sequence[str] = ()
 
     @property
@@ -42,7 +42,7 @@ class FinishedRollout:
 
 
 class Runs(Protocol):
-    """What runs rollouts: an `Agent`, a `GatewayAgent`, or anything else with such a method."""
+    """Anything that runs rollouts: an `Agent`, a `GatewayAgent`, or your own class with this method."""
 
     async def run(
         self, task: Task, *, seed: int | None = None, patience: Patience | None = None
@@ -61,9 +61,9 @@ async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patienc
 
 @dataclass(frozen=True, slots=True)
 class PromptResponse:
-    """A row in two parts: the response goes from its first sampled token to the last that carries loss.
+    """A row in two parts. The response goes from the first sampled token to the last token that carries loss.
 
-    `response_logprobs` are 0.0 where nothing was sampled; None if nobody asked for them.
+    `response_logprobs` are 0.0 where nothing was sampled; None if they were not requested.
     """
 
     prompt_ids: list[int]
@@ -73,7 +73,7 @@ class PromptResponse:
 
 
 def prompt_response(sample: Sample, *, logprobs: bool = True) -> PromptResponse:
-    """A row as prompt and response. Raises SampleError without loss, or without `logprobs`."""
+    """Return a row as prompt and response. Raises SampleError if it has no loss, or lacks `logprobs`."""
     sample = without_tail(sample)
     first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
     values = filled_logprobs(sample)[first:].tolist() if logprobs else None
@@ -82,7 +82,7 @@ def prompt_response(sample: Sample, *, logprobs: bool = True) -> PromptResponse:
 
 
 def without_tail(sample: Sample) -> Sample:
-    """A row up to its last token that carries loss. Raises SampleError if it has none."""
+    """Return a row up to its last token that carries loss. Raises SampleError if no token does."""
     trained = np.flatnonzero(sample.mask)
     if not len(trained):
         raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
@@ -90,9 +90,9 @@ def without_tail(sample: Sample) -> Sample:
 
 
 def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
-    """Logprobs, 0.0 where nothing was sampled. Raises SampleError."""
+    """Return logprobs, 0.0 where nothing was sampled. Raises SampleError if one is missing."""
     if sample.logprobs is None:
-        raise SampleError(f"{sample!r} has no logprobs: this trainer needs that of every token that was sampled")
+        raise SampleError(f"{sample!r} has no logprobs: this trainer needs one for every sampled token")
     missing = np.flatnonzero(sample.mask & ~np.isfinite(sample.logprobs))
     if len(missing):
         raise SampleError(f"{sample!r}: token {missing[0]} carries loss and has no logprob")
@@ -100,11 +100,11 @@ def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
 
 
 def weight_versions(sample: Sample) -> npt.NDArray[np.int64]:
-    """The version of the weights that sampled each token, -1 if unknown. Raises SampleError if it is a name."""
+    """The version of the weights that sampled each token, -1 if unknown. Raises SampleError for a string."""
     versions = np.full(len(sample), -1, np.int64)
     for span in sample.versions:
         if isinstance(span.version, str):
-            raise SampleError(f"{sample!r}: this trainer numbers weights, and one version is {brief(span.version)}")
+            raise SampleError(f"{sample!r}: this trainer numbers weights, but one version is {brief(span.version)}")
         versions[span.start : span.stop] = -1 if span.version is None else span.version
     return versions
 
@@ -113,7 +113,7 @@ _WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
-    """Warn if logprobs are of another distribution than the trainer's."""
+    """Warn if logprobs come from a different distribution than the trainer's."""
     changed = {
         f"{name} {value:g}"
         for completion in sample.completions
@@ -123,31 +123,31 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
     }
     if changed:
         what = " and ".join(sorted(changed))
-        problem = f"rows were sampled with {what}, which {trainer} does not know: importance ratios are not 1"
+        problem = f"rows were sampled with {what}, which {trainer} does not apply: importance ratios will not be 1"
         warnings.warn(problem, stacklevel=3)
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
-    """The one row of a trajectory. Raises SampleError otherwise."""
+    """Return the only row of a trajectory. Raises SampleError if it has none or several."""
     samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
     if len(samples) == 1:
         return samples[0]
     if not samples:
         raise SampleError(f"{name}: nothing was sampled, so there is no row")
-    raise SampleError(f"{name} has {len(samples)} rows: its history was rewritten, and this trainer takes one row")
+    raise SampleError(f"{name} has {len(samples)} rows: its history was rewritten, but this trainer takes one row")
 
 
 def reward_of(rollout: Rollout) -> float:
-    """The reward of a rollout that is trained. Raises SampleError if it has none."""
+    """Return the reward of a rollout. Raises SampleError if it has none."""
     if rollout.reward is None:
         raise SampleError(f"rollout {rollout.task.name!r} has no reward: give the agent a reward function")
     return rollout.reward
 
 
 def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> PromptResponse | None:
-    """The row of a rollout that failed or sampled nothing, which trains nothing; None for any other.
+    """Return a row without loss for a rollout that failed or sampled nothing; None for any other.
 
-    It is the prompt, with its last token as the response. Raises SampleError without a `failed_reward`.
+    The row is the prompt, with its last token as the response. Raises SampleError without a `failed_reward`.
     """
     failed = rollout.end in FAILED_ENDS
     if not failed and rollout.trajectory.num_sampled:
@@ -156,21 +156,21 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
         what = "failed" if failed else "ended before anything was sampled"
         why = "; ".join([str(rollout.end), *rollout.notes])
         name = rollout.task.name
-        raise SampleError(f"rollout {name!r} {what} ({why}); {trainer} wants a row for each: give a failed_reward")
+        raise SampleError(f"rollout {name!r} {what} ({why}); {trainer} needs a row for each: pass a failed_reward")
     ids = rollout.trajectory.stream().tolist() if rollout.trajectory.num_branches else []
     ids = ids if len(ids) > 1 else [0, 0]
     return PromptResponse(ids[:-1], ids[-1:], [0], [0.0])
 
 
 def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """The ids of a row of a file, and its mask. Raises SampleError."""
+    """Return the ids and the mask of a row of a file. Raises SampleError if they are missing or do not match."""
     if row.get("input_ids") is None:
         raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
     ids = check_ids(row["input_ids"], "input_ids", error=SampleError)
     present = {name: row[name] for name in ("labels", "loss_mask") if row.get(name) is not None}
     for name, values in present.items():
         if len(values) != len(ids):
-            raise SampleError(f"a row has {len(ids)} ids, and {len(values)} entries in {name}")
+            raise SampleError(f"a row has {len(ids)} ids, but {len(values)} entries in {name}")
     if not present:
         raise SampleError("a row of input_ids has neither labels nor loss_mask: every token would be trained")
     masks: list[npt.NDArray[np.bool_]] = []
@@ -178,7 +178,7 @@ def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDA
         labels = check_integers(present["labels"], "labels", SampleError)
         masks.append(labels != IGNORE)
         if (labels[masks[0]] != ids[masks[0]]).any():
-            raise SampleError("the labels of a row are not its ids: they must not be shifted")
+            raise SampleError("the labels of a row differ from its ids: they must not be shifted")
     if "loss_mask" in present:
         mask = np.asarray(present["loss_mask"])
         if not np.isin(mask, (0, 1)).all():

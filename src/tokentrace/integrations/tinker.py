@@ -1,4 +1,4 @@
-"""Our renderer as one of tinker-cookbook's: ``register_renderer("tokentrace", renderer_factory())``."""
+"""Our renderer for tinker-cookbook: ``register_renderer("tokentrace", renderer_factory())``."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,29 +22,29 @@ except ImportError as error:
     raise ImportError(f"this needs tinker-cookbook: pip install tinker-cookbook ({error})") from error
 
 _TOOLS: Final = "tools"
-"""The key of a system message that has the schemas of the tools."""
+"""The key for the tool schemas in a system message."""
 _ONE_TURN: Final = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN)
 
 
 def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
-    """What `register_renderer` takes. `settings` are those of `create_renderer`."""
+    """Return a factory for `register_renderer`. `settings` are those of `create_renderer`."""
     return lambda tokenizer, image_processor=None: TracedRenderer(tokenizer, create_renderer(tokenizer, **settings))
 
 
 class TracedRenderer(Renderer):
-    """tinker-cookbook's `Renderer` over ours, for text."""
+    """Our renderer as tinker-cookbook's `Renderer`, for text."""
 
     def __init__(self, tokenizer: Any, renderer: TemplateRenderer) -> None:
         super().__init__(tokenizer)
         self.renderer = renderer
 
     def get_stop_sequences(self) -> list[int]:
-        """The ids that end a turn of the model."""
+        """Return the ids that end the model's turn."""
         return self.renderer.get_stop_token_ids()
 
     @functools.cached_property
     def has_extension_property(self) -> bool:
-        """Whether prompts extended the turns before, wherever tried."""
+        """Whether prompts extended the earlier turns in all conversations tried."""
         renderer = self.renderer.silent()
 
         def extends(before: Sequence[Message], after: Sequence[Message], tools: Any) -> bool:
@@ -58,13 +58,13 @@ class TracedRenderer(Renderer):
         return holds(extends)
 
     def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
-        """A system message with the schemas under ``"tools"``."""
+        """Return a system message with the schemas under ``"tools"``."""
         return [{"role": "system", "content": system_prompt, _TOOLS: list(tools)}]
 
     def build_generation_prompt(
         self, messages: list[Message], role: str = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """The prompt for the model's next turn; `prefill` is encoded separately and follows it."""
+        """Return the prompt for the model's next turn, followed by `prefill`, which is encoded separately."""
         if role != "assistant":
             raise InputError(f"a template prompts for the assistant, not for {brief(role)}")
         chat, tools = conversation(messages)
@@ -76,16 +76,16 @@ class TracedRenderer(Renderer):
     def build_supervised_example(
         self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """The conversation as the template writes it, and the weights: 1 for what the model samples, stop token too.
+        """Return the conversation as the template writes it, and weights: 1 for what the model samples, stop included.
 
-        The last message, and the last turn if one row can show it, are rows of ``past="expand"``. Of messages that are
-        not the model's only the text carries weight.
+        The last message, and the last turn if one row can show it, are built with ``past="expand"``. In messages of
+        other roles, only the text has a weight of 1.
         """
         what = TrainOnWhat(train_on_what)
         custom = what is TrainOnWhat.CUSTOMIZED
         for at, message in enumerate(messages):
             if ("trainable" in message) is not custom:
-                problem = "every message needs 'trainable'" if custom else "'trainable' is for CUSTOMIZED alone"
+                problem = "every message needs 'trainable'" if custom else "'trainable' is only for CUSTOMIZED"
                 raise InputError(f"train_on_what is {what.name}: {problem}", message=at)
         chat, tools = conversation(messages)
         last_user = max((at for at, message in enumerate(chat) if message["role"] == "user"), default=-1)
@@ -106,17 +106,17 @@ class TracedRenderer(Renderer):
         return tinker.ModelInput.from_ints(sample.ids.tolist()), torch.from_numpy(weights.astype(np.float32))
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
-        """Parse a turn: thinking and text, calls that can be run, and calls that cannot be read."""
+        """Parse a turn into thinking and text, runnable calls, and unreadable calls."""
         parsed = self.renderer.parse_response(response)
         clean = parsed.finish is Finish.STOP and parsed.unread is None
         return sampled_message(parsed), ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
-        """A message in OpenAI's shape, with ``reasoning_content``."""
+        """Return a message in OpenAI's shape, with ``reasoning_content``."""
         return chat_message(0, message)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Raise NotImplementedError."""
+        """Raise NotImplementedError: a template renders whole conversations."""
         raise NotImplementedError("use build_generation_prompt: a template renders whole conversations")
 
 
@@ -124,13 +124,13 @@ class TracedRenderer(Renderer):
 
 
 def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """tinker-cookbook's messages as OpenAI's, and the tools that one of them carries."""
+    """Convert tinker-cookbook's messages to OpenAI's, and return them with the tools that one of them has."""
     tools: list[dict[str, Any]] | None = None
     chat = []
     for at, message in enumerate(messages):
         if _TOOLS in message:
             if tools is not None:
-                raise InputError("tools are given a second time", message=at)
+                raise InputError("tools may be given only once", message=at)
             tools = [{"type": "function", "function": dict(spec)} for spec in message[_TOOLS]] or None
             if not message.get("content"):
                 continue
@@ -139,16 +139,16 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
 
 
 def chat_message(at: int, message: Message) -> dict[str, Any]:
-    """A message in OpenAI's shape. Raises InputError."""
+    """Convert a message to OpenAI's shape. Raises InputError if it is invalid."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
-        raise InputError(f"a message has a role and a content, text or a list of parts: {brief(message)}", message=at)
+        raise InputError(f"a message needs a role and content, text or a list of parts: {brief(message)}", message=at)
     converted: dict[str, Any] = {"role": role, "content": content}
     parts = [] if isinstance(content, str) else content
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "thinking"):
-            raise InputError(f"parts of type {brief(kind)} are not rendered, only texts", message=at)
+            raise InputError(f"parts of type {brief(kind)} are not supported, only text and thinking", message=at)
         if not isinstance(part.get(kind), str):
             raise InputError(f"a part of type {kind!r} has no {kind!r}: {brief(part)}", message=at)
     thinking = [part["thinking"] for part in parts if part["type"] == "thinking"]
@@ -166,7 +166,7 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
 
 
 def sampled_message(parsed: ParsedResponse) -> Message:
-    """A parsed turn as tinker-cookbook's message: parts if there is thinking, else a string."""
+    """Return a parsed turn as tinker-cookbook's message: with parts if there is thinking, else with a string."""
     content: Any = parsed.content
     if parsed.reasoning_content:
         text = [{"type": "text", "text": parsed.content}] if parsed.content else []

@@ -1,4 +1,4 @@
-"""Our agents on Tinker's `SamplingClient`, and its training data."""
+"""Run our agents on Tinker's `SamplingClient`, and turn trajectories into its training data."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ except ImportError as error:
 class TinkerEngine(CallbackEngine):
     """Samples with a `tinker.SamplingClient`. Make a new engine, with a new `version`, for new weights.
 
-    Tinker does not document its logprobs at temperatures other than 1: these need `allow_raw_logprobs`.
+    Tinker does not document its logprobs at temperatures other than 1, so these need `allow_raw_logprobs`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ def training_data(
     advantage: float | Callable[[Turn], float] | Sequence[float],
     mask: bool = False,
 ) -> list[tinker.Datum]:
-    """The rows of a trajectory as Tinker's data, one for each branch."""
+    """Return the rows of a trajectory as Tinker's data, one for each branch."""
     return [_datum(sample, mask) for sample in trajectory_samples(trajectory, advantage=advantage)]
 
 

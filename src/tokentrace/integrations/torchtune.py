@@ -1,4 +1,4 @@
-"""torchtune: rows of ids as a dataset of its recipes."""
+"""torchtune: rows of ids as a dataset for its recipes."""
 
 import functools
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ except ImportError as error:
 
 
 def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
-    """Rows as torchtune's dataset. Raises SampleError if one is too long."""
+    """Return rows as torchtune's dataset. Raises SampleError if a row is too long."""
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
     convert = functools.partial(_row, longest)
@@ -27,9 +27,9 @@ def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = Fa
 
 
 def _row(longest: int | None, row: Mapping[str, Any], inference: bool = False) -> dict[str, Any]:
-    """A row as torchtune's tokenizers give it."""
+    """Return a row as torchtune's tokenizers do."""
     ids, labels = row["input_ids"], row["labels"]
     if longest is not None and len(ids) > longest:
-        problem = f"a row has {len(ids):,} tokens, and max_seq_len is {longest:,}"
-        raise SampleError(f"{problem}: make it longer, or tokenize with --max-length")
+        problem = f"a row has {len(ids):,} tokens, but max_seq_len is {longest:,}"
+        raise SampleError(f"{problem}: raise it, or tokenize with --max-length")
     return {"tokens": list(ids), "mask": [label == IGNORE for label in labels]}

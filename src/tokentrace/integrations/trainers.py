@@ -1,6 +1,6 @@
-"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, engines of theirs, and sampling parameters.
+"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl; trainers' engines and sampling parameters.
 
-Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take raises SampleError.
+Every sampled token carries loss once, with the engine's logprob. Raises SampleError for what a trainer cannot take.
 """
 
 import copy
@@ -40,20 +40,20 @@ from .rows import (
     without_tail,
 )
 
-# -- sampling parameters of trainers, which are those of vLLM and SGLang, as ours
+# -- trainers' sampling parameters, which are those of vLLM and SGLang, converted to ours
 
 _IGNORED: Final = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output"}
     | {"detokenize", "logprobs"}
 )
-"""Parameters about text, which nobody reads here, and logprobs, which are always requested."""
+"""Parameters about text, which is not used here, and logprobs, which are always requested."""
 _OFF: Final[Mapping[str, tuple[float, ...]]] = {
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "ignore_eos"), (0,)),
     **dict.fromkeys(("min_tokens", "min_new_tokens"), (0, 1)),
     **dict.fromkeys(("repetition_penalty", "n", "n_samples"), (1,)),
 }
-"""Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1; it is not passed on: a turn may be its
-stop token alone."""
+"""Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1, which is not passed on: a turn may
+consist of just its stop token."""
 _PARAMETERS: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed", *_OFF)
 """Parameters of vLLM's object that change what is sampled."""
 
@@ -61,10 +61,10 @@ _PARAMETERS: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "st
 def sampling_of(
     params: Any, *, max_tokens: int | None = None, supports: Sequence[str] = (), allow_raw_logprobs: bool = False
 ) -> SamplingParams:
-    """Sampling parameters as ours. Raises InputError for unknown ones."""
+    """Convert sampling parameters to ours. Raises InputError for unknown ones."""
     if not isinstance(params, Mapping):
         if not hasattr(params, "temperature"):
-            raise InputError(f"sampling parameters are a mapping of names to values, not {brief(params)}")
+            raise InputError(f"sampling parameters must be a mapping of names to values, not {brief(params)}")
         params = {name: getattr(params, name) for name in _PARAMETERS if hasattr(params, name)}
     remaining = {
         name: value
@@ -111,12 +111,12 @@ def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """A rollout as copies of slime's sample `like`, one for each branch.
+    """Return a rollout as copies of slime's sample `like`, one for each branch.
 
-    One that failed or sampled nothing needs a `failed_reward`, and trains nothing (``remove_sample``).
+    A rollout that failed or sampled nothing needs a `failed_reward`, and is not trained (``remove_sample``).
     """
     failed = failed_row(rollout, failed_reward, "slime")
-    if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
+    if failed is not None:  # without a reward, slime would ask its reward model, or no one if the sample was aborted
         metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
         return [_slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)]
     samples = []
@@ -137,22 +137,22 @@ def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any)
         tokens=row.prompt_ids + row.response_ids,
         response_length=len(row.response_ids),
         loss_mask=row.response_mask,
-        rollout_log_probs=row.response_logprobs,  # slime sends nobody's where the first sample has none
+        rollout_log_probs=row.response_logprobs,  # slime sends none at all if the first sample has none
         status=type(like).Status(status),
         **more,
     )
 
 
 def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
-    """A filter for slime: False for a group with a failed rollout."""
+    """Filter groups for slime: False for a group with a failed rollout."""
     rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
     return not any(one.remove_sample for one in rows)
 
 
 def slime_task(sample: Any) -> Task:
-    """The task of a slime sample. Raises SampleError for partial ones."""
+    """Return the task of a slime sample. Raises SampleError if it already has a response."""
     if sample.response_length:
-        raise SampleError("the sample has a response already: partial rollouts of slime are not continued here")
+        raise SampleError("the sample already has a response: partial rollouts of slime cannot be continued here")
     prompt = sample.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return Task(messages, metadata={**sample.metadata, "label": sample.label})
@@ -168,14 +168,14 @@ def skyrl_output(
     step_wise: bool = False,
     failed_reward: float | None = None,
 ) -> dict[str, Any]:
-    """Rollouts as a `GeneratorOutput`; with ``step_wise`` a rewritten history is several rows with one trajectory id.
+    """Return rollouts as a `GeneratorOutput`. With ``step_wise``, a rewritten history is several rows with one id.
 
     A rollout that failed or sampled nothing needs a `failed_reward`, and has a loss mask of 0.
     """
     if trajectory_ids is not None and len(trajectory_ids) != len(rollouts):
         raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
     if step_wise and trajectory_ids is None:
-        raise SampleError("step-wise rows need trajectory_ids: SkyRL tells by them which rows belong together")
+        raise SampleError("step-wise rows need trajectory_ids: SkyRL groups rows by them")
     entries: list[tuple[PromptResponse, Rollout, float | None, Any, bool]] = []
     for at, rollout in enumerate(rollouts):
         rows, reward = _rows(rollout, failed_reward, "SkyRL", several=step_wise)
@@ -196,7 +196,7 @@ def skyrl_output(
         "trajectory_ids": None if trajectory_ids is None else [id for *_, id, _ in entries],
         "is_last_step": [is_last for *_, is_last in entries] if step_wise else None,
         **dict.fromkeys(("rollout_expert_indices", "env_metrics", "pixel_values", "image_grid_thw")),
-        # SkyRL averages over groups what has "mean" in its name, and adds up what has not
+        # over groups, SkyRL averages metrics with "mean" in their names, and adds up the others
         "rollout_metrics": {
             "tokentrace/mean_turns": mean(*(one.turns for one in rollouts)),
             "tokentrace/mean_sampled_tokens": mean(*(one.trajectory.num_sampled for one in rollouts)),
@@ -210,14 +210,14 @@ def skyrl_output(
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
-    """A rollout as an episode; None if it failed or sampled nothing."""
+    """Return a rollout as an episode; None if it failed or sampled nothing."""
     if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
         return None
     return areal_tensors(rollout.trajectory, reward_of(rollout))
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """The rows of a trajectory, each up to its last token with loss."""
+    """Return the rows of a trajectory, each up to its last token with loss."""
     import torch
 
     samples = [without_tail(sample) for sample in trajectory_samples(trajectory)]
@@ -241,7 +241,7 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
-    """AReaL's inference engine with its settings."""
+    """Return an engine that samples with AReaL's inference engine and its settings."""
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
@@ -257,7 +257,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         )
         answer = await engine.agenerate(ModelRequest(input_ids=prompt, gconfig=config))
         if list(answer.input_tokens) != prompt:
-            raise EngineAnswerError("AReaL's engine read another prompt than the one sent")
+            raise EngineAnswerError("AReaL's engine read a different prompt than the one sent")
         if len(answer.output_versions) != len(answer.output_tokens):
             raise EngineAnswerError(f"{len(answer.output_versions)} versions for {len(answer.output_tokens)} ids")
         versions: list[VersionSpan] = []
@@ -274,9 +274,9 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 
 
 def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None) -> dict[str, Any]:
-    """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs.
+    """Return what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs.
 
-    One that failed or sampled nothing needs a `failed_reward`, and has no range.
+    A rollout that failed or sampled nothing needs a `failed_reward`, and has no range.
     """
     [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
     start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
@@ -296,7 +296,7 @@ def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward:
 
 
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
-    """The vLLM engine that OpenRLHF hands to an executor."""
+    """Return an engine that samples with the vLLM engine that OpenRLHF passes to an executor."""
     if getattr(params, "logprobs", None) is None:
         raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
 
@@ -310,7 +310,7 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
         [output] = (await engine.generate(prompt, vllm_params, multi_modal_data=None)).outputs
         ids, reported = list(output.token_ids), output.logprobs or []
         if len(reported) != len(ids) or not all(id in one for id, one in zip(ids, reported, strict=True)):
-            raise EngineAnswerError("vLLM did not tell the logprob of each id that it sampled")
+            raise EngineAnswerError("vLLM did not return the logprob of each sampled id")
         logprobs = [one[id].logprob for id, one in zip(ids, reported, strict=True)]
         return EngineReply(ids, logprobs, output.finish_reason or "abort")
 
@@ -323,9 +323,9 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
 def prime_rl_samples(
     trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
 ) -> list[dict[str, Any]]:
-    """The fields of a `TrainingSample` (``prime_rl.transports.rollouts.types``, 21 August 2026) for each row.
+    """Return the fields of a `TrainingSample` (``prime_rl.transports.rollouts.types``, 21 August 2026) for each row.
 
-    Warns of settings that prime-rl does not know. Without `advantage` prime-rl assigns credit itself.
+    Warns of sampling settings that prime-rl does not apply. Without `advantage`, prime-rl assigns credit itself.
     """
     return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
 
@@ -337,7 +337,7 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
         if not completion.temperature:
             problem = "was not recorded" if completion.temperature is None else "is 0"
             where = f"{sample!r}, tokens {completion.start} to {completion.stop}"
-            raise SampleError(f"{where}: the temperature {problem}, and prime-rl divides by it")
+            raise SampleError(f"{where}: the temperature {problem}, but prime-rl divides by it")
         temperatures[completion.start : completion.stop] = completion.temperature
     fields = {
         "token_ids": sample.token_ids,
@@ -354,7 +354,7 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
 _ABORTED: Final = ("aborted", "abort")
 _ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 VERL_SAMPLING: Final = ("min_p", *PENALTIES)
-"""Sampling parameters that verl's servers take beside those that all engines take."""
+"""Sampling parameters that verl's servers take in addition to those of all engines."""
 
 
 _VLLM_KINDS: Final = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
@@ -402,17 +402,17 @@ class ServerEngine(CallbackEngine):
         cached, ids = answer.extra_fields.get("num_cached_tokens"), answer.token_ids
         if answer.stop_reason in _ABORTED:
             finish = FinishReason.ABORT
-        else:  # vLLM's "completed" is a stop or the end of the budget; SGLang says which
+        else:  # vLLM's "completed" is a stop or the token limit; SGLang says which
             is_cut = answer.stop_reason == "length" or len(ids) == sampling.max_tokens
             finish = FinishReason.LENGTH if is_cut and ids[-1] not in sampling.stop_token_ids else FinishReason.STOP
         return EngineReply(ids, answer.log_probs, finish, _verl_versions(answer), cached)
 
     def reported(self, name: str) -> list[Any]:
-        """A field of all answers that have it."""
+        """Return the values of a field, from all answers that have it."""
         return [value for answer in self.answers if (value := getattr(answer, name)) is not None]
 
     def extra_fields(self) -> dict[str, Any]:
-        """The extra fields of the first request, with the last version of the weights, and sums."""
+        """Return the extra fields of the first request, with the last version of the weights, and sums of counts."""
         if not self.answers:
             return {}
         fields = [answer.extra_fields for answer in self.answers]
@@ -424,7 +424,7 @@ class ServerEngine(CallbackEngine):
 
 
 def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:
-    """The step of the weights; none if there were several."""
+    """Return the step of the weights as a version; empty if there were several."""
     fields, count = answer.extra_fields, len(answer.token_ids)
     first, last = (fields.get(name, fields.get("global_steps")) for name in ("min_global_steps", "max_global_steps"))
     return () if first is None or first != last or not count else (VersionSpan(int(first), 0, count),)

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundLoop:
-    """Runs coroutines in a thread. Connect engines here, too."""
+    """Runs coroutines in its own thread. Connect engines in this loop too."""
 
     def __init__(self) -> None:
         self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
@@ -51,7 +51,7 @@ class BackgroundLoop:
         """Start a coroutine and return its future."""
         if self._loop.is_closed():
             work.close()
-            raise InputError("it was closed: make a new one")
+            raise InputError("the loop is closed: create a new one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -71,7 +71,7 @@ class BackgroundLoop:
 
 @dataclass(eq=False)
 class TrainerRollouts:
-    """Rollouts of an agent for a trainer that is not asynchronous."""
+    """Runs an agent's rollouts for a trainer that is not asynchronous."""
 
     agent: Runs
     _: KW_ONLY
@@ -82,11 +82,11 @@ class TrainerRollouts:
     loop: BackgroundLoop = field(default_factory=BackgroundLoop)
 
     async def finish(self, number: int, task: Task) -> FinishedRollout:
-        """Run a task to its end with the seed of its number."""
+        """Run a task to its end, with a seed derived from its number."""
         return await finish(self.agent, task, seed=rollout_seed(self.seed, number), patience=self.patience)
 
     def close(self) -> None:
-        """Close the engine that is sent weights, and the loop."""
+        """Close the engine that gets the weights, and the loop."""
         if self.weights_to is not None:
             self.loop.run(self.weights_to.close())
         self.loop.close()
@@ -94,13 +94,13 @@ class TrainerRollouts:
 
 def _task(prompt: Any) -> Task:
     if not isinstance(prompt, list):
-        raise InputError(f"a prompt is a list of messages, not {brief(prompt)}: pass task= to make a Task of it")
+        raise InputError(f"a prompt must be a list of messages, not {brief(prompt)}: pass task= to make a Task from it")
     return Task(prompt)
 
 
 def _only(rows: Sequence[Sample]) -> Sample:
     name = rows[0].name or "a rollout"
-    problem = f"{name} has {len(rows)} rows: its history was rewritten, and GRPOTrainer takes one"
+    problem = f"{name} has {len(rows)} rows: its history was rewritten, but GRPOTrainer takes one"
     raise SampleError(f"{problem}: choose with one_of=, or use AsyncGRPOTrainer, which takes all")
 
 
@@ -109,12 +109,12 @@ class RolloutFunction(TrainerRollouts):
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
     - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
-    - `task`: makes a `Task` of a prompt that is not just a list of messages.
-    - `one_of`: chooses one of the rows of a rewritten history; without it they raise SampleError.
+    - `task`: makes a `Task` from a prompt that is not just a list of messages.
+    - `one_of`: chooses a row if the history was rewritten and there are several; without it, they raise SampleError.
 
     Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` for each row). TRL leaves a failed
-    rollout out of its group only if all of them return None: see `rollout_reward` and `unless_failed`. A rollout that
-    sampled nothing becomes a row that carries no loss, with a warning.
+    rollout out of its group only if all functions return None for it: see `rollout_reward` and `unless_failed`. A
+    rollout that sampled nothing becomes a row that carries no loss, with a warning.
     """
 
     _: KW_ONLY
@@ -126,7 +126,7 @@ class RolloutFunction(TrainerRollouts):
     """The trainer's state whose weights were sent last, and its step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """The rows of a batch of prompts, in their order."""
+        """Return the rows of a batch of prompts, in the same order."""
         _check_trainer(trainer)
         first = self._started
         self._started += len(prompts)
@@ -147,7 +147,7 @@ class RolloutFunction(TrainerRollouts):
         }
 
     def _tasks(self, prompts: Sequence[Any], numbers: Sequence[int]) -> list[Task]:
-        """A task for each prompt; neighbours with one prompt are a group."""
+        """Return a task for each prompt. Adjacent equal prompts form a group."""
         tasks: list[Task] = []
         for _, group in itertools.groupby(prompts):
             first = numbers[len(tasks)]
@@ -175,7 +175,7 @@ class RolloutFunction(TrainerRollouts):
     def _row(self, finished: FinishedRollout, trainer: Any) -> PromptResponse:
         if not finished.samples:
             why = "; ".join(finished.notes) or str(finished.metrics.get("end"))
-            warnings.warn(f"nothing was sampled in a rollout, whose row carries no loss: {why}", stacklevel=4)
+            warnings.warn(f"a rollout sampled nothing, so its row carries no loss: {why}", stacklevel=4)
             pad = trainer.processing_class.pad_token_id
             return PromptResponse([pad], [pad], [0], [0.0])
         row = finished.samples[0] if len(finished.samples) == 1 else self.one_of(finished.samples)
@@ -185,12 +185,12 @@ class RolloutFunction(TrainerRollouts):
 
 
 _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
-"""Settings of `GRPOConfig` for TRL's own generation."""
+"""Settings of `GRPOConfig` that only affect TRL's own generation."""
 
 
 def _check_trainer(trainer: Any) -> None:
     if getattr(trainer, "tools", None):
-        raise InputError("TRL would run the tools of tools= after the agent's: give them to the agent alone")
+        raise InputError("TRL would run the tools of tools= after the agent: give them only to the agent")
     defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
     for name in _UNREAD:
         if name in defaults and getattr(trainer.args, name) != defaults[name]:
@@ -198,10 +198,10 @@ def _check_trainer(trainer: Any) -> None:
 
 
 def check_temperature(row: Sample, temperature: float) -> None:
-    """Raise SampleError if a row was sampled at another temperature than the trainer's."""
+    """Raise SampleError if a row was sampled at a different temperature than the trainer's."""
     for completion in row.completions:
         if completion.temperature not in (None, temperature):
-            problem = f"{row!r} was sampled at temperature {completion.temperature:g}, and the trainer's is"
+            problem = f"{row!r} was sampled at temperature {completion.temperature:g}, but the trainer's is"
             raise SampleError(f"{problem} {temperature:g}: set the same in the agent's SamplingParams and the config")
 
 
@@ -218,9 +218,9 @@ _MARK: Final = "leaves_out_failed_rollouts"
 
 
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a reward function of TRL's kind, plain or async: None for rollouts that failed, else its score.
+    """Wrap a TRL reward function, plain or async, so that it returns None for failed rollouts.
 
-    TRL leaves a row out of its group only if every function returns None.
+    TRL leaves a row out of its group only if every reward function returns None.
     """
     if not callable(reward):
         raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
@@ -236,14 +236,14 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
 
     waits = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
     scored: Callable[..., Any] = functools.update_wrapper(awaited if waits else plain, reward)
-    scored.__name__ = getattr(reward, "__name__", type(reward).__name__)  # what TRL's logs call it
+    scored.__name__ = getattr(reward, "__name__", type(reward).__name__)  # its name in TRL's logs
     scored.__dict__[_MARK] = True
     return scored
 
 
 @unless_failed
 def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float | None]:
-    """The agent's reward as a function for TRL; None for failures."""
+    """The agent's reward as a reward function for TRL; None for failed rollouts."""
     return [one.reward for one in rollout]
 
 
@@ -262,16 +262,16 @@ _EXTRAS: Final = ("logprobs", "advantages")
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """Rows to a batch of tensors, padded on the right: that of `SFTTrainer`'s collator, with positions.
+    """Collates rows into tensors, padded on the right, like `SFTTrainer`'s collator, but with positions.
 
-    A row is a `Sample`, or a mapping of columns; `logprobs` and `advantages` are kept for a loss of your own.
+    A row is a `Sample`, or a mapping of columns; `logprobs` and `advantages` are kept for your own loss.
     """
 
     pad_id: int
     multiple_of: int | None = None
 
     def __call__(self, rows: Sequence[Sample | Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of tensors, with what else all rows have."""
+        """Return a batch of tensors, with logprobs and advantages if the rows have them."""
         samples = [row if isinstance(row, Sample) else _sample(row) for row in rows]
         batch = collate(samples, pad_id=self.pad_id, multiple_of=self.multiple_of, tensors="torch")
         keys = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)
@@ -280,7 +280,7 @@ class Collator:
 
 def _sample(row: Mapping[str, Any]) -> Sample:
     if not isinstance(row, Mapping):
-        raise SampleError(f"a row is a Sample or a mapping of columns, not {brief(row)}")
+        raise SampleError(f"a row must be a Sample or a mapping of columns, not {brief(row)}")
     if "seq_lengths" in row:
         raise SampleError("these rows are packed: leave SFTTrainer's own collator in place")
     ids, mask = ids_and_mask(row)

@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise ImportError("tokentrace.integrations.trl_async needs TRL's AsyncGRPO: pip install 'trl>=1.16'") from error
 
-_NOTHING: Final = "nothing was sampled in a group of rollouts, which gives the trainer no samples"
+_NOTHING: Final = "a group of rollouts sampled nothing and gives the trainer no samples"
 
 
 @dataclass(eq=False)
@@ -36,8 +36,8 @@ class RolloutWorker(TrainerRollouts):
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's rewards.
 
     Runs the tasks over and over, `num_generations` of each, `groups` groups at a time, while fewer than `waiting`
-    samples wait. With `weights_to`, pass `weight_transfer=worker` to the trainer too: that engine gets its weights, and
-    samples say which version sampled their tokens.
+    samples are in the buffer. With `weights_to`, also pass `weight_transfer=worker` to the trainer: that engine then
+    gets its weights, and samples record which version sampled their tokens.
     """
 
     tasks: Iterable[Task]
@@ -62,7 +62,7 @@ class RolloutWorker(TrainerRollouts):
     # -- TRL's RolloutWorkerProtocol
 
     def start(self) -> None:
-        """Begin to run rollouts."""
+        """Start running rollouts."""
         self._moved, numbers = time.monotonic(), itertools.count()
         self._running = self.loop.start(together(self._run_groups(numbers) for _ in range(self.groups)))
 
@@ -76,13 +76,13 @@ class RolloutWorker(TrainerRollouts):
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the work, or TimeoutError without samples."""
+        """Raise the error that ended the work, or TimeoutError if there were no samples for too long."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved
         if idle > stale_after_s and self.rollout_buffer.empty():
             why = f" ({self._why})" if self._why else ""
-            raise TimeoutError(f"no group of rollouts has ended with samples for {idle:.0f} s{why}")
+            raise TimeoutError(f"no group of rollouts has produced samples for {idle:.0f} s{why}")
 
     # -- TRL's WeightTransferProtocol
 
@@ -94,7 +94,7 @@ class RolloutWorker(TrainerRollouts):
         self.loop.run(self._updated().pause())
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Send the engine weights; they have the next version."""
+        """Send weights to the engine, with the next version."""
         weights = dict(iterator)
         self.loop.run(self._updated().update_weights(weights, version=self.model_version + 1))
 
@@ -135,7 +135,7 @@ class RolloutWorker(TrainerRollouts):
     def _warn_of(self, finished: Sequence[FinishedRollout], samples: Sequence[Any]) -> None:
         if any(one.reward is not None for one in finished) and samples:
             return
-        what = "no rollout of a group has a reward, and all have an advantage of 0" if samples else _NOTHING
+        what = "no rollout of a group has a reward, so all have an advantage of 0" if samples else _NOTHING
         self._why = f"{what}: {'; '.join(finished[0].notes) or 'it ended with ' + str(finished[0].metrics.get('end'))}"
         warnings.warn(self._why, stacklevel=2)
 
@@ -146,9 +146,9 @@ class RolloutWorker(TrainerRollouts):
 def rollout_samples(
     finished: Sequence[FinishedRollout], *, group: int, version: int | None = None, temperature: float = 1.0
 ) -> list[RolloutSample]:
-    """The samples of a group: one for each row of each rollout, with advantages as TRL computes them.
+    """Return the samples of a group: one for each row of each rollout, with advantages as TRL computes them.
 
-    `model_version`, by which TRL drops old samples, is `version`, or the oldest that sampled a trained token.
+    `model_version`, by which TRL drops old samples, is `version`, or the oldest version that sampled a trained token.
     """
     rewards = np.asarray([np.nan if one.reward is None else one.reward for one in finished], float)
     scored = rewards[~np.isnan(rewards)]
@@ -181,5 +181,5 @@ def rollout_samples(
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
     trained = weight_versions(row)[row.mask]
     if (trained < 0).any():
-        raise SampleError(f"{row!r}: the engine does not number the weights that sampled its tokens")
+        raise SampleError(f"{row!r}: the engine gives no number for the weights that sampled its tokens")
     return trained

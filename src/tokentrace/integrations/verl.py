@@ -29,12 +29,12 @@ from .trainers import VERL_SAMPLING, ServerEngine, sampling_of
 from .verl_sft import plain, renderer_of
 
 ROLLOUT_REWARD: Final = "rollout"
-"""The setting by which the tools' and the simulated user's rewards are verl's reward."""
+"""The setting that makes the rewards of tools and simulated user verl's reward."""
 _NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
 
 class RolloutFailed(TokentraceError):  # noqa: N818
-    """A rollout failed, or has no reward; verl counts it as failed, too."""
+    """A rollout failed or has no reward. verl counts it as failed, too."""
 
 
 class TokentraceAgentLoop(AgentLoopBase):
@@ -42,9 +42,9 @@ class TokentraceAgentLoop(AgentLoopBase):
 
     Settings, as keys of the YAML entry:
 
-    - `tools_file`, `interaction_file`: tools and simulated users in YAML, beside verl's own tools.
-    - `reward`: ``module:function`` of the rollout; ``"rollout"``: that of tools and simulated user. Without it verl's
-      reward function scores it.
+    - `tools_file`, `interaction_file`: tools and simulated users in YAML, in addition to verl's own tools.
+    - `reward`: ``module:function`` that scores the rollout, or ``"rollout"`` for the rewards of tools and simulated
+      user. Without it, verl's reward function scores the rollout.
     - `budget`: fields of `Budget` that replace verl's limits.
     - `renderer`: settings of `create_renderer`. Template variables are verl's ``data.apply_chat_template_kwargs``.
     - `allow_raw_logprobs`: see `SamplingParams`.
@@ -69,7 +69,7 @@ class TokentraceAgentLoop(AgentLoopBase):
         renderer: Mapping[str, Any] | None = None,
         allow_raw_logprobs: bool = False,
     ) -> None:
-        # not verl's constructor: its builder of prompts warns or fails for a tokenizer that it does not know
+        # verl's constructor is not called: its prompt builder warns or fails for an unknown tokenizer
         self.config, self.data_config = trainer_config.config, data_config.config
         self.rollout_config = self.config.actor_rollout_ref.rollout
         self.server_manager, self.tokenizer, self.processor = server_manager, tokenizer, processor
@@ -89,7 +89,7 @@ class TokentraceAgentLoop(AgentLoopBase):
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
-        """One rollout of a row of verl's dataset."""
+        """Run one rollout for a row of verl's dataset."""
         settings = self.rollout_config
         request_id = f"det-{int(priority)}" if settings.full_determinism else uuid4().hex
         size = self.renderer.tokenizer.vocabulary.size
@@ -115,20 +115,20 @@ class TokentraceAgentLoop(AgentLoopBase):
             raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
         if self._reward is not None and rollout.reward is None:
             last = brief(task.messages[-1].get("content"))
-            raise RolloutFailed(f"{task.name}, {last}: {self._reward} gave no reward, and verl needs all or none")
+            raise RolloutFailed(f"{task.name}, {last}: {self._reward} gave no reward, but verl needs all or none")
         graded = [turn for turn in rollout.per_turn if turn.reward is not None]
         preempted, experts = engine.reported("num_preempted"), engine.reported("routed_experts")
         output = row_output(
             only_sample(rollout.trajectory),
             logprobs=bool(sampling_params.get("logprobs", True)),
             reward_score=None if self._reward is None else rollout.reward,
-            num_turns=2 * rollout.turns,  # a prompt or an answer before each of the model's
+            num_turns=2 * rollout.turns,  # each turn of the model follows a prompt or a result
             metrics=AgentLoopMetrics(
                 generate_sequences=rollout.engine_seconds,
                 tool_calls=rollout.tool_seconds,
                 num_preempted=sum(preempted) if preempted else -1,
             ),
-            extra_fields={  # for verl's reward functions and logs, by the keys that verl has in every batch
+            extra_fields={  # for verl's reward functions and logs, under the keys that verl has in every batch
                 **engine.extra_fields(),
                 "turn_scores": [turn.reward for turn in graded if not turn.tool_calls],
                 "tool_rewards": [turn.reward for turn in graded if turn.tool_calls],
@@ -156,7 +156,7 @@ class TokentraceAgentLoop(AgentLoopBase):
         )
 
     def _limits(self, task: Task) -> Budget:
-        """verl's limits as a budget: samples nothing that its rows have no room for."""
+        """Return verl's limits as a budget, so that everything sampled fits into its rows."""
         settings, turns = self.rollout_config, self.rollout_config.multi_turn
         tools = [tool.tool_schema for tool in (self.tools if task.tools is None else task.tools)]
         prompt = len(self.renderer.silent().render(task.messages, tools=tools or None, add_generation_prompt=True))
@@ -167,7 +167,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             )
         lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
         limits = {
-            "turns": turns.max_assistant_turns or settings.response_length,  # a turn has a token at least: no limit
+            "turns": turns.max_assistant_turns or settings.response_length,  # no limit: a turn has at least one token
             "turn_tokens": settings.response_length,
             "user_turns": turns.max_user_turns,
             "parallel_calls": turns.max_parallel_calls,
@@ -178,9 +178,9 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
-    """A row for verl, up to the last sampled token."""
+    """Return a row for verl, up to the last token that carries loss."""
     if logprobs and sample.logprobs is None:
-        raise InputError(f"{sample!r} has no logprobs, and verl is set to use them (rollout.calculate_log_probs)")
+        raise InputError(f"{sample!r} has no logprobs, but verl is set to use them (rollout.calculate_log_probs)")
     row = prompt_response(sample, logprobs=logprobs)
     return AgentLoopOutput(
         prompt_ids=row.prompt_ids,
@@ -194,7 +194,7 @@ def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **
 
 @functools.lru_cache(maxsize=16)
 def _loaded(load: Callable[[str], Any], path: str) -> Any:
-    """What a file of tools or simulated users defines, cached: verl makes an agent loop for every row."""
+    """Load a file of tools or simulated users, cached: verl makes an agent loop for every row."""
     return load(resolve_config_path(path))
 
 
@@ -203,7 +203,7 @@ def _loaded(load: Callable[[str], Any], path: str) -> Any:
 
 @ToolParser.register("tokentrace")
 class TokentraceToolParser(ToolParser):
-    """Calls as the template writes them: ``format=tokentrace``."""
+    """Parses calls as the template writes them: ``format=tokentrace``."""
 
     calls = "strict"
 
@@ -213,14 +213,14 @@ class TokentraceToolParser(ToolParser):
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """The tokens that end a turn."""
+        """Return the tokens that end a turn."""
         return self._renderer.get_stop_token_ids()
 
     @rollout_trace_op
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: Sequence[Any] | None = None
     ) -> tuple[str, list[FunctionCall]]:
-        """The content, and the calls that have a name."""
+        """Return the content, and the calls that have a name."""
         schemas = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in tools or ()]
         parsed = self._renderer.parse_response(responses_ids, tools=schemas or None)
         return parsed.content, [
@@ -232,6 +232,6 @@ class TokentraceToolParser(ToolParser):
 
 @ToolParser.register("tokentrace_lenient")
 class LenientToolParser(TokentraceToolParser):
-    """Counts calls outside their place: ``format=tokentrace_lenient``."""
+    """Also accepts calls outside their usual place: ``format=tokentrace_lenient``."""
 
     calls = "lenient"

@@ -30,7 +30,7 @@ _SAMPLE: Final = ("turns", "parts", "roles", "past", "final_stop")
 
 
 class SFTDataset(Dataset):  # type: ignore[type-arg]
-    """Rows for verl's SFT trainer. ``data.tokentrace`` may have settings of `build_supervised_sample` and of
+    """Rows for verl's SFT trainer. ``data.tokentrace`` accepts the settings of `build_supervised_sample` and
     `create_renderer`.
     """
 
@@ -64,12 +64,12 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         row = self.rows.slice(range(len(self))[item], 1).to_pylist()[0]
         ids, mask = self._built(row) if row.get("input_ids") is None else ids_and_mask(row)
         if row.get("input_ids") is not None and (self._sample or self._renderer):
-            raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
+            raise InputError("rows of ids are already rendered: leave out data.tokentrace and template variables")
         columns: dict[str, Any] = {"input_ids": ids, "position_ids": np.arange(len(ids)), "loss_mask": mask}
         if len(ids) > self.max_length:
             columns = {name: self._cut(item, values) for name, values in columns.items()}
         if not columns["loss_mask"].any():
-            what = "nothing that carries loss is left of it" if mask.any() else "nothing in it carries loss"
+            what = "truncation removed everything that carries loss" if mask.any() else "nothing in it carries loss"
             warnings.warn(f"row {item}: {what}", stacklevel=2)
         tensors = {name: torch.from_numpy(values.astype(np.int64)) for name, values in columns.items()}
         if self.pad_mode == "no_padding":
@@ -90,7 +90,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         variables = {} if thinking is None else {"enable_thinking": thinking}
         row = {key: without_nulls(row[key]) for key in (self._messages, self._tools) if row.get(key) is not None}
         if self._messages not in row:
-            raise InputError("the row has none; data.messages_key names the column", field=self._messages)
+            raise InputError("the row has no messages; data.messages_key names the column", field=self._messages)
         named = Columns(messages=self._messages, tools=self._tools if self._tools in row else None)
         conversation = conversation_of(row, named)
         renderer = renderer_of(self.tokenizer, {**self._renderer, **variables})
@@ -117,14 +117,14 @@ def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
 
 
 def _switch(value: Any) -> bool | None:
-    """Whether to think; None if unset. Raises InputError for text: "false" would be true."""
+    """Return whether to think; None if unset. Raises InputError for text: "false" would count as true."""
     if value is not None and value not in (True, False):
         raise InputError(f"must be true or false, not {brief(value)}", field="enable_thinking")
     return None if value is None else bool(value)
 
 
 def renderer_of(tokenizer: Any, settings: Mapping[str, Any]) -> Renderer:
-    """A renderer for verl's tokenizer, cached: verl makes an agent loop for every row."""
+    """Return a renderer for verl's tokenizer, cached: verl makes an agent loop for every row."""
     return _renderer(tokenizer, str(tokenizer.chat_template), json.dumps(settings, sort_keys=True))
 
 
@@ -134,7 +134,7 @@ def _renderer(tokenizer: Any, _template: str, settings: str) -> Renderer:
 
 
 def plain(value: Any) -> Any:
-    """Settings and columns as plain values; None becomes {}."""
+    """Return settings or columns as plain values; None becomes {}."""
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)
     return {} if value is None else plain_values(value.tolist() if hasattr(value, "tolist") else value)

@@ -1,7 +1,7 @@
 """Reading arguments, by the style of the grammar.
 
-One JSON, or one by one between tags: while they arrive. In Python, ``[look_up(place="Paris")]``, in braces,
-``{place:<|"|>Paris<|"|>}``, and as elements: first their end is found, then they are read at once.
+JSON, and arguments one by one between tags, are read as they arrive. Python, ``[look_up(place="Paris")]``, braces,
+``{place:<|"|>Paris<|"|>}``, and elements are read in one go once their end is found.
 """
 
 import ast
@@ -32,7 +32,7 @@ _STRINGS: Final = {
 }
 _PYTHON: Final = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS, re.compile(b"[\"'\\\\\xff]"))
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
-"""JSON's constants, which models write in Python too."""
+"""JSON's constants, which models also write in Python calls."""
 _KEY: Final = re.compile(rb"\s*([^\s:,{}\[\]]+)\s*:")
 _BARE_VALUE: Final = re.compile(rb"[^,{}\[\]\xff]*")
 _SPACE: Final = re.compile(rb"\s*")
@@ -41,7 +41,7 @@ _DEEPEST: Final = 64
 
 @dataclass(slots=True)
 class _Element:
-    """An element that is open; `start` is where its text begins."""
+    """An open element; `start` is where its text begins."""
 
     name: str
     start: int
@@ -50,7 +50,7 @@ class _Element:
 
 
 class ArgumentsReader:
-    """Reads arguments of calls into an output. With `any_key`, they may be under either usual key of JSON."""
+    """Reads arguments of calls into an output. With `any_key`, JSON arguments may be under either usual key."""
 
     def __init__(self, calls: CompiledCalls, output: Output, *, any_key: bool = False) -> None:
         self.calls, self.reader, self.output = calls, output.reader, output
@@ -71,7 +71,7 @@ class ArgumentsReader:
         report.done()
 
     def json_call(self, call: OpenCall) -> Reading[bool]:
-        """An object; True if it is a call, which is announced once that is certain."""
+        """Read an object; True if it is a call. Announces the call once that is certain."""
         start, tools = self.reader.at, self.output.tools
         seen: set[str] = set()
         whole = yield from self._members(call, (), seen)
@@ -91,7 +91,7 @@ class ArgumentsReader:
         return True
 
     def _members(self, call: OpenCall, path: tuple[str, ...], seen: set[str]) -> Reading[bool]:
-        """The members of an object, with the fields of a call; True if it is whole."""
+        """Read the members of an object, which may be fields of a call; True if the object is whole."""
         reader = self.reader
         reader.at += 1
         while True:
@@ -160,7 +160,7 @@ class ArgumentsReader:
         return value if isinstance(value, str) else None
 
     def json_value(self, report: Report | None = None) -> Reading[bool]:
-        """One JSON value; True if it is whole. Stops where it cannot be JSON."""
+        """Read one JSON value; True if it is whole. Stops where it cannot be JSON."""
         reader = self.reader
         yield from reader.past_space()
         if bytes(reader.data[reader.at : reader.at + 1]) in (b"{", b"[", b'"'):
@@ -193,7 +193,7 @@ class ArgumentsReader:
                 reader.at = start
                 return False
             if (yield from reader.sees_all(calls.key_open)) is not None:
-                call.fail("there is something else between its arguments")
+                call.fail("there is other text between its arguments")
                 return True
             reader.at = match.stop
 
@@ -204,7 +204,7 @@ class ArgumentsReader:
         if not match or match.kind != "value":
             call.fail("an argument breaks off at its name")
             if reader.exhausted and not unforgeable(calls.value_opens[0].pieces[0]):
-                missing.append(calls.grammar.value_close)  # else its name would go on in the call's closing
+                missing.append(calls.grammar.value_close)  # else the call's closing would continue its name
             return False
         key = reader.text(start, match.start).strip(_SPACES)
         opening = yield from self._open_value(call, key)
@@ -225,13 +225,13 @@ class ArgumentsReader:
         return True
 
     def _open_value(self, call: OpenCall, key: str) -> Reading[ValueOpening | None]:
-        """Go past what opens a value; None if the completion ends inside of it."""
+        """Go past the opening of a value; None if the completion ends inside it."""
         ways, reader = self.calls.value_opens, self.reader
         for way in ways:
             if (yield from reader.skip_all(way.pieces)):
                 yield from reader.skip(way.lead)
                 return way
-        call.fail(f"the argument {key!r} does not open as arguments do")
+        call.fail(f"the argument {key!r} does not open as expected")
         remaining = b"".join(reader.data[reader.at :].split())
         if reader.ended and any(b"".join(way.pieces).startswith(remaining) for way in ways):
             reader.at = len(reader.data)
@@ -240,7 +240,7 @@ class ArgumentsReader:
         return ways[0]._replace(is_string=None)
 
     def _value(self, call: OpenCall, key: str, opening: ValueOpening) -> Reading[Match | None]:
-        """A value up to its end. One that can only be a string is reported as it comes."""
+        """Read a value up to its end. Reports one that can only be a string as it arrives."""
         schema, strings = self.output.tools.parameter(call.name, key), self.calls.grammar.strings
         is_text = opening.is_string
         if is_text is None:
@@ -327,7 +327,7 @@ class ArgumentsReader:
         call.set_values({key: self._by_schema(call, key, value) for key, value in values.items()})
 
     def _by_schema(self, call: OpenCall, key: str, value: Any) -> Any:
-        """A value; by the tool's schema if the format writes all values as strings."""
+        """A value, read by the tool's schema if the format writes all values as strings."""
         schema = self.output.tools.parameter(call.name, key)
         if self.calls.grammar.others is not Value.QUOTED or schema is None or not isinstance(value, str):
             return value
@@ -348,18 +348,18 @@ class ArgumentsReader:
         call.end_values()
 
     def _elements(self, call: OpenCall, at: int, stop: int) -> list[_Element]:
-        """Go past elements up to `stop`, and add those that are whole to the call. Returns the others."""
+        """Read elements up to `stop` and add closed ones to the call. Returns those that are still open."""
         reader, tools, stack = self.reader, self.output.tools, list[_Element]()
         for tag in self.calls.tags.finditer(reader.data, at, stop):
             between, name = reader.data[at : tag.start()].strip(), reader.marked.text(tag["name"])
             if not stack and (between or tag["close"]):
                 break
             if stack and not tag["close"] and (len(stack) > _DEEPEST or (between and not stack[-1].children)):
-                continue  # a part of the text
+                continue  # part of the text
             if tag["close"]:
                 element = stack.pop()
                 if element.children and between:
-                    call.fail(f"there is something else in {element.name!r}")
+                    call.fail(f"there is other text in {element.name!r}")
                 if name != element.name or not tag["end"]:
                     call.fail(f"{element.name!r} is closed by another name")
                 text = reader.text(element.start, tag.start())
@@ -389,7 +389,7 @@ class ArgumentsReader:
         return stack
 
     def _element_value(self, call: OpenCall, element: _Element, text: str) -> Any:
-        """Elements as a list or an object, in which several of one name are a list; or the text."""
+        """An element's children as a list, or as an object with a list for a repeated name; or its text."""
         if element.children and all(name == self.calls.grammar.item for name, _ in element.children):
             return [value for _, value in element.children]
         if element.children:
@@ -405,7 +405,7 @@ class ArgumentsReader:
             types = element.schema.types or ()
             value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
         if not certain:
-            call.fail(f"{element.name!r} is not of its type", CallStatus.INVALID_JSON)
+            call.fail(f"{element.name!r} is not of its declared type", CallStatus.INVALID_JSON)
         return value
 
 
@@ -443,12 +443,12 @@ def _literal(node: ast.expr) -> Any:
         return dict(zip(keys, map(_literal, node.values), strict=True))
     try:
         return ast.literal_eval(node)
-    except ValueError:  # its text names the object in memory, another one each time
+    except ValueError:  # its message holds a memory address, which changes each time
         raise ValueError("a value is not a literal") from None
 
 
 class _Braces:
-    """Marked bytes in braces. Raises ValueError."""
+    """Reads marked bytes in braces. Raises ValueError."""
 
     def __init__(self, data: bytes, quote: bytes, decoded: Callable[[bytes], str]) -> None:
         self.data, self.at, self.quote, self._decoded = data, 0, quote, decoded

@@ -1,6 +1,6 @@
 """Reading tool calls, in whatever way a grammar writes them.
 
-What opens as a call is one, whatever follows. Control tokens end it early, because no text can spell them; other
+What opens like a call is one, whatever follows. Control tokens end it early, because no text can spell them; other
 delimiters only where the grammar expects them.
 
 Attempts are well-formed calls outside their place: in reasoning that is never closed, without their opening, after
@@ -25,7 +25,7 @@ from .response import CallStatus, ParsedPart, PartKind
 _NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 """Kimi's ids: ``functions.NAME:INDEX``."""
 _RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
-"""The calls that servers pass on to an agent."""
+"""The statuses of calls that servers pass on to an agent."""
 _INTRODUCTION: Final = rb"(?:\xff[\x80-\xbf]{4}\s*)?"
 """A control token before a call without delimiters: ``<|python_tag|>``."""
 
@@ -34,7 +34,7 @@ class CallParser(ArgumentsReader):
     """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
     def read(self, start: int | None = None) -> Reading[None]:
-        """The calls that begin here. The first begins at `start` if a header comes before it."""
+        """Read the calls that begin here. The first begins at `start` if a header comes before it."""
         calls, reader = self.calls, self.reader
         if calls.section_open and (yield from reader.sees(calls.section_open[0])):
             yield from self._section()
@@ -53,7 +53,7 @@ class CallParser(ArgumentsReader):
             reader.at = len(reader.data)
 
     def _section(self) -> Reading[None]:
-        """A section of calls. Text in it is content; without a call it is malformed."""
+        """Read a section of calls. Text in it is content. A section without a call is malformed."""
         calls, reader, output = self.calls, self.reader, self.output
         start, any_calls = reader.at, False
         opened = yield from reader.skip_all(calls.section_open)
@@ -81,7 +81,7 @@ class CallParser(ArgumentsReader):
             if not match or match.kind != "closed":
                 self._end_early(call, match, "")
             call.finish(reader.at)
-        # A call that is cut off inside JSON which nothing closes goes on in any text.
+        # If a call is cut off inside JSON that no delimiter closes, any text would continue it.
         cut_off = bool(output.calls) and output.calls[-1].status is CallStatus.TRUNCATED and not calls.finish
         if match is None and (any(map(unforgeable, calls.section_close)) or (opened and not cut_off)):
             output.missing.append(calls.grammar.section_close)
@@ -94,7 +94,7 @@ class CallParser(ArgumentsReader):
         return at
 
     def bare(self) -> Reading[bool]:
-        """Calls without delimiters, if one begins here; True if so. Otherwise goes nowhere."""
+        """Read calls without delimiters; True if one begins here. Otherwise stays where it is."""
         calls, reader, output = self.calls, self.reader, self.output
         start = reader.at
         at = yield from reader.past_space()
@@ -128,11 +128,11 @@ class CallParser(ArgumentsReader):
         return call.announced
 
     def attempt(self) -> Reading[None]:
-        """Calls that begin here, outside their place."""
+        """Read calls that begin here, outside their place."""
         calls, reader = self.calls, self.reader
         if calls.bare:
             if not (yield from self.bare()):
-                yield from self.json_value()  # what is inside of some other JSON is no call
+                yield from self.json_value()  # nothing inside other JSON is a call
         elif calls.headless_opener and (yield from reader.sees(calls.headless_opener)):
             yield from self.calls_from(reader.at)
         else:
@@ -147,7 +147,7 @@ class CallParser(ArgumentsReader):
         yield from self.calls_from(start, misplaced)
 
     def calls_from(self, start: int, misplaced: str = "") -> Reading[None]:
-        """One call after the other, until their closing or what ends them early."""
+        """Read one call after the other, up to their closing or an early end."""
         again = True
         while again:
             call = self.output.start_call(start, closing=self.calls.grammar.end)
@@ -177,13 +177,13 @@ class CallParser(ArgumentsReader):
             call.ragged = True
 
     def _head(self, call: OpenCall) -> Reading[bool]:
-        """The fields before the arguments, reported together; True if the arguments follow."""
+        """Read the fields before the arguments and report them together; True if the arguments follow."""
         calls, reader = self.calls, self.reader
         fields: dict[str, str] = {}
         problem = ""
         for (lead, field), following in zip(calls.head, calls.after_field, strict=True):
             if not (yield from reader.skip_all(lead)):
-                problem = "the call does not begin as calls do"
+                problem = "the call does not begin as expected"
                 call.closing = call.closing if "name" in fields else trailing(calls.grammar.open)
                 break
             start = reader.at
@@ -204,7 +204,7 @@ class CallParser(ArgumentsReader):
         return not problem
 
     def _end(self, call: OpenCall) -> Reading[bool]:
-        """The end of a call. True if another follows in the same delimiters."""
+        """Read the end of a call. True if another follows in the same delimiters."""
         calls, reader = self.calls, self.reader
         if not calls.finish:
             yield from self._to_its_end(call)
@@ -236,13 +236,13 @@ class CallParser(ArgumentsReader):
             return False
         if match.start > at:
             status = CallStatus.INVALID_JSON if in_json else CallStatus.MALFORMED
-            call.fail("there is something else before its closing", status)
+            call.fail("there is other text before its closing", status)
         if not (yield from reader.skip_all(calls.close)):
             reader.at = match.stop
         return False
 
     def _to_its_end(self, call: OpenCall) -> Reading[None]:
-        """End a call without a closing; if it is broken, at what ends calls early."""
+        """End a call that has no closing. A broken one ends at the next token that ends calls early."""
         if call.ragged:
             self._end_early(call, (yield from self.reader.find(self.calls.hard)), "")
 
@@ -286,11 +286,11 @@ def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Pl
         pattern = re.compile(introduction + b"(" + b"|".join(map(re.escape, openers)) + b")")
         while (match := pattern.search(reader.data, at)) is not None:
             reader.at, scratch.placed, scratch.calls = match.start(1), [], []
-            list(parser.attempt())  # all of it is here
+            list(parser.attempt())  # all bytes have arrived
             at = max(reader.at, match.end())
             for part, start, stop, call in scratch.placed:
                 if call is not None and call.status in _RUNNABLE:
-                    # the first and the last with what opens and closes a section
+                    # the first and the last call include the section's opening and closing
                     start = match.start() if call is scratch.calls[0] else start
                     stop = reader.at if call is scratch.calls[-1] else stop
                     call = replace(call, index=count, raw=reader.text(start, stop), span=output.span(start, stop))
@@ -302,7 +302,7 @@ def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Pl
 
 
 def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) -> tuple[list[bytes], str]:
-    """What attempts in a part begin with, and why they are no calls."""
+    """What attempts in a part begin with, and why they do not count as calls."""
     if place.part.kind is PartKind.REASONING is output.open and place is output.placed[-1]:
         return calls.openers, "the call is inside reasoning that is not closed"
     openers = (
@@ -310,12 +310,12 @@ def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) 
     )
     reason = f"{calls.grammar.open.strip()!r} is missing before the call"
     if calls.bare:
-        reason = "the call comes after something else, and only its place says that it is a call"
+        reason = "the call comes after something else, and only its position marks it as a call"
     return [opener for opener in openers if opener], reason
 
 
 def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:
-    """The parts of a lenient reading: attempts are calls."""
+    """The parts of a lenient reading, in which attempts count as calls."""
     placed: list[Placed] = []
     index = 0
     for one in output.placed:

@@ -6,12 +6,12 @@ reasoning channel is reasoning; any other is content. Without channels, headers 
 
 Differs from openai-harmony on purpose:
 
-- Only a word that begins with ``to=`` is a recipient. A message to ``user``, ``assistant`` or ``all`` is no call.
-- ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends so is UNCLOSED.
+- Only a word that begins with ``to=`` is a recipient. A message to ``user``, ``assistant`` or ``all`` is not a call.
+- ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends this way is UNCLOSED.
 - A stop token ends the turn, unless the assistant goes on right after ``<|call|>`` with another message.
-- From the header of another role on (an invented turn or result) everything is content, verbatim.
+- Everything from the header of another role on (an invented turn or result) is content, verbatim.
 - Broken headers are read as far as possible. Stray words before channel and recipient are content. Without
-  ``<|message|>``, all after the channel's name is the body; with a recipient it is a call that is MALFORMED.
+  ``<|message|>``, everything after the channel's name is the body; with a recipient it is a MALFORMED call.
 
 The arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
 """
@@ -60,7 +60,7 @@ class ChannelParser:
         self.reader, self.output = output.reader, output
         channels, self._to = self.channels, self.channels.recipient.encode()
         self._calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
-        """Reads the body of a call, if that is not one JSON."""
+        """Reads the body of a call that is not plain JSON."""
         named = (channels.reasoning, channels.content) if not channels.channel else ()
         self._not_tools = _NOT_TOOLS.union(named)
         self._role = compiled.head.rpartition(self.delimiters.start)[2].strip() or b"assistant"
@@ -100,7 +100,7 @@ class ChannelParser:
         return match
 
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
-        """The header from `at` to `stop`. It names a role if it is `started`, and otherwise may."""
+        """The header from `at` to `stop`. It names a role if it is `started`, and may do so otherwise."""
         words = list(_WORD.finditer(self.reader.data, at, stop))
         special = (b"\xff", self._to)
         lead = list(takewhile(lambda word: not _text(word).startswith(special), words))
@@ -140,7 +140,7 @@ class ChannelParser:
             assert header.recipient is not None
             if match is not None:
                 call.fail("the call breaks off before its arguments")
-            if match is not None or header.recipient.end() < header.stop:  # else there may be more of it
+            if match is not None or header.recipient.end() < header.stop:  # else more of the name may follow
                 call.set_name(header.tool.removeprefix(self.channels.namespace))
             self._finish(call, match)
         elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type
@@ -148,7 +148,7 @@ class ChannelParser:
             self.output.end_text()
 
     def _empty_message(self, header: _Header, at: int, started: bool) -> str:
-        """What completes a header that is cut off to an empty message."""
+        """What completes a cut-off header to an empty message."""
         channels, marker = self.channels, self.delimiters.channel
         if header.recipient is not None or (marker and marker in self.reader.data[at : header.stop]):
             return f"{channels.message}{channels.end}"

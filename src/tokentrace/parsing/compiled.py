@@ -1,4 +1,4 @@
-"""A grammar compiled for one vocabulary: delimiters as marked bytes, and those to look for in each place."""
+"""A grammar compiled for one vocabulary: delimiters as marked bytes, and which ones to look for in each place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CompiledFrame:
 
 
 class ValueOpening(NamedTuple):
-    """How a value opens. `is_string` is None if that does not tell."""
+    """How a value opens. `is_string` is None if the opening does not say."""
 
     pieces: Pieces
     lead: bytes
@@ -52,7 +52,7 @@ class CompiledCalls:
         self.head: list[tuple[Pieces, str]] = [(of(lead), field) for lead, field in grammar.head]
         self.begin, self.end = of(grammar.begin), of(grammar.end)
         self.finish = self.end + self.close
-        """All that ends a call."""
+        """Everything that ends a call."""
         lead = self.head[0][0] if self.head else ()
         self.another = self.open or lead
         """What the next call begins with."""
@@ -73,7 +73,7 @@ class CompiledCalls:
         if not self.bare and self.open and (not self.openers or unforgeable(self.open[0])):
             self.openers.append(self.open[0])
         self.headless_opener = b""
-        """What a call begins with that lacks its delimiter."""
+        """What a call without its delimiter begins with."""
         if self.bare:
             self.headless_opener = b"{" if self.style is Style.JSON_CALL and not self.section_open else first
         elif self.style is Style.PAIRS and self.open and lead and self.end:
@@ -87,12 +87,12 @@ class CompiledCalls:
         self.keys = {path[0] for path in self.paths} | {"type"}
         usual = any(len(path) == 1 for path, field in self.paths.items() if field == "arguments")
         self.fields = {**(_ARGUMENT_KEYS if usual else {}), **self.paths}
-        """The field at each path, with those that servers accept for arguments."""
+        """The field at each path, including other paths that servers accept for arguments."""
         if self.style is Style.TREE:
             tag = (self.value_close[0], self.key_open[0], self.value_opens[0].pieces[0])
             pattern = b"(?:(?P<close>%b)|%b)(?P<name>[^<\xff]*?)(?P<end>%b|\\Z)"
             self.tags = re.compile(pattern % tuple(map(re.escape, tag)))
-            """The tags of elements; the `end` of one that is cut off is empty."""
+            """The tags of elements; `end` is empty for a tag that is cut off."""
 
     def _compile_sets(self, stops: Kinds) -> None:
         openings = _first("hard", self.section_open, self.open, self.section_close)
@@ -101,7 +101,7 @@ class CompiledCalls:
         """What ends a call anywhere: stop tokens, and openings that no text can spell."""
         self.hard_ends = [(piece,) for _, piece in self._hard]
         self.hard_ends += [(piece,) for piece in self.finish if unforgeable(piece)]
-        """The same and all closings that no text can spell."""
+        """The same, plus all closings that no text can spell."""
         ending = [*_first("end", self.end, self.close), *self._hard]
         self.to_end = Delimiters(ending)
         self.to_close = Delimiters([*_first("close", self.close), *self._hard])
@@ -128,7 +128,7 @@ class CompiledCalls:
         self.value_ends = functools.lru_cache(maxsize=1000)(self._value_ends)
 
     def _value_ends(self, declared: frozenset[str]) -> Delimiters:
-        """What may end a value, among it the openings of other arguments that the tool declares."""
+        """What may end a value, including the openings of other arguments that the tool declares."""
         opening, after = b" ".join(self.key_open), self.value_opens[0].pieces[0]
         kinds = [("value", self.value_close[0]), *(("finish", some[0]) for some in self.certain_ends)]
         kinds += [(f"key {key}", opening + key.encode("utf-8", "replace") + after) for key in declared]
@@ -140,7 +140,7 @@ def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpen
     texts += [(text, False) for _, text in grammar.typed_opens]
     openings = [(marked.scaffold(text), is_string) for text, is_string in texts if text]
     ways = [ValueOpening(parts(text), text[len(text.rstrip()) :], is_string) for text, is_string in openings]
-    if len(ways) == 1:  # one opening for all values tells nothing
+    if len(ways) == 1:  # one opening for all values says nothing about their type
         ways = [ways[0]._replace(is_string=True if grammar.others is Value.BARE else None)]
     return ways
 
@@ -208,7 +208,7 @@ class Compiled:
             count *= 8
 
     def prefix(self, prompt: bytes) -> bytes:
-        """What a prompt wrote of the turn, after its head, unless the turn has ended."""
+        """The part of the turn after its head that the prompt wrote; empty if the turn has ended."""
         at = prompt.rfind(self.head) if self.head else -1
         prefix = prompt[at + len(self.head) :] if at >= 0 else b""
         return b"" if any(stop in prefix for stop in self.stops) else prefix

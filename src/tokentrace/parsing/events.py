@@ -40,7 +40,7 @@ class CallNamed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class ArgumentsDelta:
-    """More of the arguments, as JSON. All of a call's together are its `arguments_text`."""
+    """More of the arguments, as JSON. All deltas of a call together are its `arguments_text`."""
 
     index: int
     text: str
@@ -48,12 +48,12 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A call has ended; its status tells how."""
+    """A call has ended; its status says how."""
 
     index: int
     call: ParsedToolCall
     lead: str = field(default="", compare=False)
-    """White space that the grammar writes between the text before and the call."""
+    """White space that the grammar writes between the preceding text and the call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
 _TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _UNKNOWN: Final = "\ufffd".encode()
 _FEW: Final = 128
-"""So many tokens are looked up one by one; more are picked from a table."""
+"""Up to this many tokens are looked up one by one; more are taken from a table."""
 
 
 def mark(index: int) -> bytes:
@@ -42,9 +42,9 @@ class MarkedBytes:
         self._bytes, self._starts, self._lengths = np.frombuffer(table, np.uint8), starts, lengths
 
     def _table(self, ids: npt.NDArray[Any]) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """Tokens as bytes, and where each begins, without a step for each of them."""
+        """Tokens as bytes, and where each begins, without a loop over tokens."""
         unknown = np.uint64(len(self._starts) - 1)
-        index = np.minimum(ids.astype(np.uint64), unknown).view(np.int64)  # negative ones are large
+        index = np.minimum(ids.astype(np.uint64), unknown).view(np.int64)  # negative ids become large
         lengths = self._lengths.take(index)
         begins = np.cumsum(lengths) - lengths
         places = np.repeat(self._starts.take(index) - begins, lengths)
@@ -52,7 +52,7 @@ class MarkedBytes:
         return self._bytes.take(places).tobytes(), begins
 
     def spelled(self, ids: Ids, base: int) -> tuple[bytes, list[int]]:
-        """Tokens as bytes, and where each begins after `base` others."""
+        """Tokens as bytes, and where each begins after `base` earlier bytes."""
         if len(ids) > _FEW:
             spelled, starts = self._table(ids)
             return spelled, (starts + base).tolist()
@@ -84,7 +84,7 @@ class MarkedBytes:
         return _MARK.sub(lambda match: self._tokens[match[0]].text.encode("utf-8", "surrogatepass"), data)
 
     def text(self, data: bytes | bytearray) -> str:
-        """Marked bytes as text, what is not UTF-8 as U+FFFD."""
+        """Marked bytes as text; invalid UTF-8 becomes U+FFFD."""
         return self.visible(data).decode("utf-8", "replace")
 
 

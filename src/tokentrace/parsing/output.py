@@ -29,7 +29,7 @@ class OpenCall:
     name: str | None = None
     id: str | None = None
     space: tuple[int, int] | None = None
-    """White space before a call without delimiters: content, once it is a call."""
+    """White space before a call without delimiters. It is content once the call is certain."""
     announced: bool = False
     named: bool = False
     """True once its name was reported; arguments wait for that."""
@@ -89,7 +89,7 @@ class OpenCall:
         self.add_arguments(f"{', ' if self.texts else '{'}{_to_json(key)}: ")
 
     def add_value(self, key: str, value: Any, *, reported: bool = False) -> None:
-        """The value of an argument, unless its text was reported as it came."""
+        """Add the value of an argument; `reported` if its text was reported as it arrived."""
         self.values = self.values or {}
         if key in self.values:
             self.fail(f"the argument {key!r} is given twice", CallStatus.DUPLICATE_ARGUMENT, lenient=True)
@@ -97,7 +97,7 @@ class OpenCall:
         self.add_arguments("" if reported else _to_json(value))
 
     def end_values(self) -> None:
-        """No more arguments follow, unless the completion ends here."""
+        """End the arguments, unless the completion ends here."""
         self.values = self.values or {}
         if not self.output.reader.exhausted:
             self.add_arguments("}" if self.texts else "{}")
@@ -107,7 +107,7 @@ class OpenCall:
         self.add_arguments(_to_json(values))
 
     def finish(self, stop: int) -> None:
-        """The call has ended, well or not. One that the prompt wrote to its end is left out."""
+        """End the call, well-formed or not. Leaves out a call that the prompt wrote to its end."""
         output = self.output
         if not output.starts and not output.reader.ended:
             output.events.clear()
@@ -137,7 +137,7 @@ class OpenCall:
         keys: list[str] = []
 
         def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            keys[:] = [key for key, _ in pairs]  # of the outermost object in the end
+            keys[:] = [key for key, _ in pairs]  # the outermost object comes last
             return dict(pairs)
 
         try:
@@ -166,7 +166,7 @@ class ArgumentsText(Report):
 
 
 class Text(Report):
-    """Reports reasoning or content: a stretch of it is a part."""
+    """Reports reasoning or content. Each stretch of it is a part."""
 
     def __init__(self, output: Output, kind: PartKind) -> None:
         super().__init__(output.reader)
@@ -226,7 +226,7 @@ class Output:
         self.blank_reasoning = False
         """True if there was a message of reasoning without text."""
         self.closed = False
-        """True if the turn was closed in letters, where its grammar has no token for that."""
+        """True if text closed the turn, in a grammar that has no token for that."""
         self._regions: list[tuple[int, PartKind]] = []
         self.reasoning, self.content = Text(self, PartKind.REASONING), Text(self, PartKind.CONTENT)
         self.current: Text | None = None
@@ -242,13 +242,13 @@ class Output:
             self.current.done()
 
     def start_call(self, start: int, **fields: Any) -> OpenCall:
-        """A call that is certain to be one."""
+        """Start a call that is certain to be one."""
         call = OpenCall(self, len(self.calls), start, **fields)
         call.announce()
         return call
 
     def enter(self, kind: PartKind, at: int) -> None:
-        """From byte `at` on, tokens belong to what `kind` says, delimiters included."""
+        """From byte `at` on, tokens are of this kind, delimiters included."""
         self._regions.append((max(at, self.base) if self._regions else self.base, kind))
 
     def regions(self) -> list[Region]:

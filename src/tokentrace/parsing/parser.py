@@ -15,9 +15,9 @@ from .values import Tools
 
 
 class TurnParser:
-    """Reads a turn from its head on. What the prompt wrote of it comes first, and is not reported.
+    """Reads a turn from its head on. The part that the prompt wrote comes first and is not reported.
 
-    `prompted`: the prompt is known. Else the template's is assumed, and a completion may open its reasoning again.
+    `prompted`: the prompt is known. Otherwise the template's is assumed, and a completion may open reasoning again.
     """
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
@@ -26,7 +26,7 @@ class TurnParser:
         self.calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Match | None]:
-        """All of the turn: its stop token, or None if the completion ends without one."""
+        """Read the whole turn. Returns its stop token, or None if the completion ends without one."""
         compiled, reader, output, calls = self.compiled, self.reader, self.output, self.calls
         yield from reader.skip(compiled.head_trail)
         yield from self._begin()
@@ -120,8 +120,8 @@ class TurnParser:
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    Events are never taken back, and add up to the same in any chunks. With ``calls="lenient"`` all come from `finish`:
-    only then it is known which text is a call.
+    Events are never taken back, and add up to the same result for any chunks. With ``calls="lenient"`` all events come
+    from `finish`, because only then is it certain which text is a call.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class StreamingParser:
     def feed(self, ids: Sequence[int] | Ids) -> list[Event]:
         """Take more ids, and return the events that have become certain.
 
-        Raises InputError, and takes none of them, if one is not a token id.
+        Raises InputError if one is not a token id, and then takes none of them.
         """
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
-            # as streams bring them
+            # the usual case in a stream: one id
             start, piece, plain = len(reader.data), self._token_bytes(index), reader.plain
             output.starts.append(start)
             reader.data += piece
@@ -218,7 +218,7 @@ class StreamingParser:
 
 
 def read_turn(compiled: Compiled, completion: Ids, prompt_ids: Sequence[int] | Ids) -> ParsedResponse:
-    """Parse a completion after a prompt. Raises InputError for a wrong id in it."""
+    """Parse a completion after a prompt. Raises InputError for an invalid id."""
     parser = StreamingParser(compiled, prompt=compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
     parser.feed(completion)
     return parser.response

@@ -1,4 +1,4 @@
-"""What cannot be read back from a rendered turn: parse it, and compare."""
+"""What cannot be read back from a rendered turn: parse the turn and compare."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ class UnreadableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A field that is not read back; ``tool_calls`` are all calls of a message."""
+    """A field that parsing does not give back; ``tool_calls`` means all calls of a message."""
 
     message: int
     field: str
@@ -38,7 +38,7 @@ class Unreadable:
 def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[ParsedResponse]) -> Iterator[Unreadable]:
     """The fields of an assistant message that are not read back from its `turns`.
 
-    There are several if the template writes tool results inside its turn.
+    There are several turns if the template writes tool results inside the message's turn.
     """
     calls = message.get("tool_calls") or ()
     parsed_calls = [call for turn in turns for call in turn.tool_calls]
@@ -62,7 +62,7 @@ def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[Pars
 
 
 _NOTHING: Final = object()
-"""An argument that is not there, which is not the same as null."""
+"""A missing argument, which is not the same as null."""
 
 
 def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) -> Iterator[tuple[str, Any, Any]]:
@@ -95,7 +95,7 @@ def _same(one: Any, other: Any) -> bool:
 def _both(expected: Any, actual: Any) -> str:
     if isinstance(expected, str) and isinstance(actual, str):
         start = max(0, common_prefix(expected, actual) - 8)
-        show = ascii if unicodedata.normalize("NFC", expected) == actual else repr  # which look alike on a screen
+        show = ascii if unicodedata.normalize("NFC", expected) == actual else repr  # the two look alike on a screen
         return f"{show(expected[start : start + 40])} is read as {show(actual[start : start + 40])}"
     if isinstance(actual, ParsedToolCall):
         return f"{_short(expected)} is read as a call that is {actual.status}: {actual.problem}"
@@ -109,7 +109,7 @@ def _short(value: Any) -> str:
 
 # -- proofs of a grammar
 
-MISREAD: Final = "not all that the template writes is read back"
+MISREAD: Final = "the parser does not read back everything that the template writes"
 _THOUGHT: Final = {"reasoning_content": "a thought"}
 _ONE: Final = {"tool_calls": [probe_call(1, {"key": "value", "more": 7})]}
 _TWO: Final = {"tool_calls": [probe_call(1, {"key": "value"}), probe_call(2, {"more": True})]}
@@ -121,15 +121,15 @@ PROOFS: Final[Mapping[str, Mapping[str, Any]]] = {
     "two calls": {"content": "", **_TWO},
     "reasoning and two calls": {"content": "", **_THOUGHT, **_TWO},
 }
-"""Turns that a grammar has to read back, as far as they are written."""
+"""Turns that a grammar has to read back, as far as the template writes them."""
 
 
 def misread_parts(rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[str]:
-    """The parts of a proof that are read otherwise than the trace shows them."""
+    """The parts of a proof that the parser reads differently from the trace."""
     spans = [(text, origin.path) for text, _, origin in rendering.spans() if origin and origin.message == 1]
     content = "".join(text for text, path in spans if path[:1] == ("content",))
     reasoning = "".join(text for text, path in spans if path and path[0] in REASONING_FIELDS)
-    if grammar.channels is None:  # there, a template may write content as reasoning
+    if grammar.channels is None:  # with channels, a template may write content as reasoning
         if parsed.content != content:
             yield "content"
         if (grammar.reasoning is not None or not grammar.notes) and (parsed.reasoning_content or "") != reasoning:

@@ -1,4 +1,4 @@
-"""Reading bytes that arrive bit by bit: a parser is a generator, and yields where it needs more.
+"""Reading bytes that arrive piece by piece: a parser is a generator, and yields where it needs more.
 
 It reports only what is certain, and looks at every byte a bounded number of times.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 """A part of a parser: yields while it waits for more bytes, and returns a result."""
 Pieces = tuple[bytes, ...]
-"""A delimiter: white space between its pieces is free."""
+"""A delimiter: any white space may stand between its pieces."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
 _SPACES: Final = re.compile(rb"\s*")
@@ -35,7 +35,7 @@ class Report:
         self.add(self._reader.marked.visible(self._reader.data[start:stop]), start, stop)
 
     def add(self, piece: bytes, start: int, stop: int, final: bool = False) -> None:
-        """More bytes, control tokens by their names; they come from these bytes of the reader."""
+        """Add bytes, with control tokens by their names, from bytes `start` to `stop` of the reader."""
         piece = self.pending + piece if self.pending else piece
         text, used = codecs.utf_8_decode(piece, "replace", final)
         self.pending = piece[used:] if used < len(piece) else b""
@@ -66,7 +66,7 @@ class Plain(NamedTuple):
 
 @functools.cache
 def plain_text(special: re.Pattern[bytes]) -> Callable[[bytes], str | None]:
-    """Decodes tokens: None if one has a special byte, empty if it does not end where a character does."""
+    """Decodes tokens: None if one has a special byte, empty if it is not UTF-8 on its own."""
 
     @functools.cache
     def text(piece: bytes) -> str | None:
@@ -99,8 +99,8 @@ class Delimiters:
         """Decodes tokens in which neither a delimiter nor a control token begins."""
 
     def pending(self, data: bytearray, start: int) -> int:
-        """Where a delimiter may begin that has not arrived in full; the end if there is none."""
-        if not data or data[-1] not in self._last_bytes:  # most often
+        """Where a delimiter that has not fully arrived may begin; the end of the data if nowhere."""
+        if not data or data[-1] not in self._last_bytes:  # the usual case
             return len(data)
         match = self._pending.search(data, max(start, len(data) - self.longest))
         return match.start() if match else len(data)
@@ -178,7 +178,7 @@ class Reader:
         return self.past(_SPACES, at)
 
     def past(self, pattern: re.Pattern[bytes], at: int | None = None) -> Reading[int]:
-        """The first position after bytes of a pattern, which may come in several pieces."""
+        """The first position after bytes that match a pattern, which may arrive in several pieces."""
         at = self.at if at is None else at
         while True:
             match = pattern.match(self.data, at)
@@ -192,7 +192,7 @@ class Reader:
         return self.ended and self.at == len(self.data)
 
     def find(self, delimiters: Delimiters, report: Report | None = None) -> Reading[Match | None]:
-        """Go to the next delimiter, or to the end (None), and report the text before, which ends there."""
+        """Go to the next delimiter, or to the end (None), and report the text before it."""
         data, start = self.data, self.at
         self.reported = scan = start
         plain = Plain(delimiters.plain_text, report) if report is not None else None

@@ -9,7 +9,7 @@ from ..showing import ShowsItself
 
 
 class CallStatus(StrEnum):
-    """What became of one call: of several problems, the first in this order."""
+    """The outcome of a call. Of several problems, the first in this order counts."""
 
     OK = "ok"
     TRUNCATED = "truncated"
@@ -24,7 +24,7 @@ class CallStatus(StrEnum):
     DUPLICATE_ARGUMENT = "duplicate_argument"
     """An argument appears twice; the last one counts."""
     UNKNOWN_TOOL = "unknown_tool"
-    """No tool has this name, although there are tools."""
+    """Tools are declared, but none has this name."""
 
 
 class CallReading(StrEnum):
@@ -73,7 +73,7 @@ class ParsedToolCall:
     arguments: dict[str, Any] | None
     """The arguments as values; None if they cannot be read."""
     arguments_text: str
-    """The arguments as JSON: verbatim if the model wrote JSON, else formed from its values."""
+    """The arguments as JSON: verbatim if the model wrote JSON, else built from its values."""
     id: str | None
     """The id that the model wrote, in formats that have one."""
     status: CallStatus
@@ -100,9 +100,9 @@ class ParsedPart:
     text: str
     span: TokenRange
     call: int | None = None
-    """Which of the tool calls it is."""
+    """Its index among the tool calls."""
     lead: str = field(default="", compare=False)
-    """White space that the grammar writes between the text before and a call."""
+    """White space that the grammar writes between the preceding text and a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ParsedResponse(ShowsItself):
     finish: Finish
     stop_token: int | None
     open: PartKind | None
-    """What the completion ends inside of: reasoning or a call that is not closed."""
+    """What the completion ends inside: reasoning or a call that is not closed."""
     parts: list[ParsedPart] = field(default_factory=list)
     """Everything in order."""
     unread: TokenRange | None = None
@@ -150,9 +150,9 @@ class ParsedResponse(ShowsItself):
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
 
-        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content; so do
-        those with an argument twice, of which a mapping would lose one. `call_id` makes ids for calls without one, by
-        default of the nine letters and digits that Mistral's templates insist on.
+        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content. So do calls
+        that repeat an argument, because a mapping would lose one of the values. `call_id` makes ids for calls without
+        one; by default they have nine letters and digits, which Mistral's templates require.
         """
         calls = {
             call.index: {

@@ -1,13 +1,13 @@
 """What bare text means by the tool's JSON schema, in formats that write arguments between tags.
 
-There strings are written as they are, and all else as in JSON or Python. The first rule that applies:
+Such formats write strings as they are, and everything else as in JSON or Python. The first rule that applies counts:
 
 1. Only strings are allowed: the text, which can be passed on as it arrives.
-2. It spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 if only integers are allowed.
+2. The text spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 if only integers are allowed.
 3. Strings are allowed, or the schema says nothing: the text.
-4. The value it spells, which the tool may refuse; null for empty text, if allowed; else the text: uncertain.
+4. Otherwise: the value it spells, which the tool may refuse; null for empty text, if allowed; else the text, uncertain.
 
-Whatever is unclear, contradictory or circular in a schema allows every type.
+Unclear, contradictory or circular parts of a schema allow every type.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..conversation.place import fields_of
 from ..conversation.values import finite, no_constant
 
 Types = frozenset[str] | None
-"""JSON types; None is any. With ``number`` comes ``integer``."""
+"""JSON types; None means any. ``number`` includes ``integer``."""
 
 _LONGEST_LITERAL: Final = 100_000
 _EXACT: Final = 2**53
-"""Below it, every integer is a float."""
+"""Below this, floats represent every integer exactly."""
 _NAMES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 _TYPES: Final[dict[type, str]] = dict(zip((type(None), bool, int, float, str, list, dict), _NAMES, strict=True))
 _WORDS: Final = {"True": True, "False": False, "None": None}
@@ -86,7 +86,7 @@ _DECODER: Final = json.JSONDecoder(**_STRICT)
 _LITERAL_TEXT: Final = re.compile(
     r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+"""
 )
-"""What literals of JSON's kind consist of. Anything else never reaches Python's parser."""
+"""What JSON-like literals consist of. Anything else never reaches Python's parser."""
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
@@ -116,11 +116,11 @@ class Schema:
         return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
 
     def items(self) -> Schema | None:
-        """The schema of each item of an array; None if it does not say."""
+        """The schema of each item of an array; None if this schema does not say."""
         return self._combined(node.get("items") for node in self._nodes() if "prefixItems" not in node)
 
     def property(self, key: str) -> Schema | None:
-        """The schema of a property, declared or not; None if it does not say."""
+        """The schema of a property, declared or not; None if this schema does not say."""
         stated: list[Any] = []
         for node in self._nodes():
             properties, undeclared = node.get("properties"), node.get("additionalProperties")
@@ -135,7 +135,7 @@ class Schema:
         return Schema({"anyOf": stated}, self._root) if stated else None
 
     def _nodes(self) -> Iterator[Mapping[Any, Any]]:
-        """This schema and all that say more about the same value, each once."""
+        """This schema and all others that it applies to the same value, each once."""
         pending, seen = [self._node], set[int]()
         while pending:
             node = pending.pop()
@@ -146,7 +146,7 @@ class Schema:
 
 
 def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
-    """The types a schema allows. With `memo`, circles end and every node is read once."""
+    """The types a schema allows. `memo` ends cycles, and every node is read once."""
     if not isinstance(node, Mapping) or id(node) in memo:
         return memo.get(id(node))
     memo[id(node)] = None
@@ -180,7 +180,7 @@ def _entries(node: Mapping[Any, Any], word: str) -> Sequence[Any]:
 
 
 def _target(root: Any, reference: Any) -> Any:
-    """What a reference within the root leads to; None if nowhere."""
+    """What a reference within the root points to; None if it points to nothing."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     for part in unquote(reference).split("/")[1:]:

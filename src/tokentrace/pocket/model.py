@@ -1,4 +1,4 @@
-"""The pocket model in NumPy: Qwen3 in float32, a cache for each sequence, sequences of any length side by side.
+"""The pocket model in NumPy: Qwen3 in float32, one cache per sequence, and batches of sequences of any length.
 
 >>> model = load_pocket()
 >>> cache = model.new_cache()
@@ -24,20 +24,20 @@ Floats = npt.NDArray[np.float32]
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 BLOCK: Final = 256
-"""How many tokens of one sequence attend at a time: a long prompt must not need memory for its length squared."""
+"""How many tokens of a sequence attend at a time, so that memory does not grow with the square of its length."""
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
 SMALLEST: Final = 256
-"""The capacity that a cache starts with, in tokens."""
+"""The initial capacity of a cache, in tokens."""
 
 
 class Cache:
-    """The keys and values of one sequence: `length` tokens of it, ids not included. It grows as needed."""
+    """The keys and values of the first `length` tokens of one sequence, without their ids. Grows as needed."""
 
     __slots__ = ("keys", "length", "values")
 
     def __init__(self, layers: int, kv_heads: int, head_size: int, capacity: int) -> None:
-        # Keys lie transposed: a query times them then reads along memory.
+        # Keys are stored transposed, so that multiplying a query with them reads memory in order.
         self.keys: Floats = np.zeros((layers, kv_heads, head_size, capacity), np.float32)
         self.values: Floats = np.zeros((layers, kv_heads, capacity, head_size), np.float32)
         self.length = 0
@@ -48,16 +48,16 @@ class Cache:
         return int(self.values.shape[2])
 
     def truncate(self, length: int) -> None:
-        """Forget what comes after the first `length` tokens."""
+        """Forget all but the first `length` tokens."""
         if not 0 <= length <= self.length:
             raise InputError(f"a cache of {self.length} tokens cannot be cut to {length}")
         self.length = length
 
     def copy(self, length: int | None = None, capacity: int = 0) -> Cache:
-        """Another cache that begins with the first `length` tokens of this one; with all of them by default."""
+        """Return a copy of the first `length` tokens, or of all by default."""
         count = self.length if length is None else length
         if not 0 <= count <= self.length:
-            raise InputError(f"a cache of {self.length} tokens has no first {length}")
+            raise InputError(f"a cache of {self.length} tokens has no prefix of {length}")
         layers, kv_heads, head_size, _ = self.keys.shape
         other = Cache(layers, kv_heads, head_size, max(count, capacity, SMALLEST))
         other.keys[..., :count] = self.keys[..., :count]
@@ -76,7 +76,7 @@ class Cache:
 
 
 class _Layer:
-    """The weights of one layer, as matrices that rows are multiplied with from the left."""
+    """The weights of one layer, with matrices transposed for ``rows @ matrix``."""
 
     def __init__(self, weights: dict[str, Floats], index: int) -> None:
         def of(name: str) -> Floats:
@@ -95,7 +95,7 @@ class _Layer:
 
 
 class PocketModel:
-    """Ids in, logits out. It holds no sequence itself, and may be used from several threads."""
+    """Ids in, logits out. Holds no sequences itself, and is safe to use from several threads."""
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Floats]) -> None:
         self._config = config
@@ -111,28 +111,28 @@ class PocketModel:
         self._head = np.ascontiguousarray(self._embedding.T)
         self._norm = weights["model.norm.weight"]
         self._layers = [_Layer(weights, index) for index in range(int(config["num_hidden_layers"]))]
-        # Queries and keys are normed and rotated together; the queries' norm takes in the scale of attention.
+        # Queries and keys are normed and rotated together; the queries' norm includes the attention scale.
         scale = np.ones((self._heads + self._kv_heads, 1), np.float32)
         scale[: self._heads] = 1 / math.sqrt(size)
         heads = [self._heads, self._kv_heads]
         self._qk_norms = [np.repeat(np.stack((one.q_norm, one.k_norm)), heads, axis=0) * scale for one in self._layers]
-        # In float32 from the start, as other engines have it: at a thousand tokens the rounding can be seen.
+        # In float32 from the start, as in other engines: at a thousand tokens the rounding is visible.
         powers = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         frequencies = np.float32(1) / np.float32(config["rope_theta"]) ** powers
         angles = np.outer(np.arange(self.longest, dtype=np.float32), frequencies)[:, None, :]
         self._cos, self._sin = np.cos(angles), np.sin(angles)
 
     def with_weights(self, weights: Mapping[str, Floats]) -> PocketModel:
-        """Return the model with new weights. Raises InputError for one that is missing, unknown or of another shape.
+        """Return the model with new weights. Raises InputError if any is missing, unknown or of another shape.
 
-        They may include a head if it equals the embedding.
+        `weights` may include a head if it equals the embedding.
         """
         arrays = dict(weights)
         head = arrays.pop(_HEAD, None)
         shapes = {name: shape for name, shape in self._shapes.items() if name != _HEAD}
         for name in [*shapes, *arrays]:
             if name not in arrays:
-                raise InputError(f"the new weights have no {name!r}; they must be all of the model's")
+                raise InputError(f"the new weights have no {name!r}; they must include all of the model's")
             if name not in shapes:
                 raise InputError(f"the new weights have {name!r}, which the model does not have")
             if arrays[name].shape != shapes[name]:
@@ -142,7 +142,7 @@ class PocketModel:
         return PocketModel(self._config, arrays)
 
     def new_cache(self, capacity: int = SMALLEST) -> Cache:
-        """The cache of a sequence that has no token yet."""
+        """Return the cache of an empty sequence."""
         return Cache(len(self._layers), self._kv_heads, self._head_size, max(1, capacity))
 
     @overload
@@ -150,10 +150,10 @@ class PocketModel:
     @overload
     def extend(self, caches: Sequence[Cache], ids: Sequence[TokenIds], *, every: Literal[True]) -> list[Floats]: ...
     def extend(self, caches: Sequence[Cache], ids: Sequence[TokenIds], *, every: bool = False) -> Floats | list[Floats]:
-        """Append ids to each sequence; the logits after its last one, [sequences, vocabulary].
+        """Append ids to each sequence. Returns the logits after its last id, [sequences, vocabulary].
 
-        With `every`, the logits after each new id instead, one array [ids, vocabulary] per sequence. Raises InputError
-        for ids outside of the vocabulary, no ids or too many, or a cache given twice; the caches are then as before.
+        With `every`, returns the logits after each new id, one array [ids, vocabulary] per sequence. Raises InputError
+        for ids outside the vocabulary, no ids or too many, or a cache given twice, and leaves the caches unchanged.
         """
         rows = self._check(caches, ids)
         counts = [len(row) for row in rows]
@@ -181,7 +181,7 @@ class PocketModel:
         return np.split(logits, ends[:-1]) if every else logits
 
     def score(self, ids: TokenIds) -> Floats:
-        """The log-probability of each id given all before it: one fewer than there are ids."""
+        """Return the logprob of each id after the first, given all ids before it."""
         (logits,) = self.extend([self.new_cache(len(ids))], [ids], every=True)
         return log_softmax(logits[:-1])[np.arange(len(ids) - 1), np.asarray(ids[1:], np.intp)]
 
@@ -212,7 +212,7 @@ class PocketModel:
     def _project(
         self, layer: _Layer, norms: Floats, x: Floats, cos: Floats, sin: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Queries [tokens, heads, size], scaled; keys and values [tokens, kv heads, size]."""
+        """Return scaled queries [tokens, heads, size], and keys and values [tokens, kv heads, size]."""
         projected = (self._normed(x, layer.before_attention) @ layer.qkv).reshape(len(x), -1, self._head_size)
         both = self._normed(projected[:, : self._heads + self._kv_heads], norms)
         half = self._head_size // 2
@@ -221,7 +221,7 @@ class PocketModel:
         return turned[:, : self._heads], turned[:, self._heads :], projected[:, self._heads + self._kv_heads :]
 
     def _attend_next(self, index: int, caches: Sequence[Cache], counts: Sequence[int], q: Floats) -> Floats:
-        """Attention where every sequence has one new token: the softmax of all at once."""
+        """Attend with one new token per sequence: one softmax for all."""
         lengths = [cache.length + 1 for cache in caches]
         groups = self._heads // self._kv_heads
         q = q.reshape(len(caches), self._kv_heads, groups, self._head_size)
@@ -237,7 +237,7 @@ class PocketModel:
         return mixed.reshape(len(caches), -1)
 
     def _attend_many(self, index: int, caches: Sequence[Cache], counts: Sequence[int], q: Floats) -> Floats:
-        """Attention where sequences have several new tokens: one sequence after the other, in blocks."""
+        """Attend with several new tokens per sequence: one sequence after another, in blocks."""
         groups = self._heads // self._kv_heads
         mixed = np.empty((len(q), self._kv_heads, groups, self._head_size), np.float32)
         begin = 0
@@ -269,7 +269,7 @@ class PocketModel:
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """Log-probabilities along the last axis; sums in float64."""
+    """Return logprobs along the last axis. Sums in float64."""
     shifted = logits - logits.max(-1, keepdims=True)
     total = np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64)
     logprobs: Floats = shifted - np.log(total).astype(np.float32)
@@ -277,7 +277,7 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def read_safetensors(path: Path) -> dict[str, Floats]:
-    """All tensors of a file as float32: a length, a JSON header, raw numbers."""
+    """Read all tensors of a file as float32. A file has a length, a JSON header and raw numbers."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
@@ -294,15 +294,15 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
             case "BF16":  # the upper half of a float32
                 array = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
             case other:
-                raise InputError(f"{path.name}, {name}: numbers of type {other} are not read here")
+                raise InputError(f"{path.name}, {name}: numbers of type {other} are not supported")
         tensors[name] = array.reshape(row["shape"])
     return tensors
 
 
 def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
-    """The arrays of all safetensors of a folder, or copies of the arrays or tensors of a mapping, as float32.
+    """Return the arrays of all safetensors in a folder, or copies of a mapping's arrays or tensors, as float32.
 
-    A copy is made because a trainer changes its tensors in place.
+    They are copied because a trainer changes its tensors in place.
     """
     if isinstance(source, Mapping):
         return {str(name): _array(name, value) for name, value in source.items()}
@@ -318,7 +318,7 @@ def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
 
 
 def _array(name: Any, value: Any) -> Floats:
-    if callable(getattr(value, "detach", None)):  # a tensor of torch, on any device and of any type
+    if callable(getattr(value, "detach", None)):  # a torch tensor, on any device and of any dtype
         value = value.detach().cpu().float().numpy()
     array = np.array(value, dtype=np.float32)
     if not np.isfinite(array).all():
@@ -328,7 +328,7 @@ def _array(name: Any, value: Any) -> Floats:
 
 @functools.cache
 def load_pocket() -> PocketModel:
-    """The model that ships with the package, loaded once."""
+    """Return the model that ships with the package. Loads it once."""
     folder = Path(__file__).parent
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return PocketModel(config, read_safetensors(folder / "model.safetensors"))

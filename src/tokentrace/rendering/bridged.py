@@ -20,9 +20,9 @@ from .lost import Lost
 
 @dataclasses.dataclass(eq=False, repr=False)
 class BridgedTokens(ShowsItself, Sequence[int]):
-    """The next prompt: the stream so far, id for id, and what comes after it.
+    """The next prompt: the stream so far, id for id, and the new ids.
 
-    As a sequence it is the whole next prompt. Reading it checks the ids of the prompt, which the bridge does not.
+    As a sequence it is the whole next prompt. The bridge does not check the prompt's ids; reading them does.
     """
 
     prompt: Sequence[int] | Ids
@@ -31,7 +31,7 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     """The added tokens. Their messages are indices into the new messages."""
     new_count: int
     lost: Sequence[Lost] = ()
-    """Fields of the new messages of which some text reached no token. Their messages count from 0."""
+    """Fields of the new messages with text that reached no token. The first new message is 0."""
     changes: list[Change] = dataclasses.field(default_factory=list)
     """Changes to the new messages that made them fit the template."""
 
@@ -51,7 +51,7 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
     @property
     def messages(self) -> npt.NDArray[np.int32]:
-        """The new message of each new id, -1 for none."""
+        """The new message that each new id belongs to, -1 for none."""
         return self.new.messages
 
     @property
@@ -100,12 +100,12 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
 
 class Truncation(StrEnum):
-    """What becomes of a completion that was cut off."""
+    """What to do with a completion that was cut off."""
 
     CLOSE = "close"
-    """It is closed with tokens that carry no loss."""
+    """Close it with tokens that carry no loss."""
     REFUSE = "refuse"
-    """There is no bridge."""
+    """Refuse to bridge it."""
 
 
 class Stream(NamedTuple):

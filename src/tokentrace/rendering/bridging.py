@@ -1,11 +1,11 @@
 """The bridge: from a stream to the next prompt, without rendering the past.
 
 `Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps what follows the
-stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that no other context and
-no other stand-in gives another result; then a bridge costs one small render, whatever the history.
+stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that other contexts and
+stand-ins give the same result. After that, a bridge costs one small render, however long the history is.
 
-Nothing of a completion is changed, however it ended: what is missing is added. Ids that close a cut-off turn are
-synthetic.
+The bridge never changes a completion, however it ended; it only adds what is missing. Ids that close a cut-off turn
+are synthetic.
 """
 
 import re
@@ -41,23 +41,23 @@ _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAS
 _TRUNCATED: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
-"""Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
+"""Renders messages. Also takes the message whose turn to find, tools, and whether to add a generation prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """New messages to be written after a turn with calls of functions of these names."""
+    """New messages to write after a turn that calls the functions in `names`."""
 
     new: Messages
     tools: Any
     key: tuple[object, ...]
     """The shape of the messages, and the tools: what the template's control flow may depend on."""
     names: Sequence[str] = ()
-    """Those of the completion's calls, from the first on."""
+    """The names of the functions that the completion calls, in order."""
     true_context: bool = False
-    """Whether the template is shown the conversation before, and so the real tools."""
+    """Whether the template sees the actual conversation so far, and so the real tools."""
     real_tools: bool = True
-    """Whether the template is shown the real tools. The stand-in tool is quicker to render."""
+    """Whether the template sees the real tools. The stand-in tool renders faster."""
 
     def follow(self, context: Messages, stand_in: StandIn) -> list[Any]:
         """The new messages after a context and a stand-in."""
@@ -73,7 +73,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """A past that the template would rewrite: turns that have these tags, with reasoning or without."""
+    """Past turns that the template would rewrite: those with these tags, with reasoning or without."""
 
     tags: frozenset[bytes]
     reasoning: bool | None
@@ -83,7 +83,7 @@ class _Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """A context and a stand-in that give what any others give, for new messages of one shape."""
+    """A context and a stand-in that give the same result as all others, for new messages of one shape."""
 
     context: Messages
     stand_in: StandIn
@@ -93,7 +93,7 @@ class _Proof:
 
 
 class _Seam(NamedTuple):
-    """Ids to add after the completion, and how many ids of what follows the stop token the completion has already."""
+    """Ids to add after the completion, and how many ids after the stop token to skip: the completion has them."""
 
     pieces: Sequence[tuple[Sequence[int], Kind]] = ()
     overlap: int = 0
@@ -101,13 +101,13 @@ class _Seam(NamedTuple):
 
 @dataclass(slots=True)
 class Bridger:
-    """Bridges for one template under the settings of one renderer. Remembers what it has proven."""
+    """Makes bridges for one template with one renderer's settings. Remembers its proofs."""
 
     study: TemplateStudy
     endings: TurnEndings
     write: Write
     compiled: Callable[[], Compiled]
-    """The grammar that completions are parsed with; compiling it takes a while, and most bridges do without."""
+    """Returns the grammar that completions are parsed with. Compiling it is slow, and most bridges do not need it."""
     truncation: Truncation
     as_inference: bool
     _proofs: Memory = field(default_factory=Memory)
@@ -117,7 +117,7 @@ class Bridger:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt, or why there is none. `messages` is the conversation before the completion, if known."""
         if not len(stream.prompt):
-            problem = "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
+            problem = "there is no prompt to extend; keep the ids of every turn, including cut-off ones"
             return BridgeRefusal(RefusalReason.EMPTY_STREAM, problem)
         request = self._request(stream, new, tools, tools_key)
         proof = self._prove_any(request, stream, messages)
@@ -140,7 +140,7 @@ class Bridger:
     def _rendered_after(
         self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
     ) -> Continuation | BridgeRefusal:
-        """A conversation, cut after the turn of message `at`."""
+        """Render a conversation and cut it after the turn of message `at`."""
         write = self.write
         return seams.find_continuation(
             conversation, at + 1, lambda some, index: write(some, index, tools, prompted), self.endings
@@ -155,7 +155,7 @@ class Bridger:
             return replace(unnamed, names=names)
 
         def needs_names() -> bool:
-            """Whether what follows may depend on the names of called functions: it repeats them, or compares them."""
+            """Whether the text that follows may depend on the called functions' names: it repeats or compares them."""
             constants = self.study.template.constants
             for tool in check_tools(tools) or ():
                 name = str(tool.get("function", tool).get("name"))
@@ -172,7 +172,7 @@ class Bridger:
     # -- proofs
 
     def _prove_any(self, request: _Request, stream: Stream, messages: Messages | None) -> _Proof | BridgeRefusal:
-        """The proof for messages of this shape: in any context or, if they depend on it, in the one that there is."""
+        """The proof for messages of this shape: in any context or, if they depend on it, in the actual one."""
         proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
@@ -186,7 +186,7 @@ class Bridger:
         telling = frozenset[int]().union(*(controls for _, controls in contexts))
         seen = frozenset(index for index in telling if (ids == index).any())
         alike = [context for context, controls in contexts if controls == seen]
-        return self._remembered(request, has_call, alike)  # with results in them, or without
+        return self._remembered(request, has_call, alike)  # those with tool results, or those without
 
     def _remembered(
         self, request: _Request, has_call: bool | None = None, alike: Sequence[Messages] = ()
@@ -199,7 +199,7 @@ class Bridger:
         )
 
     def _prove(self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]) -> _Proof | BridgeRefusal:
-        """Find a context and a stand-in that the template takes, and see that no others give another result."""
+        """Find a context and a stand-in that the template accepts, and check that all others give the same result."""
         base = self._base(request, has_call, contexts)
         if isinstance(base, BridgeRefusal):
             return base
@@ -220,12 +220,12 @@ class Bridger:
                     continue
                 problem = request.check(actual)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
-                    # it moves text of the past to the new turn: to train, it stays where it is
+                    # the template moves past text to the new turn; a stream to train on keeps it in place
                     rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
                 elif actual.tail != expected.tail or problem is not None:
                     texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
                     advice = "pass messages=, the conversation so far"
-                    detail = f"what follows the turn depends on what comes before: {texts}; {advice}"
+                    detail = f"the text after the turn depends on the conversation before it: {texts}; {advice}"
                     return BridgeRefusal(RefusalReason.CONTEXT_DEPENDENT, detail)
                 elif self.as_inference and (rewrite := self._rewrite(other, request.visible_tools, actual)):
                     rewrites[rewrite] = None
@@ -235,10 +235,10 @@ class Bridger:
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
-        """The first context and stand-in that the template takes; one that shows its call, unless there was none."""
+        """The first context and stand-in that the template accepts, preferably showing a call if there was one."""
         refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here")
         second: tuple[Messages, StandIn, Continuation] | None = None
-        # a user may speak before a result is there
+        # a user may speak before the result arrives
         after_call = has_call is True or bool(seams.leading_results(request.new))
         shows_calls = after_call and self.study.forms.calls.are_shown
         for stand_in in seams.base_stand_ins(after_call):
@@ -258,7 +258,7 @@ class Bridger:
     def _contexts(self, has_tools: bool) -> tuple[tuple[Messages, frozenset[int]], ...]:
         """Contexts to try, each with its control tokens.
 
-        Of those with a call the first that shows it, and one that does not if that comes first.
+        Of each kind, takes the first that shows its call and, if it comes earlier, the first that does not.
         """
 
         def choose() -> tuple[tuple[Messages, frozenset[int]], ...]:
@@ -320,7 +320,7 @@ class Bridger:
                 full, blank = full or bool(between), blank or not between.strip()  # white space alone may be either
         for rewrite in rewrites:
             applies = True
-            if rewrite.reasoning is not None:  # of turns with reasoning, or of turns without
+            if rewrite.reasoning is not None:  # only turns with reasoning, or only turns without
                 applies = full if rewrite.reasoning else blank or not rewrite.tags
             if rewrite.tags <= seen and applies:
                 problem = f"in production the template rewrites earlier turns: {rewrite.how}"
@@ -330,14 +330,14 @@ class Bridger:
     # -- the seam between a stream and what follows it
 
     def _join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
-        """The stream, its seam, and what the template writes after the turn, for new messages counted from 0."""
+        """The stream, its seam, and what the template writes after the turn. The first new message is 0."""
         seam = self._seam(stream, continuation)
         if isinstance(seam, BridgeRefusal):
             return seam
         encoded, conversation, first = continuation.encoded, continuation.conversation, continuation.first_new
         rendering, after = encoded.rendering, slice(continuation.turn.stop + seam.overlap, None)
         owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
-        is_context = [  # all that the template adds to a message's text is scaffold, its role as well
+        is_context = [  # everything but a message's own text is scaffold, including its role
             origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
         ]
         kinds = encoded.per_token(np.where(is_context, np.uint8(Kind.CONTEXT), np.uint8(Kind.SCAFFOLD)))[after]
@@ -403,7 +403,7 @@ class Bridger:
         return self.compiled().marked.ids(marked, self.study.tokenizer)
 
     def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
-        """White space that the template writes before the stop token of past answers, as far as it is missing."""
+        """The white space before the stop token of past answers that the completion lacks."""
         space, token, _ = self._marked(find_past_close(self.study)).partition(mark(stop))
         if not token or space.strip() or parsed.tool_calls:
             return ""
@@ -411,7 +411,7 @@ class Bridger:
         return space[_shared_end(data, space) :].decode()
 
     def _is_stop(self, token: int) -> bool:
-        """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
+        """Whether generation ends at a token: a known stop, or a special token that never occurs inside a turn."""
         if token in self.endings.stops | self.endings.closers | self.study.eos:
             return True
         added = self.study.tokenizer.vocabulary.added.get(token)
@@ -419,7 +419,7 @@ class Bridger:
         return added is not None and added.special and token not in inside
 
     def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
-        """How much of what follows the stop token the completion has already: a separator, or the next head."""
+        """How many ids after the stop token the completion already has: a separator, or the head of the next turn."""
         for length in range(min(len(ids), len(completion) - 1, 8), 0, -1):
             if completion[-length - 1] == stop and np.array_equal(completion[-length:], ids[:length]):
                 return length
@@ -433,7 +433,7 @@ class Bridger:
 
 
 def _shared_end(data: bytes, closing: bytes) -> int:
-    """How many bytes of a closing the data ends with already, in whole characters."""
+    """How many bytes at the start of a closing the data already ends with, in whole characters."""
     lengths = (length for length in range(len(closing), 0, -1) if _begins(closing, length))
     return next((length for length in lengths if data.endswith(closing[:length])), 0)
 

@@ -25,7 +25,7 @@ from .renderer import Renderer
 from .trust import TRUSTED, check_trusted
 
 OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""Arguments of `render`, which are no settings."""
+"""Arguments of `render`, not settings of a renderer."""
 
 
 def create_renderer(
@@ -51,13 +51,13 @@ def create_renderer(
     """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
 
     `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour), ``"default"`` (the same, not
-    recognised), or the name of a family; then RendererError is raised if the template behaves differently.
+    recognised), or the name of a family, which raises RendererError if the template behaves differently.
     `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries. Other
-    arguments are template variables, which the template has to read: ``enable_thinking=False``.
+    arguments are template variables, which the template must read: ``enable_thinking=False``.
 
-    - `past`: how turns are shown that are not the last; see `Past`. `preserve_all_thinking`, `use_patched`,
-      `preserve_thinking_between_tool_calls` and `history` are other names of its values.
-    - `calls`: ``"strict"`` or ``"lenient"``: if a well-formed call outside its place counts, as in vLLM.
+    - `past`: how to show the turns before the last one; see `Past`. `preserve_all_thinking`, `use_patched`,
+      `preserve_thinking_between_tool_calls` and `history` are aliases for its values.
+    - `calls`: ``"strict"``, or ``"lenient"`` to count well-formed calls outside their place too, as vLLM does.
     - `tool_parser`, `reasoning_parser`: how calls and reasoning are written if the template does not show it: the name
       of a dialect (``"hermes"``, or an inference server's name), or a `Dialect`, `CallGrammar` or `Frame`.
     - `messages`: ``"adapt"`` (messages take the form that the template reads) or ``"as_given"`` (they stay as they are,
@@ -91,9 +91,9 @@ def create_renderer(
 
 
 def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any) -> Past:
-    """The choice that `past` and the other names of its values make; of several names the first here counts."""
+    """The value that `past` or one of its aliases chooses. Of several aliases, the first one here counts."""
     if not isinstance(history, str) or history not in ("train", "inference"):
-        raise RendererError(f"history is one of 'train', 'inference', not {brief(history)}")
+        raise RendererError(f"history must be 'train' or 'inference', not {brief(history)}")
     aliases = {
         Past.PATCHED: flag("use_patched", patched),
         Past.PRESERVE: flag("preserve_all_thinking", preserve),
@@ -105,23 +105,23 @@ def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any)
     if chosen is Past.EXPAND:
         raise RendererError("past='expand' makes several rows: pass it to build_supervised_samples")
     if named not in (None, chosen):
-        raise RendererError(f"past is {chosen}, and another setting means {named}: use one of them")
+        raise RendererError(f"past is {chosen}, but another setting means {named}: use only one of them")
     return chosen
 
 
 def _check_variables(variables: Mapping[str, Any], templates: Collection[Template]) -> None:
-    """Raise RendererError for a variable that is no setting and that none of the templates reads."""
+    """Raise RendererError for a variable that is not a setting and that no template reads."""
     for name in variables:
         if name in OF_RENDER:
-            raise RendererError(f"{name} goes with each conversation: pass it to render(), not to the renderer")
+            raise RendererError(f"{name} belongs to one conversation: pass it to render(), not to the renderer")
         if problem := unread_variable(name, templates):
             parameters = inspect.signature(create_renderer).parameters.values()
             settings = ", ".join(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
-            raise RendererError(f"{brief(name)} is no setting of a renderer ({settings}), and {problem}")
+            raise RendererError(f"{brief(name)} is not a setting of a renderer ({settings}), and {problem}")
 
 
 def unread_variable(name: str, templates: Collection[Template]) -> str:
-    """A problem if none of the templates reads a variable; else nothing."""
+    """The problem if no template reads a variable, else an empty string."""
     if name in frozenset[str]().union(*(template.reads for template in templates)) - OF_RENDER:
         return ""
     reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in templates))))
@@ -132,7 +132,7 @@ def unread_variable(name: str, templates: Collection[Template]) -> str:
 
 
 def template_source(template: Any) -> Any:
-    """The text of a template's file if it names one, else the argument. Raises RendererError for a file without one."""
+    """The text of the file that `template` names, else `template`. Raises RendererError if the file is not one."""
     if not isinstance(template, (str, PurePath)) or _is_source(str(template)):
         return template
     try:
@@ -142,7 +142,7 @@ def template_source(template: Any) -> Any:
     except (OSError, ValueError) as error:
         raise RendererError(f"chat_template: {brief(str(template))} cannot be read: {error}") from error
     if not _is_source(source):
-        raise RendererError(f"{template} is not a chat template: nothing in it begins with {{{{, {{% or {{#")
+        raise RendererError(f"{template} is not a chat template: it contains no {{{{, {{% or {{#")
     return source
 
 
@@ -160,11 +160,11 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
         source = template_source(template)
         if isinstance(source, str) and not _is_source(source):
             names = f"(it carries {', '.join(sorted(tokenizer.templates)) or 'none'})"
-            problem = f"there is no file {brief(source)}, and the tokenizer carries no template of that name {names}"
+            problem = f"there is no file {brief(source)}, and the tokenizer carries no template with that name {names}"
             raise RendererError(f"chat_template: {problem}")
         sources = named_templates(source)
         if not sources:
-            raise RendererError(f"chat_template is a template's source, file or name, not {kind_of(template)}")
+            raise RendererError(f"chat_template must be a template's source, file or name, not {kind_of(template)}")
         return {name: ChatTemplate(source) for name, source in sources.items()}
     python_format = families.python_format(renderer, tokenizer)
     if python_format is not None:
@@ -180,7 +180,7 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class RendererPool:
-    """One renderer for many threads, which may share it: for code that expects a pool."""
+    """One renderer that many threads share, for code that expects a pool."""
 
     renderer: Renderer
     size: int
@@ -192,5 +192,5 @@ class RendererPool:
 
 
 def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
-    """A pool over one renderer, made as `create_renderer` makes it."""
+    """A pool of one renderer, made with `create_renderer`."""
     return RendererPool(create_renderer(name_or_path, renderer, **settings), whole("the size of a pool", size, least=1))

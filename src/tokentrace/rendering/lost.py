@@ -1,8 +1,8 @@
 """Lost text: text of a message that is not in the spans of its origin, and so reaches no token.
 
-What a template drops from the past by design (reasoning) is *dropped*. Text in other letters or marks
-(``content|lower``) is *altered*, and a note reports it. Not lost are white space, delimiters that a template writes
-itself (``</think>``), and `BOOKKEEPING` fields, which are not text for the model.
+Text that a template leaves out of the past by design (reasoning) is *dropped*. Text that differs only in case or
+punctuation (``content|lower``) is *altered*, and a note reports it. White space, delimiters that a template writes
+itself (``</think>``) and `BOOKKEEPING` fields, which are not text for the model, never count as lost.
 """
 
 import bisect
@@ -35,13 +35,13 @@ BOOKKEEPING: Final = frozenset(
         *("train", "weight", "loss", "trainable", "mask", "masked"),
     }
 )
-"""Fields of a message that are about it and not in it: that a template does not write them is no loss."""
+"""Metadata of a message. Nothing is lost if a template does not write these fields."""
 
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
 _JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 50_000
-"""Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
+"""How many values of one field are searched, and _DEEP how deep: a value may contain itself."""
 _DEEP: Final = 160
 
 Text = tuple[Origin, str]
@@ -49,7 +49,7 @@ Text = tuple[Origin, str]
 
 
 class LostPolicy(StrEnum):
-    """What happens if text reaches no token."""
+    """What to do if text reaches no token."""
 
     WARN = "warn"
     ERROR = "error"
@@ -58,13 +58,13 @@ class LostPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A field of which some text, or all, reached no token. `message` is None for a tool."""
+    """A field with text that reached no token. `message` is None for a tool."""
 
     message: int | None
     field: str
     why: str
     text: str
-    """What is missing."""
+    """The missing text."""
 
     def __str__(self) -> str:
         excerpt = self.text if len(self.text) <= 80 else f"{self.text[:60]}…{self.text[-15:]}"
@@ -88,7 +88,7 @@ def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
         one = lost[0]
         raise LostTextError(f"{one.why}: {one.text[:80]!r}{more}", message=one.message, field=one.field, lost=lost)
     excerpt = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
-    warning = LostTextWarning(f"text reached no token: {excerpt} (rendered.lost lists it; lost='error' or 'ignore')")
+    warning = LostTextWarning(f"text reached no token: {excerpt} (see rendered.lost; or set lost='error' or 'ignore')")
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
         frame, level = frame.f_back, level + 1
@@ -103,7 +103,7 @@ def find_lost(
     tools: Sequence[Mapping[str, Any]] = (),
     first: int = 0,
 ) -> LeftOut:
-    """What of `messages` (from message `first` on) and of `tools` is lost, dropped by design, or altered."""
+    """Find text of `messages` (from message `first` on) and `tools` that is lost, dropped by design, or altered."""
     finder = _LostFinder(rendering, messages, forms)
     spans = zip([0, *rendering.ends], rendering.ends, strict=False)  # one start too many
     last = dict(zip(rendering.origins, spans, strict=True))
@@ -116,14 +116,14 @@ def find_lost(
     if ("tools",) not in origins:  # else all are printed, as a list
         for at in sorted(set(range(len(tools))).difference(*(origin[1:2] for origin in origins))):
             name = str(tools[at].get("function", tools[at])["name"])
-            finder.left_out.lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
+            finder.left_out.lost.append(Lost(None, f"tools.{at}", "the template leaves it out", name))
     return finder.left_out
 
 
 def _is_whole(text: str, last: Mapping[Any, tuple[int, int]], path: FieldPath, value: Any) -> bool:
-    """True for a field that its last span has as it is, and for usual calls with all their names and arguments.
+    """True if a field's last span holds it verbatim, and for ordinary calls if all names and arguments are there.
 
-    Most fields are: a closer look takes ten times as long.
+    This settles most fields. A closer look takes ten times as long.
     """
     if isinstance(value, str):
         start, end = last.get(path, (0, 0))
@@ -164,7 +164,7 @@ class _LostFinder:
         return texts
 
     def check_field(self, origin: Origin, value: Any) -> None:
-        """Report what is missing of a field of a message: of keys, those whose value is not."""
+        """Report missing text of a message's field. A missing key is reported only if its value is there."""
         missing = origin
         for path, text in itertools.islice(self._texts_in(origin, value), _MOST):
             is_inside = path.is_key and missing[: len(path) - 1] == path[:-1]
@@ -184,7 +184,7 @@ class _LostFinder:
         return () if any(self._is_present(other, value) for other in same) else texts_in(origin, value)
 
     def _texts_of_call(self, base: Origin, call: Mapping[str, Any]) -> Iterator[Text]:
-        """The texts of a call. Reports it as a whole if nothing of it is written."""
+        """The texts of a call. Reports the whole call if the template leaves it out entirely."""
         function = call.get("function")
         holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
         name, arguments = holder.get("name"), holder.get("arguments")
@@ -209,12 +209,12 @@ class _LostFinder:
             yield from texts_in(origin, value or {}, keys=True)
 
     def _is_missing(self, origin: Origin, text: str) -> bool:
-        """Report what is missing of a text, if anything: as dropped if it is reasoning of the past, else as lost."""
+        """Report the missing part of a text, if any: as dropped if it is past reasoning, else as lost."""
         if self._is_present(origin, text):
             return False
         pieces, name = self._texts.get(origin, []), ".".join(map(str, origin.path))
         if _letters(text) and _letters(text) in _letters("".join(pieces)):
-            self.left_out.altered.append(f"{place(origin.message, name)}text is not written as in the message")
+            self.left_out.altered.append(f"{place(origin.message, name)}the template writes this text differently")
             return False
         remaining = _uncovered(text, pieces)
         gaps = [gap for gap in remaining.split("\0") if gap.strip() and not self._is_delimiter(gap, origin.message)]
@@ -234,7 +234,7 @@ class _LostFinder:
         return True
 
     def _is_delimiter(self, text: str, message: int | None) -> bool:
-        """Whether text is nothing but tags that the template writes itself in the message's turn, or outside turns."""
+        """Whether text is nothing but tags that the template itself writes in the message's turn, or outside turns."""
         if not _DELIMITERS.fullmatch(text):
             return False
         spans = self._rendering.spans()
@@ -242,7 +242,7 @@ class _LostFinder:
         return all(word in scaffold for word in text.split())
 
     def _is_present(self, origin: Origin, text: str) -> bool:
-        """Whether a text (stripped, as JSON or as Python) is in the spans of its field, or of a value around it."""
+        """Whether a text (stripped, as JSON or as Python) is in the spans of its field, or of an enclosing value."""
         around = (origin[:length] for length in range(len(origin), 1, -1))
         outputs = ["".join(self._texts[path]) for path in (*around, UNKNOWN) if path in self._texts]
         if not outputs:
@@ -254,18 +254,18 @@ class _LostFinder:
     def _add(self, origin: Origin, missing: str, *, is_all: bool = True) -> None:
         """Report lost text."""
         if not is_all:
-            why = "the template leaves out a part of it"
+            why = "the template leaves out part of it"
         elif any(path[:2] == origin[:2] and path[2:] != ("role",) for path in self._texts if len(path) > 2):
             why = "the template does not write it"
         else:
-            why = "the template writes nothing of this message"
+            why = "the template leaves out the whole message"
         self.left_out.lost.append(Lost(origin.message or 0, ".".join(map(str, origin.path)), why, missing))
 
 
 def texts_in(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text]:
-    """The texts in a value, with `keys` also numbers and keys; an empty one for whatever else it passes.
+    """The texts in a value; with `keys`, also its numbers and keys. Other values yield an empty text.
 
-    True, false and null a template may write in other words.
+    This includes true, false and null, which a template may write in other words.
     """
     if len(origin) > _DEEP:
         return
@@ -281,7 +281,7 @@ def texts_in(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text
 
 
 def _uncovered(text: str, pieces: Sequence[str]) -> str:
-    """A text with a null character for what each written piece covers: itself, what it is JSON of, or its beginning."""
+    """A text with a null character for what each written piece covers: the piece, its JSON value, or its beginning."""
     for piece in pieces:
         bare = piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "\"'" else piece
         value = _as_json(f'"{bare}"')

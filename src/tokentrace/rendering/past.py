@@ -1,6 +1,6 @@
-"""The past of a conversation, as the settings choose it. Nothing here knows a model.
+"""The past of a conversation, as the settings choose it. Nothing here is specific to a model.
 
-A turn that the template shortens in the past is rendered again among other messages, where the template shows all of
+If the template shortens a past turn, the turn is rendered again among other messages, where the template shows all of
 it. Its spans replace the old ones, and the trace proves what changed: `keep_reasoning` only ever adds text.
 """
 
@@ -28,12 +28,12 @@ Run = Callable[[Messages, bool], Rendering]
 
 
 class Past(StrEnum):
-    """How turns are shown that are not the last."""
+    """How to show the turns before the last one."""
 
     TEMPLATE = "template"
     """As the template writes them. A bridge keeps the stream as it is."""
     INFERENCE = "inference"
-    """As the template writes them. There is no bridge where production would rewrite the past."""
+    """As the template writes them. The bridge refuses where production would rewrite the past."""
     TOOL_CALLS = "tool_calls"
     """With the reasoning of turns after the last user message."""
     PRESERVE = "preserve"
@@ -41,7 +41,7 @@ class Past(StrEnum):
     PATCHED = "patched"
     """Each as it was when it was sampled, with all reasoning and with values as in the message."""
     EXPAND = "expand"
-    """Rows only: as many as needed to show before each turn what the model saw when it wrote that turn."""
+    """For rows only: as many rows as it takes to show each turn after what the model saw when it wrote that turn."""
 
 
 class WrittenText(NamedTuple):
@@ -58,7 +58,7 @@ class WrittenText(NamedTuple):
 def write_conversation(
     run: Run, messages: Messages, prompted: bool, past: Past, *, originals: Messages | None = None
 ) -> WrittenText:
-    """Run the template and put the past in order. `originals` have the tool calls as the caller passed them."""
+    """Run the template, with the past as `past` says. `originals` have the tool calls as the caller passed them."""
     if past is Past.PATCHED:
         return _write_patched(run, messages, prompted, messages if originals is None else originals)
     rendering = _run(run, messages, prompted)
@@ -70,12 +70,12 @@ def write_conversation(
 
 
 def after_prompt(run: Run, rendering: Rendering, messages: Messages, past: Past) -> Rendering:
-    """The last turn of a rendering, after the history that the prompt for that turn shows."""
+    """The last turn of a rendering, after the history as the prompt for that turn shows it."""
     last = len(messages) - 1
     turn = next(iter(turn_spans(rendering, {last})), None)
     try:
         prompt = write_conversation(run, messages[:last], True, past).rendering
-    except TokentraceError:  # nothing comes before it, or nothing that may be answered
+    except TokentraceError:  # no message comes before it, or none that can be answered
         return rendering
     if turn is None or rendering.text.startswith(prompt.text[: prompt.tail]):
         return rendering
@@ -99,7 +99,7 @@ def _run(run: Run, messages: Messages, prompted: bool) -> Rendering:
 def _rewrite_turns(
     rendering: Rendering, messages: Messages, rewrite: Callable[[int, list[Span]], list[Span] | None]
 ) -> Rendering:
-    """The rendering with assistant turns as `rewrite` returns them from message and spans; None keeps one as it is."""
+    """The rendering with the assistant turns that ``rewrite(message, spans)`` returns; None keeps a turn as it is."""
     pieces: list[Span] = []
     at = 0
     for turn in turn_spans(rendering):
@@ -115,7 +115,7 @@ def _rewrite_turns(
 
 
 def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
-    """A message's reasoning and the field that holds it: its own, or content with think tags."""
+    """A message's reasoning and the field that holds it: a reasoning field, or content with think tags."""
     for name in REASONING_FIELDS:
         value = message.get(name)
         if isinstance(value, str) and value.strip():
@@ -129,7 +129,7 @@ def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: int) -> bool:
-    """Whether the spans of a turn hold its reasoning, by the trace."""
+    """Whether the spans of a turn hold all of its reasoning, according to the trace."""
     match = reasoning_of(message)
     if match is None:
         return True
@@ -150,7 +150,7 @@ def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since:
         spans = next((spans for new in fuller if (spans := _extended(old, new)) is not None), None)
         spans = spans or turns.with_reasoning_block(index, old)
         if spans is None:
-            notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
+            notes.append(f"message {index}: no context makes the template show its reasoning; it stays left out")
         else:
             changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
         return spans
@@ -203,7 +203,7 @@ class _TurnRenderer:
         return spans and [(text, index, origin and origin.renumbered(key)) for text, _, origin in spans]
 
     def candidates(self, index: int) -> Iterator[list[Span]]:
-        """The turn in its exchange (up to the next user message), then as the last message; alone, then after all."""
+        """The turn in its exchange (to the next user message), then as the last message; each alone, then after all."""
         roles = [message["role"] for message in self._messages]
         begin = max((at for at in range(index) if roles[at] == "user"), default=0)
         end = next((at for at in range(index, len(roles)) if roles[at] == "user"), len(roles))
@@ -215,7 +215,7 @@ class _TurnRenderer:
                     yield spans
 
     def with_reasoning_block(self, index: int, old: list[Span]) -> list[Span] | None:
-        """`old` with its reasoning where the template writes that of other turns; None if no turn shows how."""
+        """`old` with its reasoning where other turns have theirs; None if no turn shows where that is."""
         match = reasoning_of(self._messages[index])
         if match is None or match[1] == "content":
             return None
@@ -253,8 +253,8 @@ class _TurnRenderer:
 def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Messages) -> WrittenText:
     """Every assistant turn as it was written when it was the last, with all reasoning and values as in `originals`.
 
-    White space that the template strips off a field is restored; booleans and null are JSON; arguments that were JSON
-    text stay that text. Notes report text that the template moves, which no turn on its own can mend.
+    Restores white space that the template strips off a field, writes booleans and null as JSON, and keeps arguments
+    that were JSON text. Notes report text that the template moves, which rewriting single turns cannot fix.
     """
     try:
         parsed = with_parsed_arguments(messages)
@@ -292,7 +292,7 @@ def _moved(rendering: Rendering) -> Iterator[str]:
 
 
 def _compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) -> list[Change]:
-    """Every assistant turn that a patched rendering writes otherwise than the shipped template, and how."""
+    """Every assistant turn that a patched rendering writes differently from the shipped template, and how."""
     before, after = _turns(shipped), _turns(patched)
     changes = []
     for index in sorted(before.keys() | after.keys()):
@@ -325,7 +325,7 @@ def _with_original_values(spans: Sequence[Span], message: Mapping[str, Any]) -> 
 
 
 def _argument(origin: Origin | None) -> Origin | None:
-    """The argument of a call whose value an origin lies in; the origin itself if it lies in none."""
+    """The call argument whose value contains an origin; the origin itself if none does."""
     if origin is None or "arguments" not in origin:
         return origin
     first = origin.index("arguments") + 1
@@ -386,19 +386,19 @@ def _text(spans: Sequence[Span]) -> str:
 
 _MARK: Final = "CONTINUED_FROM_HERE"
 _TAG: Final = _MARK + " "
-"""Its space tells whether the template strips content."""
+"""The trailing space shows whether the template strips content."""
 
 
 def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
-    """The messages with a mark after the content of the last one; InputError if there is nothing to go on with."""
+    """The messages with a mark after the last one's content. Raises InputError if there is nothing to continue."""
     at = len(messages) - 1
     last = messages[at]
     content, field = last.get("content"), None
     if last["role"] != "assistant":
-        problem = f"an assistant's message, and the last one is of role {last['role']}; "
+        problem = f"an assistant message, but the last one has role {last['role']}; "
         problem += "use add_generation_prompt for a new one"
     elif last.get("tool_calls"):
-        problem, field = "content, and tool calls come after it; leave the calls out", "tool_calls"
+        problem, field = "content at the end, but tool calls come after it; leave the calls out", "tool_calls"
     elif isinstance(content, str):
         return [*messages[:at], {**last, "content": content + _TAG}]
     elif isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]:
@@ -414,7 +414,7 @@ def left_open(rendering: Rendering, message: int) -> Rendering:
     at = len(rendering.text)
     while (at := rendering.text.rfind(_MARK, 0, at)) >= 0:
         origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]
-        if origin is not None and origin.message == message:  # other messages may spell it too
+        if origin is not None and origin.message == message:  # other messages may contain it too
             stripped = not rendering.text.startswith(_TAG, at)
             stop = len(rendering.text[:at].rstrip()) if stripped else at
             opened = Rendering.of(rendering.spans(0, stop))

@@ -29,7 +29,7 @@ class Token(NamedTuple):
 
     id: int
     text: str
-    """What it says on its own, for people: bytes that are not UTF-8 become U+FFFD."""
+    """Its text on its own, for people to read: invalid UTF-8 becomes U+FFFD."""
     message: int
     """The message it belongs to (-1: none)."""
     role: str | None
@@ -43,8 +43,8 @@ class Token(NamedTuple):
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
-    Arrays with one entry per token: `ids`, `messages` (-1 for none), `mask` (True where the model samples). Lists of
-    the same: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`. ``rendered[3]`` is one `Token`.
+    Arrays with one entry per token: `ids`, `messages` (-1 for none), `mask` (True where the model samples). Lists with
+    one entry per token: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`. ``rendered[3]`` is a `Token`.
     """
 
     tokenizer: Tokenizer
@@ -58,7 +58,7 @@ class RenderedTokens(ShowsItself):
     continued: bool = False
     """Whether its last message is left open."""
     changes: list[Change] = field(default_factory=list)
-    """What made the messages fit the template, and turns that differ from the shipped template's (`past`)."""
+    """Changes that made the messages fit the template, and turns that differ from the shipped template's (`past`)."""
     problems: Sequence[str] = ()
     """What could not be proven."""
     find_lost: Callable[[], LeftOut] = lambda: LeftOut([], [], [])
@@ -85,14 +85,14 @@ class RenderedTokens(ShowsItself):
 
     @computed
     def notes(self) -> list[str]:
-        """What could not be proven or does not agree, and fields that are not written as in the message."""
+        """What could not be proven or looks inconsistent, and fields that the template writes differently."""
         remarks = conversation_remarks(self.conversation, continued=self.continued)
         notes = [*self.problems, *self._tag_notes(), *self._control_notes(), *remarks, *self._left_out.altered]
         return list(dict.fromkeys(notes))
 
     @property
     def lost(self) -> list[Lost]:
-        """Fields of which some text, or all, reached no token: message, field, why, and the text."""
+        """Fields with text that reached no token: message, field, why, and the missing text."""
         return self._left_out.lost
 
     @property
@@ -107,7 +107,7 @@ class RenderedTokens(ShowsItself):
     def messages(self) -> npt.NDArray[np.int32]:
         owners = span_messages(self.rendering, self.conversation)
         messages = self.encoded.per_token(np.asarray(owners, np.int32))
-        for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
+        for turn in self.turns:  # a stop token that is the head of the next turn belongs to the turn that sampled it
             messages[turn.start : turn.stop] = turn.message
         return messages
 
@@ -148,7 +148,7 @@ class RenderedTokens(ShowsItself):
         return self.encoded.control
 
     def tokens(self) -> list[str]:
-        """The text of each token on its own, for people: bytes that are no UTF-8 become U+FFFD."""
+        """The text of each token on its own, for people to read: invalid UTF-8 becomes U+FFFD."""
         return [self.tokenizer.decode((index,)) for index in self.token_ids]
 
     # -- selecting
@@ -168,7 +168,7 @@ class RenderedTokens(ShowsItself):
         field: str | None = None,
         sampled: bool | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """A mask of the tokens that fit all arguments (``message=-1``: of no message). Raises RendererError."""
+        """A mask of the tokens that match all arguments (``message=-1``: no message). Raises RendererError."""
         chosen = np.ones(len(self.ids), np.bool_)
         roles = [row["role"] for row in self.conversation]
         if message is not None:
@@ -182,7 +182,7 @@ class RenderedTokens(ShowsItself):
         if field is not None:
             names = {str(key) for row in self.conversation for key in row} | set(self._span_fields)
             _check_name("field", field, _FIELDS.union(name.split(".")[0] for name in names))
-            same = REASONING_FIELDS if field in REASONING_FIELDS else (field,)  # reasoning is one, by whatever name
+            same = REASONING_FIELDS if field in REASONING_FIELDS else (field,)  # reasoning is one field with many names
             fits = [name in same or name.startswith(field + ".") for name in self._span_fields]
             chosen &= self.encoded.per_token(np.asarray(fits, np.bool_))
         if sampled is not None:
@@ -195,7 +195,7 @@ class RenderedTokens(ShowsItself):
             ids = self.ids if chosen is None else np.atleast_1d(self.ids[chosen])
             return self.tokenizer.decode(ids.tolist())
         except (IndexError, TypeError, ValueError, OverflowError) as error:
-            raise RendererError(f"chosen is a mask, a slice or positions of these tokens: {error}") from None
+            raise RendererError(f"chosen must be a mask, a slice or positions of these tokens: {error}") from None
 
     @overload
     def __getitem__(self, at: int) -> Token: ...
@@ -239,7 +239,7 @@ class RenderedTokens(ShowsItself):
             )
 
     def _control_notes(self) -> Iterator[str]:
-        """Notes on control tokens that stayed text, as transformers would not have it."""
+        """Notes on control tokens that stay text here, unlike in transformers."""
         forged = ((self.rendering.origins[span], token) for span, token in self.encoded.forged)
         for origin, token in dict.fromkeys(forged):
             where = place(None if origin is None else origin.message, field_name(origin))
@@ -250,11 +250,11 @@ _FIELDS: Final = frozenset(
     {"content", *REASONING_FIELDS, "tool_calls", "name", "tool_call_id", "role", "scaffold", "generation_prompt"}
     | {"tools", "kwargs", "unknown"}
 )
-"""Fields that a token may be of, whether or not this conversation has one."""
+"""Fields that a token may come from, whether or not this conversation has them."""
 
 
 def _check_name(kind: str, name: Any, names: Collection[str]) -> None:
-    """Raise RendererError for a name that does not begin with one of these."""
+    """Raise RendererError for a name whose first part is not one of these."""
     if not isinstance(name, str) or name.split(".")[0] not in names:
         raise RendererError(f"there is no {kind} {brief(name)}; there are {', '.join(sorted(names))}")
 
@@ -271,10 +271,10 @@ def field_name(origin: Origin | None) -> str:
 def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The message of each span.
 
-    Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
-    that another's turn repeats (a function's name above its result) belongs to that other turn. Scaffold before all
-    turns, and template variables in it (a date), belongs to the only message that is quoted in it; what comes before
-    the quote, only if that is a system message.
+    Text belongs to the message it came from, scaffold to the message in whose turn it was written. If another turn
+    repeats an assistant's text (a function's name above its result), the text belongs to that other turn. Scaffold
+    before all turns, with template variables in it (a date), belongs to the first message quoted there: the part before
+    the quote if that is a system message, the part after it if no other message is quoted.
     """
     ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)
@@ -288,7 +288,7 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
         return owners
     begins = owners.index(quoted[0])
     start = 0 if messages[quoted[0]]["role"] in ("system", "developer") else begins
-    stop = first if len(quoted) == 1 else begins  # Llama's, with tools, quotes the first user's message as well
+    stop = first if len(quoted) == 1 else begins  # with tools, Llama's template also quotes the first user message
     for k in range(start, stop):
         before_prompt = rendering.tail == 0 or ends[k] <= rendering.tail
         origin = origins[k]

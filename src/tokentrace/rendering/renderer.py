@@ -1,6 +1,6 @@
 """Renderer: messages to ids with a model's own template. `rendering.factory` makes them.
 
-`Renderer._render` is the whole path. What is known of the template comes from its `TemplateStudy`.
+`Renderer._render` is the whole path. What is known about the template comes from its `TemplateStudy`.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Renderer:
         """Render a conversation: ids, origins and the loss mask, in one render.
 
         `add_generation_prompt` ends it with the prompt for a new reply. `continue_final_message` leaves the last
-        message, an assistant's, open after its content. The mask is 0 for the open turn, including any prefilled text.
+        message, the assistant's, open after its content. The mask is 0 for the open turn, including any prefilled text.
 
         Raises InputError (naming message and field), TemplateError if the template refuses the conversation, and
-        ControlTokenError if untrusted text spells a control token and the policy is ``reject``. Text that reaches no
-        token is in `lost` of the result, with a `LostTextWarning` or, with ``lost="error"``, a LostTextError.
+        ControlTokenError if untrusted text spells a control token and the policy is ``reject``. The result's `lost`
+        lists text that reaches no token, with a `LostTextWarning`; ``lost="error"`` raises LostTextError instead.
         """
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
@@ -101,7 +101,7 @@ class Renderer:
         return self._render(messages, tools, prompt, continued)
 
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
-        """As `render`, after the history that the prompt for the last turn shows, which some templates then change."""
+        """Like `render`, with the history as the prompt for the last turn shows it; some templates change it later."""
         return self._render(messages, tools, as_prompted=True)
 
     def _render(
@@ -147,7 +147,7 @@ class Renderer:
         return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
-        """The ids of a text with its spans, control tokens only where they may be. Raises ControlTokenError."""
+        """Encode text with its spans, control tokens only where allowed. Raises ControlTokenError or InputError."""
         roles, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
         trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, roles=roles)
         try:
@@ -160,7 +160,7 @@ class Renderer:
     # -- stages
 
     def study(self, tools: Any = None) -> TemplateStudy:
-        """The study of the template that is used: models may ship another one for tools."""
+        """The study of the template in use: a model may ship a separate one for tools."""
         if tools is not None and not isinstance(tools, Sequence):
             check_tools(tools)  # raises InputError
         for name in ("tool_use", "default") if tools is not None else ("default",):
@@ -181,15 +181,15 @@ class Renderer:
         )
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
-        """The messages in the form that the template reads, and what was changed for it."""
+        """The messages in the form that the template reads, and the changes made for that."""
         return self._adapt(self.check_messages(messages, tools=tools), self.study(tools))
 
     def _prepare(self, tools: Any) -> PreparedTools:
-        """Tools, prepared once for each content, since a caller may change a list of tools. Raises InputError."""
+        """Prepare tools. Caches them by content, since a caller may change a list of tools. Raises InputError."""
         prepare = functools.partial(PreparedTools.of, tools, as_json=self.messages is MessageForm.ADAPT)
         try:
             graph = marshal.dumps(tools)  # writes a shared value once, so equal tools may have several graphs
-        except ValueError:  # too deep, or objects of other types, a function for one
+        except ValueError:  # too deep, or objects of other types, such as functions
             return prepare()
         return self._tools.once(graph, prepare, keep=lambda _: is_plain(tools))
 
@@ -228,9 +228,9 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        Returns a `BridgeRefusal`, which is false and has a reason, if that cannot be proven. Raises InputError. Pass
+        Returns a `BridgeRefusal`, which is falsy and has a reason, if that cannot be proven. Raises InputError. Pass
         the tools of the first prompt. `messages`, the conversation before the completion, is used only if the template
-        makes what follows depend on it.
+        makes the new text depend on it.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
@@ -255,7 +255,7 @@ class Renderer:
         tools: Any = None,
         messages: Any = None,
     ) -> BridgedTokens | None:
-        """As `bridge`, with None for every refusal."""
+        """Like `bridge`, but returns None for a refusal."""
         bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
         return bridged if type(bridged) is BridgedTokens else None
 
@@ -271,7 +271,7 @@ class Renderer:
     def _render_small(
         self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompted: bool
     ) -> EncodedTurns:
-        """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
+        """A small conversation, encoded, with its turns. Looks for the turn of message `at` if it is not marked."""
         run = functools.partial(study.run, self._prepare(tools).wrapped)
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
         rendering = write_conversation(run, messages, prompted, self.past if has_past else Past.TEMPLATE).rendering
@@ -289,10 +289,10 @@ class Renderer:
     ) -> ParsedResponse:
         """Read a completion: reasoning, content and tool calls, each with its tokens. See `parsing.response`.
 
-        `tools` say what bare values mean, and which names are tools. `prompt_ids` show what the prompt already wrote of
-        the turn (``<think>``); without them the template's own generation prompt is assumed. Ids just past the
-        vocabulary (a padded embedding) read as U+FFFD; larger ones raise InputError. `calls` is ``"strict"`` (others
-        are `ParsedResponse.attempts`) or ``"lenient"`` (attempts count too); by default the renderer's.
+        `tools` say what bare values mean, and which names are tools. `prompt_ids` show which part of the turn the
+        prompt already wrote (``<think>``); without them the template's own generation prompt is assumed. Ids just past
+        the vocabulary (a padded embedding) read as U+FFFD; larger ones raise InputError. `calls` is ``"strict"`` (calls
+        out of place are `ParsedResponse.attempts`) or ``"lenient"`` (they count too); by default the renderer's.
         """
         ids = check_ids(token_ids, "token_ids")
         size = self.tokenizer.vocabulary.size
@@ -317,7 +317,7 @@ class Renderer:
         return self._compiled(self.study(tools), bool(tools)).grammar
 
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
-        """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
+        """The fields of assistant messages that parsing their tokens does not give back: see `parsing.readback`."""
         rendered = self.silent().render(messages, tools=tools)
         parse, ids = functools.partial(self.parse_response, tools=tools, calls="strict"), rendered.ids
         parsed = [(turn, parse(ids[turn.start : turn.stop], prompt_ids=ids[: turn.start])) for turn in rendered.turns]
@@ -328,7 +328,7 @@ class Renderer:
         return unreadable
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
-        """The grammar that completions are parsed with. A note says where it does not read back its own template."""
+        """The grammar that completions are parsed with. A note says which of the template's own turns it misreads."""
 
         def make() -> Compiled:
             endings, derived = study.endings(has_tools), study.grammar(has_tools)
@@ -367,11 +367,11 @@ class Renderer:
         return other
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
-        """This renderer with other template variables beside its own."""
+        """A copy of this renderer with template variables added or replaced."""
         return replace(self, template_kwargs={**self.template_kwargs, **variables})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The settings, without what was learned."""
+        """Pickle the settings, without what was learned."""
         return functools.partial(type(self), **{one.name: getattr(self, one.name) for one in fields(self)}), ()
 
     def __repr__(self) -> str:
@@ -379,7 +379,7 @@ class Renderer:
 
 
 def _credit_content(rendering: Rendering, wrapped: set[int]) -> None:
-    """Give text that was wrapped in a part for the template the origin of its content."""
+    """Set the origin of text that was wrapped in a content part for the template back to its content."""
     if wrapped:
         rendering.origins = [
             Origin.of(origin.message, "content")

@@ -1,4 +1,4 @@
-"""Whose text may hold which control tokens, and the errors for text that may not."""
+"""Whose text may hold which control tokens, and the errors for other text."""
 
 import re
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
 """Whose text may hold control tokens by default: the operator's own, and an assistant's.
 
 Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of them), ``"documents"``.
-An assistant's text only ever holds those that live inside a turn (`TemplateStudy.inner_tokens`).
+An assistant's text may hold only those that occur inside a turn (`TemplateStudy.inner_tokens`).
 """
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -28,20 +28,20 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     """The trusted roles and sources of text. Raises RendererError for a name that is neither."""
     names: list[Any] = list(trusted) if isinstance(trusted, Iterable) and not isinstance(trusted, str) else [None]
     if not all(isinstance(name, str) for name in names):
-        raise RendererError(f"trusted is a set of roles, which are strings, not {brief(trusted)}")
+        raise RendererError(f"trusted must be a set of roles (strings), not {brief(trusted)}")
     usual = ROLES | {"tools", "kwargs", "documents"} | {f"kwargs.{name}" for name in kwargs}
     allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
         if name not in allowed:
             listed = ", ".join(sorted(usual))
-            raise RendererError(f"trusted names {brief(name)}, which is neither a role nor a source of text: {listed}")
+            raise RendererError(f"trusted: {brief(name)} is neither a role nor a source of text; use {listed}")
     return frozenset(names)
 
 
 def trust_of(origin: Origin, messages: Messages, trusted: frozenset[str], roles: frozenset[str]) -> Trust:
     """Which control tokens a span of this origin may hold, or be a part of.
 
-    A role is scaffold where the template knows it (`roles`), or all do: ``<|`` + role + ``|>`` is a token then.
+    A role that this template (`roles`) or every template knows is scaffold: ``<|`` + role + ``|>`` can be a token.
     """
     if origin.message is not None:
         role = messages[origin.message]["role"]
@@ -59,7 +59,7 @@ def _of_role(role: str, trusted: frozenset[str]) -> Trust:
 
 
 def _source(origin: Origin) -> set[str]:
-    """What has to be trusted for text that is of no message; nothing will do for text of unknown origin."""
+    """Sources of text outside messages, one of which has to be trusted; none for unknown text, which never is."""
     if origin.source == "kwargs":
         return {"documents"} if origin[1] == "documents" else {"kwargs", f"kwargs.{origin[1]}"}
     return {"tools"} if origin.source == "tools" else set()
@@ -97,7 +97,7 @@ def unencodable_error(rendering: Rendering, tools: Any) -> InputError:
             inside = texts_in(Origin(("tools",)), check_tools(tools), keys=True)
             origin = next((path for path, one in inside if _SURROGATE.search(one)), origin)
         return InputError(
-            f"holds {surrogate[0]!r} at character {surrogate.start()}, half of a surrogate pair, which is no "
+            f"holds {surrogate[0]!r} at character {surrogate.start()}, half of a surrogate pair, which is not "
             "text; decode the input with errors='replace'",
             **_place(origin),
         )

@@ -1,4 +1,4 @@
-"""The agent loop: tools, simulated users, budgets, and the store of what was sampled.
+"""The agent loop: tools, simulated users, budgets, and a store for rollouts.
 
 >>> from tokentrace.rollout import Agent, Budget, RolloutStore, Task, run_rollouts
 """

@@ -1,4 +1,4 @@
-"""Rows of a dataset as tasks, and many rollouts at once: in groups, with a limit on concurrency."""
+"""Turn dataset rows into tasks, and run many rollouts at once: in groups, with limited concurrency."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _READ: Final = frozenset({*MESSAGES, *COMPLETIONS, "prompt", "system", "tools", 
     {"tools_kwargs", "interaction_kwargs", "tool_selection"}
 )
 _RESERVED: Final = frozenset({"reward", "group", "member", "task"})
-"""A column of such a name becomes ``data_reward`` and so on."""
+"""Columns with these names are renamed: ``reward`` becomes ``data_reward``, and so on."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """The results of a run of rollouts, in numbers."""
+    """Totals over a run of rollouts."""
 
     rollouts: int = 0
     ends: Counter[str] = field(default_factory=Counter)
@@ -86,11 +86,11 @@ class Summary:
 
 
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
-    """Return a row of a dataset as a task: its conversation up to the last message that is not the assistant's.
+    """Turn a dataset row into a task: its conversation without the assistant messages at the end.
 
-    ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the interaction;
-    ``tools`` or ``tool_selection`` selects tools by name; other columns go to the metadata. Drops nulls that a table
-    may have filled in, unless the row was read `from_json`.
+    ``tools_kwargs`` and ``interaction_kwargs``, from the row or its ``extra_info``, go to the tools and the
+    interaction. ``tools`` or ``tool_selection`` selects tools by name. Other columns become metadata. Drops nulls that
+    a table may have filled in, unless the row was read `from_json`.
     """
     row = {"messages": row} if isinstance(row, list) else row
     columns: Any = dict(row) if isinstance(row, Mapping) else row
@@ -101,7 +101,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
         columns["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     conversation = conversation_of(columns)
     if conversation.variables:
-        raise InputError("a task has no template variables: set them under renderer.kwargs")
+        raise InputError("a row cannot set template variables: set them under renderer.kwargs")
     extra = columns.get("extra_info")
     both = {**(extra if isinstance(extra, Mapping) else {}), **{k: v for k, v in columns.items() if v is not None}}
     messages = list(conversation.messages[: conversation.completion_from])
@@ -118,7 +118,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
             raise InputError("must be a mapping of settings", field=key)
     selection = both.get("tool_selection") or ()
     if not is_list(selection) or (selection and conversation.tools):
-        raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
+        raise InputError("must be a list of names, and cannot be combined with tools", field="tool_selection")
     names = [str(one.get("function", one).get("name")) for one in conversation.tools or ()] or [*map(str, selection)]
     by_name = {tool.name: tool for tool in tools}
     if missing := [one for one in names if one not in by_name]:
@@ -134,7 +134,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
 
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
-    """Yield each task `count` times, as a group: the same prompt under other names."""
+    """Yield each task `count` times, as a group: the same prompt under different names."""
     count = whole("the size of a group", count, least=1, error=InputError)
     for number, task in enumerate(tasks):
         name = _named(task, number).name
@@ -144,7 +144,7 @@ def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Yield tasks, those without a name named by their place. Raises InputError for a duplicate."""
+    """Yield tasks, and name the unnamed ones by position. Raises InputError if two share a name."""
     if not isinstance(tasks, Iterable):
         raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
     places: dict[str, int] = {}
@@ -152,15 +152,15 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
         task = _named(task, number)
         if number != (first := places.setdefault(task.name, number)):
             raise InputError(
-                f"tasks {first} and {number} (counted from 0) are both called {brief(task.name)}: name each "
-                "differently, or none; grouped(tasks, n) makes n rollouts of each task"
+                f"tasks {first} and {number} (counted from 0) are both called {brief(task.name)}: give each its "
+                "own name, or none; grouped(tasks, n) runs each task n times"
             )
         yield task
 
 
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
-        raise InputError(f"task {number} is {brief(task)}, not a Task; row_task makes one of a row of a dataset")
+        raise InputError(f"task {number} is {brief(task)}, not a Task; row_task makes one from a dataset row")
     return task if task.name else dataclasses.replace(task, name=f"task-{number:05d}")
 
 
@@ -175,12 +175,12 @@ async def run_rollouts(
     patience: Patience | None = None,
     continue_aborted: bool = False,
 ) -> Summary:
-    """Run tasks, `concurrency` at a time; skips and counts tasks that the store has finished.
+    """Run tasks, `concurrency` at a time. Skips tasks that are finished in the store, but counts them.
 
-    Each rollout is stored when it ends; its seed depends on `seed` and its place among the tasks. While the engine does
-    not answer, all wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted` continues
-    rollouts that were aborted or under way; one that cannot be continued runs anew, and a note says why. Raises
-    InputError for a name that is there twice, and at the end for a rollout that cancelled its own task.
+    Stores each rollout when it ends. Its seed depends on `seed` and its position among the tasks. While the engine does
+    not answer, all rollouts wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted`
+    continues rollouts that were aborted or under way; one that cannot be continued starts over, and a note says why.
+    Raises InputError for duplicate names, and at the end if a rollout cancelled its own task.
     """
     instance("agent", agent, Agent, InputError)
     waiting = Patience() if patience is None else patience
@@ -200,7 +200,7 @@ async def run_rollouts(
                 try:
                     return await start(resumed=earlier)
                 except ContinuationError as error:
-                    notes.append(f"run anew: {error}")
+                    notes.append(f"started over: {error}")
             await asyncio.to_thread(store.start, task.name)
             rollout = await start()
             rollout.notes += notes
@@ -231,7 +231,7 @@ async def run_all(
     async def work() -> None:
         for number, task in waiting:
             if store is not None and store.is_finished(task.name):
-                continue  # its number still counts for the seeds of those after it
+                continue  # its number still counts for the seeds of later tasks
             running.add(task.name)
             rollout = await run(number, task, rollout_seed(seed, number))
             if store is not None:
@@ -248,9 +248,9 @@ async def run_all(
                 done(rollout)
 
     await together(work() for _ in range(concurrency))
-    if running:  # a TaskGroup takes a worker that was cancelled for one that is done
+    if running:  # a TaskGroup treats a cancelled worker as done
         names = ", ".join(map(brief, sorted(running)[:3])) + (", …" if len(running) > 3 else "")
-        raise InputError(f"{len(running)} rollouts did not end, a tool, user or reward cancelled their tasks: {names}")
+        raise InputError(f"a tool, user or reward cancelled the tasks of {len(running)} rollouts: {names}")
     summary.seconds = time.monotonic() - began
     return summary
 

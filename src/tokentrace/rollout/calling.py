@@ -1,4 +1,4 @@
-"""Calling foreign code: within a time limit, and off the event loop if it may block."""
+"""Call user code within a time limit, and off the event loop if it may block."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
             raise
         raise TooLong(f"{who} took longer than {limit:g} s") from error
     except asyncio.CancelledError as error:
-        if task is None or task.cancelling() > before:  # somebody cancels this task
+        if task is None or task.cancelling() > before:  # someone cancelled this task
             raise
         raise RuntimeError(f"{who} was cancelled") from error
     except (Exception, KeyboardInterrupt, GeneratorExit):
@@ -39,7 +39,7 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
 
 
 async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Returned]:
-    """Run coroutines at once. If one raises, cancels the others. Skips those that cancel themselves."""
+    """Run coroutines concurrently. If one raises, cancels the others. Leaves out those that cancel themselves."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
@@ -49,7 +49,7 @@ async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Return
 
 
 async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: str, notes: list[str]) -> None:
-    """Take the last step of a tool or a simulated user; add a failure to the notes."""
+    """Run the last step of a tool or a simulated user. A failure becomes a note."""
     try:
         await within(step(), limit, who)
     except Exception as error:
@@ -57,14 +57,14 @@ async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: st
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's message, after its type if it is not one of ours."""
+    """Return an error's message, prefixed with its type unless it is a TokentraceError."""
     if isinstance(error, TokentraceError):
         return str(error)
     return ": ".join(filter(None, [type(error).__name__, str(error)]))
 
 
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function: await a coroutine function, run a plain one in a thread of its own, where it may hang."""
+    """Await a coroutine function, or run a plain function in its own thread, where it may hang."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         return await function(*args, **kwargs)
     loop = asyncio.get_running_loop()

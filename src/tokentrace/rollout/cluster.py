@@ -1,7 +1,7 @@
 """Rollouts on a Ray cluster: agents as actors on many machines, and one process that writes the store.
 
-Each worker makes its own agent and all tasks, and gets the numbers of those to run. A rollout comes back whole, is
-stored, and only then counts. What a dying worker had under way runs again.
+Each worker makes its own agent and the whole list of tasks, and receives the numbers of the tasks to run. A rollout
+counts only after it has come back and is stored. If a worker dies, its rollouts run again.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from .store import RolloutStore, differing
 
 Crew: TypeAlias = tuple[Agent, Sequence[Task]]
 MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
-"""Called once on each worker: returns its agent, and the tasks of the whole run, the same everywhere."""
+"""Called once on each worker. Returns its agent and all tasks of the run, the same on every worker."""
 
-_SHARED: Final = "the configuration and all that it names must be on storage that all nodes share, under the same paths"
+_SHARED: Final = "the configuration and all it names must be on storage shared by all nodes, under the same paths"
 _NO_NODE: Final = "the Ray cluster has no node with a CPU; add one, or start Ray again and repeat the command"
 _DEATHS: Final = 3
-"""Ray starts a dead worker again, and runs again what it had under way. A rollout that was under way in so many deaths
-runs in a worker of its own, to know which one kills workers; if it does so again, it has failed."""
+"""Ray restarts a dead worker and runs its rollouts again. A rollout that was under way in this many deaths then runs
+alone on a new worker, to find out which rollout kills workers. If that worker dies too, the rollout has failed."""
 _POLL_SECONDS: Final = 5.0
 
 
@@ -56,12 +56,12 @@ async def run_rollouts_on_ray(
     patience: float | None = 600.0,
     notice: Callable[[str | None], None] | None = None,
 ) -> Summary:
-    """Run `run_rollouts` on a Ray cluster: the same rollouts, whoever runs them.
+    """Run `run_rollouts` on a Ray cluster. The rollouts are the same, whichever worker runs them.
 
-    `make` is called on each of the `workers`, by default one for each CPU; its tasks must equal `tasks`. They share
-    `concurrency`. `address` is ``"auto"`` for the cluster of this machine, ``"local"`` for its cores. `patience` is how
-    long a worker waits for an engine, and the run for a node, which `notice` reports. Raises InputError if a worker
-    cannot be made, or differs from the others.
+    `make` is called on each of the `workers`, by default one per CPU; its tasks must equal `tasks`. The workers share
+    `concurrency`. `address` is ``"auto"`` for this machine's cluster, ``"local"`` for its cores. `patience` is how long
+    a worker waits for an engine, and the run for a node; `notice` reports waits for a node. Raises InputError if a
+    worker cannot start, or differs from the others.
     """
     ray, chosen = import_ray(), list(named(tasks))
     todo = sum(store is None or not store.is_finished(task.name) for task in chosen)
@@ -103,7 +103,7 @@ class _Workers:
     free: asyncio.Queue[Any] = dataclasses.field(default_factory=asyncio.Queue)
 
     async def seat(self, slots: int) -> None:
-        """Start a worker for so many rollouts at a time; close it when this is cancelled."""
+        """Start a worker that runs up to `slots` rollouts at a time. Closes it on cancellation."""
         try:
             async with self._worker(max_restarts=-1, max_task_retries=_DEATHS - 1) as worker:
                 for _ in range(slots):
@@ -126,7 +126,7 @@ class _Workers:
             self.ray.kill(worker)
 
     async def run(self, number: int, seed: int | None) -> Rollout:
-        """Run a task on a free worker, and in one of its own if workers die with it."""
+        """Run a task on a free worker. If workers die while it runs, run it alone on a new one."""
         errors, task = self.ray.exceptions, self.tasks[number]
         lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
 
@@ -141,15 +141,15 @@ class _Workers:
             finally:
                 self.free.put_nowait(worker)
         try:
-            async with self._worker(num_cpus=0) as alone:  # the others may have all CPUs
+            async with self._worker(num_cpus=0) as alone:  # the other workers may hold all CPUs
                 return await run(alone)
         except lost as error:
-            problem = f"{_DEATHS} workers died while it was under way, and one with it alone: {first_line(error)}"
+            problem = f"{_DEATHS} workers died while it ran, and so did one that ran it alone: {first_line(error)}"
             failed = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
             return dataclasses.replace(failed, notes=[problem])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
-        """Return a worker's answer, checked. Ray waits silently for a node: this reports a cluster without one."""
+        """Return a worker's answer, checked. Reports a cluster without nodes, where Ray would wait silently."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
 
         async def probe() -> None:
@@ -185,17 +185,17 @@ class _Workers:
 
 
 async def configured_crew(path: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Crew:
-    """Make agent and tasks of a YAML file. Raises InputError if its `Run.settings` are others."""
+    """Make the agent and tasks of a YAML file. Raises InputError if its `Run.settings` differ from `settings`."""
     if not path.is_file():
-        raise InputError(f"does not see {path}: {_SHARED}")
+        raise InputError(f"cannot find {path}: {_SHARED}")
     run = read_run(path, **options)
     if change := differing(settings, run.settings):
-        raise InputError(f"{path} or what it names is not the same here: {change}; {_SHARED}")
+        raise InputError(f"{path}, or something it names, is different here: {change}; {_SHARED}")
     return run.agent(await run.connect()), run.tasks
 
 
 class RolloutActor:
-    """An actor: numbers of tasks in, rollouts out. Each answer names its node and describes its crew."""
+    """A Ray actor: task numbers in, rollouts out. Each answer names its node and describes its crew."""
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
         self._make = make
@@ -204,7 +204,7 @@ class RolloutActor:
         self._making = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
-        """Make the crew, if that was not done; report what must be the same on all workers, or an error."""
+        """Make the crew on the first call. Returns what must be the same on all workers, or an error."""
         async with self._making:
             if not self._about["crew"] and "error" not in self._about:
                 try:
@@ -228,7 +228,7 @@ class RolloutActor:
         }
 
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
-        """Run a rollout; return it without its task and tools, which need not travel."""
+        """Run a rollout. Returns it without its task and tools, which the caller has."""
         about = await self.ready()
         if "error" in about:
             return about
@@ -239,7 +239,7 @@ class RolloutActor:
             return about | {"error": kind(f"{brief(self._tasks[number].name)}: {describe_error(error)}")}
         names = [one.name for one in dataclasses.fields(rollout) if one.name not in ("task", "tools")]
         report = {name: getattr(rollout, name) for name in names}
-        messages = plain_json(rollout.messages)  # foreign objects need not be picklable
+        messages = plain_json(rollout.messages)  # user objects may not be picklable
         return about | {"rollout": report | {"messages": messages}}
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ class Reply:
 
 
 class BaseInteraction:
-    """A simulated user: `generate_response` after each answer of the model. One object serves all trajectories."""
+    """A simulated user: `generate_response` runs after each answer of the model. One object serves all trajectories."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = dict(config or {})
@@ -36,7 +36,7 @@ class BaseInteraction:
         """Begin a trajectory. `kwargs` are its task's settings."""
 
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        """Answer the last message: a `Reply`, a string, None to end, or (done, text, reward, metrics).
+        """Answer the last message. Returns a `Reply`, a string, None to end, or (done, text, reward, metrics).
 
         `kwargs` are the task's settings.
         """
@@ -51,9 +51,9 @@ class BaseInteraction:
 
 
 class AdoptedInteraction(BaseInteraction):
-    """An object of another library as a simulated user: anything with `generate_response`, such as verl's.
+    """Wraps a simulated user from another library: any object with `generate_response`, such as verl's.
 
-    As in verl, `calculate_score` is not called: `generate_response` has returned the score.
+    As in verl, `calculate_score` is never called, because `generate_response` returns the score.
     """
 
     def __init__(self, user: Any) -> None:
@@ -79,12 +79,12 @@ class AdoptedInteraction(BaseInteraction):
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
         id = self._ids.pop(instance_id)
         finalize = getattr(self._user, "finalize_interaction", None)
-        if finalize is not None:  # verl's own base class has it without an id
+        if finalize is not None:  # verl's own base class takes no id here
             await called(finalize, *([id] if takes(finalize, "instance_id") else []))
 
 
 def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
-    """Return simulated users by name; a single one, which serves every task, is called ""."""
+    """Return simulated users by name. A single one is called "" and serves every task."""
     if interaction is None:
         return {}
     users = interaction if isinstance(interaction, Mapping) else {"": interaction}

@@ -1,4 +1,4 @@
-"""Configurations in YAML, and the functions, classes, tools and simulated users that they name.
+"""YAML configurations, and the functions, classes, tools and simulated users that they name.
 
 Values become typed structs; errors name the file, the line and the setting.
 """
@@ -57,7 +57,7 @@ class Document:
 
     @contextlib.contextmanager
     def at(self, *path: str | int) -> Iterator[None]:
-        """Turn any error into a ConfigError at a setting; what foreign code prints goes to stderr."""
+        """Turn any error into a ConfigError that names the setting. Sends the output of user code to stderr."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield
@@ -73,7 +73,7 @@ class Document:
             raise self.error(describe_error(error), *path) from error
 
     def convert(self, kind: type[Built], values: Any, *path: str | int) -> Built:
-        """Return values as a struct or a dataclass. Raises ConfigError at the first that does not fit."""
+        """Convert values to a struct or a dataclass. Raises ConfigError for the first invalid value."""
         if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
             self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
         with self.at(*path):
@@ -82,7 +82,7 @@ class Document:
     def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:
         for key in values:
             if key not in names:
-                raise self.error(f"there is no such setting; there are {', '.join(names)}", *path, key)
+                raise self.error(f"there is no such setting; choose from {', '.join(names)}", *path, key)
 
 
 def read_config(path: str | Path) -> Document:
@@ -90,7 +90,7 @@ def read_config(path: str | Path) -> Document:
     try:
         import yaml
     except ImportError:
-        raise InputError("configurations are YAML: install tokentrace[rollout]") from None
+        raise InputError("YAML configurations need PyYAML: install tokentrace[rollout]") from None
     try:
         with open(path, "rb") as file:
             raw = file.read(_MAX_BYTES + 1)
@@ -98,7 +98,7 @@ def read_config(path: str | Path) -> Document:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if len(raw) > _MAX_BYTES:
-        raise ConfigError(f"{path} has more than {_MAX_BYTES >> 20} MiB, which is no configuration")
+        raise ConfigError(f"{path} is larger than {_MAX_BYTES >> 20} MiB: too large for a configuration")
     lines: dict[Place, int] = {}
     cache: dict[int, Any] = {}
 
@@ -119,15 +119,15 @@ def read_config(path: str | Path) -> Document:
                 if key.id != "scalar":
                     raise fault("the name of a setting must be text", key)
                 if key.value in value:
-                    raise fault(f"{key.value!r} is there twice", key)
+                    raise fault(f"{key.value!r} is set twice", key)
                 lines[*place, key.value] = key.start_mark.line + 1
                 value[key.value] = value_of(one, (*place, key.value))
         else:
             try:
                 value = loader.construct_object(node, deep=True)
-            except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
+            except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # month 13
                 raise fault(
-                    f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag", node
+                    f"{brief(node.value)} cannot be read: {error}; quote it, and remove any tag", node
                 ) from error
         cache[id(node)] = value
         return value
@@ -154,7 +154,7 @@ def read_section(path: str | Path, key: str) -> Document:
 
 
 def load_object(name: str, folder: Path) -> Any:
-    """Return what ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` names. Raises InputError.
+    """Import ``package.module.Name``, ``package.module:name`` or ``./file.py:name``. Raises InputError.
 
     Looks in `folder` for files, and for modules that are not installed.
     """
@@ -178,13 +178,13 @@ def load_object(name: str, folder: Path) -> Any:
 
 
 def _from_file(path: Path) -> types.ModuleType:
-    """Return the module in a file, which runs once however often it is named."""
+    """Import a file as a module. It runs only once, however often it is named."""
     path = path.resolve(strict=True)
     name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{path} is no module")
+            raise ImportError(f"{path} is not a module")
         sys.modules[name] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[name])
@@ -198,7 +198,7 @@ def _from_file(path: Path) -> types.ModuleType:
 
 
 class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A tool in YAML, as verl has it: a class, a function, or the tools of an MCP server."""
+    """A tool in YAML: a class as in verl, a function, or the tools of an MCP server."""
 
     class_name: str | None = None
     config: dict[str, Any] = {}
@@ -213,7 +213,7 @@ class _ServerFile(Struct):
 
 
 def load_tools(path: str | Path) -> list[BaseTool]:
-    """Return the tools of a YAML file, under ``tools``: classes as verl has them, functions, or MCP servers."""
+    """Load the tools under ``tools`` in a YAML file: classes as in verl, functions, or MCP servers."""
     return make_tools(read_section(path, "tools"))
 
 
@@ -222,7 +222,7 @@ def make_tools(document: Document) -> list[BaseTool]:
     for at, section in enumerate(document.convert(list[ToolSection], document.values.get("tools"), "tools")):
         kind = next((name for name in ("mcp", "function", "class_name") if getattr(section, name) is not None), None)
         if kind is None:
-            raise document.error("a tool has a class_name, a function or mcp", "tools", at)
+            raise document.error("a tool needs a class_name, a function or mcp", "tools", at)
         with document.at("tools", at, kind):
             if kind == "mcp":
                 tools += _server_tools(document, section, "tools", at, "mcp")
@@ -276,7 +276,7 @@ def _make_tool(kind: Any, section: ToolSection) -> BaseTool:
 
 
 def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
-    """Return a schema as a constructor expects it: as a pydantic model if its annotation says so."""
+    """Return a schema as a constructor expects it: a pydantic model if its annotation says so."""
     for one in kind.__mro__ if schema is not None else ():
         constructor = vars(one).get("__init__")
         if constructor is None or "tool_schema" not in inspect.signature(constructor).parameters:
@@ -290,9 +290,9 @@ def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
 
 
 def _check_placeholders(value: Any) -> None:
-    """Raise InputError for OmegaConf's ``${...}``, which nothing here replaces."""
+    """Raise InputError for OmegaConf placeholders (``${...}``), which are not supported."""
     if isinstance(value, str) and re.search(r"\$\{[^}]*\}", value):
-        raise InputError(f"config: {brief(value)} is a placeholder of OmegaConf, which is not replaced here")
+        raise InputError(f"config: {brief(value)} is an OmegaConf placeholder, which is not supported")
     for one in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         _check_placeholders(one)
 
@@ -304,7 +304,7 @@ class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
-    """Return the simulated users of a YAML file by name; one without a name serves every task, and is called ""."""
+    """Load the simulated users of a YAML file by name. A single unnamed one is called "" and serves every task."""
     return make_interactions(read_section(path, "interaction"))
 
 
@@ -321,7 +321,7 @@ def make_interactions(document: Document) -> dict[str, BaseInteraction]:
                 raise InputError("is not a class with generate_response, such as BaseInteraction")
             if not issubclass(kind, BaseInteraction):
                 _check_placeholders(section.config)
-            # verl's name for one without: gsm8k for Gsm8kInteraction
+            # verl's default name: gsm8k for Gsm8kInteraction
             default = "" if len(listed) == 1 else (kind.__name__.removesuffix("Interaction") or kind.__name__).lower()
             name = section.name or default
             if name in users:

@@ -1,6 +1,6 @@
-"""The agent loop: render once, then sample, parse, run tools and bridge, until it is done or a budget ends it.
+"""The agent loop: render once, then sample, parse, run tools and bridge, until the rollout is done or over budget.
 
-Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, and never rendered again.
+Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, but never rendered again.
 """
 
 import asyncio
@@ -35,21 +35,21 @@ from .tools import BaseTool, Toolbox, as_tools, cut_text
 __all__ = ["Agent", "Budget", "End", "Reward", "Rollout", "Task"]
 
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
-"""The reward of a finished rollout. A plain function runs in a thread of its own."""
+"""The reward of a finished rollout. A plain function runs in its own thread."""
 
 _ABORTS: Final = 100
-"""How often a turn may be aborted without a token in between."""
+"""How many times in a row a turn may be aborted without a new token."""
 _BACKOFF: Final = Backoff(0.1, 5.0)
 _PART_SEED: Final = 10_007
-"""How far the seeds of a turn's parts are apart, per token before."""
+"""Added to the seed of a turn's next part, for each token the turn already has."""
 _COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
-"""What an engine counts from the first token of a request."""
+"""Settings that start over with each request to an engine."""
 
 
 class Agent:
     """Runs rollouts of one model with one set of tools. Safe to run many at once in one event loop.
 
-    An aborted request ends its rollout; with `resume_aborted` the same turn is sampled on.
+    An aborted request ends its rollout; with `resume_aborted`, the agent continues the same turn instead.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Agent:
         if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
             raise InputError(f"engine must be an Engine, not {brief(engine)}")
         if not hasattr(renderer, "bridge"):
-            raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {brief(renderer)}")
+            raise InputError(f"renderer must be a Renderer made by create_renderer, not {brief(renderer)}")
         if reward is not None and not callable(reward):
             raise InputError(f"reward must be a function of a rollout, not {brief(reward)}")
         self.engine = engine
@@ -99,12 +99,12 @@ class Agent:
     ) -> Rollout:
         """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
 
-        Failures end a rollout and keep what was sampled; it raises only cancellation, and EngineDown where `patience`
-        waits for an engine that does not answer. `resumed` continues an earlier rollout of the task, whose trajectory
-        grows: answered calls do not run again. Raises ContinuationError if that cannot be done.
+        A failure ends the rollout but keeps its sampled tokens. Raises only cancellation, and EngineDown if the engine
+        does not answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: its
+        trajectory grows, and answered calls do not run again. Raises ContinuationError if it cannot be continued.
         """
         if not isinstance(task, Task):
-            raise InputError(f"{brief(task)} is not a Task; row_task makes one of a row of a dataset")
+            raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")
         if not task.name:
             task = replace(task, name=f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name)
         tools = self.tools if task.tools is None else task.tools
@@ -126,10 +126,10 @@ class Agent:
         return rollout
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Append new messages after a turn: bridge the stream to the next one. Returns why not, if it cannot."""
+        """Append new messages after a turn and bridge the stream to the next turn. If that fails, returns why."""
         bridge = partial(self.renderer.bridge, prompt, completion, new, tools=rollout.schemas)
         bridged = bridge()
-        if isinstance(bridged, BridgeRefusal):  # the whole conversation may help, but the cost grows with its length
+        if isinstance(bridged, BridgeRefusal):  # all messages may help, but the cost grows with their length
             bridged = bridge(messages=rollout.messages[:-1])
         if isinstance(bridged, BridgeRefusal):
             rollout.notes.append(str(bridged))
@@ -146,12 +146,12 @@ class Agent:
 
 
 def check_resumable(sampling: SamplingParams) -> None:
-    """Raise ContinuationError for settings that an engine counts from the first token of a request."""
+    """Raise ContinuationError for settings that start over with each request to an engine."""
     used = {**sampling.penalties, **({} if sampling.structure is None else {"structure": True})}
     if counted := [name for name in _COUNTED if name in used]:
         raise ContinuationError(
-            f"an aborted turn cannot be sampled on with {' and '.join(counted)}: the engine would forget its first "
-            "part. Leave that out, or sample the rollout anew"
+            f"an aborted turn cannot be resumed with {' and '.join(counted)}: the engine would ignore its first "
+            "part. Leave that setting out, or start the rollout over"
         )
 
 
@@ -162,7 +162,7 @@ class _Run:
     seed: int | None
     patience: Patience | None
     is_open: bool = False
-    """True if a recorded trajectory ends with a turn that nothing answers, until it is continued."""
+    """True if a recorded trajectory ends with an unanswered turn, until that turn is continued."""
     user: BaseInteraction | None = None
     box: Toolbox = field(init=False)
     limit: asyncio.Timeout | None = None
@@ -250,7 +250,7 @@ class _Run:
         return next(part for part in reversed(self.rollout.trajectory.turns()) if not part.continues).start
 
     async def _turn(self) -> End | None:
-        """Sample a turn and append what answers it. Returns why the rollout ends, if it does."""
+        """Sample a turn and append the messages that answer it. Returns why the rollout ends, if it does."""
         rollout, agent, trajectory = self.rollout, self.agent, self.rollout.trajectory
         is_open, self.is_open, reason = self.is_open, False, None
         start = self._start() if is_open else len(trajectory)
@@ -272,7 +272,7 @@ class _Run:
         return agent.go_on(rollout, prompt, completion, new) if reason is None else reason
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
-        """Sample a turn, in several parts if it is aborted. Returns whether it has one, and why the rollout ends."""
+        """Sample a turn, in several parts if aborted. Returns whether any part was kept, and why the rollout ends."""
         aborts, rollout, agent = 0, self.rollout, self.agent
         while True:
             room, limit = self._room(start, continues=continues)
@@ -330,7 +330,7 @@ class _Run:
         rollout.per_turn.append(TurnMetrics(seconds))
 
     def _room(self, start: int, *, continues: bool) -> tuple[int, End]:
-        """Return how many more tokens the turn at `start` may have, and the limit that allows no more."""
+        """Return how many more tokens the turn at `start` may have, and the limit that sets this number."""
         budget, rollout, context = self.agent.budget, self.rollout, self.agent.context
         if rollout.turns - continues >= budget.turns:
             return 0, End.TURNS
@@ -387,7 +387,7 @@ class _Run:
             self.limit.reschedule(now() + remaining)
 
     async def _answers(self, parsed: ParsedResponse, turn: TurnMetrics) -> tuple[list[Mapping[str, Any]], End | None]:
-        """Return what follows a turn: the results of its calls, or the simulated user's message."""
+        """Return the messages that follow a turn: the results of its calls, or the simulated user's message."""
         rollout, user, budget = self.rollout, self.user, self.agent.budget
         has_calls = bool(parsed.tool_calls and rollout.tools)
         if (has_calls or user is not None) and budget.user_turns is not None and rollout.turns > budget.user_turns:

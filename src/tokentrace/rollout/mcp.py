@@ -1,4 +1,4 @@
-"""Tools of MCP servers: listed once, then called in a session of the whole run or of one trajectory.
+"""MCP tools: listed once, then called in a session that lasts for the whole run or for one trajectory.
 
 If a server cannot be reached, the model sees an error. New trajectories get a new session.
 """
@@ -29,23 +29,23 @@ class MCPConfig:
     command: str | None = None
     args: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
-    """Added to PATH, HOME and the like; the server gets nothing else of this environment."""
+    """Added to PATH, HOME and the like; the server inherits no other variables."""
     cwd: str | None = None
     url: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     tools: list[str] | None = None
     prefix: str = ""
     session: Literal["run", "trajectory"] = "run"
-    """All trajectories share one, or each has its own: a process of its own where the server is a command."""
+    """All trajectories share one session, or each has its own: its own process, if the server is a command."""
     start_timeout: float | None = 30.0
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
-            raise InputError("an MCP server has a command or a url, and not both")
+            raise InputError("an MCP server needs either a command or a url")
         if self.headers if self.url is None else self.args or self.env or self.cwd:
-            raise InputError("headers are for an MCP server with a url, args, env and cwd for one with a command")
+            raise InputError("headers need an MCP server with a url; args, env and cwd need one with a command")
         if self.session not in ("run", "trajectory"):
-            raise InputError(f"session is 'run' or 'trajectory', not {brief(self.session)}")
+            raise InputError(f"session must be 'run' or 'trajectory', not {brief(self.session)}")
         limit("start_timeout", self.start_timeout, error=InputError)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class MCPConfig:
 
 
 async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
-    """Return the tools of a server. `close` of any tool ends the session that trajectories share."""
+    """Return the tools of a server. Closing any of them ends the session that trajectories share."""
     session = await _open(server)
     try:
         listed = await within(session.list_tools(), server.start_timeout, f"listing the tools of {server}")
@@ -61,7 +61,7 @@ async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
         await session.close()
     for name in server.tools or ():
         if name not in listed:
-            raise InputError(f"{server} has no tool {name!r}; there are {', '.join(listed)}")
+            raise InputError(f"{server} has no tool {name!r}; it has {', '.join(listed)}")
     link = _Link(server)
     return [MCPTool(link, tool) for name, tool in listed.items() if server.tools is None or name in server.tools]
 
@@ -89,7 +89,7 @@ class MCPTool(BaseTool):
 
 
 class _Link:
-    """The sessions with a server, of all trajectories of the running event loop."""
+    """The sessions with one server, for all trajectories in the running event loop."""
 
     def __init__(self, server: MCPConfig) -> None:
         self.server = server
@@ -116,7 +116,7 @@ class _Link:
             self.sessions[instance_id] = self._shared[-1]
 
     async def release(self, instance_id: str) -> None:
-        """End a trajectory with the first of its tools that is released; closes the trajectory's own session."""
+        """End a trajectory when its first tool is released. Closes its session, unless that is shared."""
         session = self.sessions.pop(instance_id, None)
         if session is not None and session not in self._shared:
             await session.close()
@@ -138,13 +138,13 @@ async def _open(server: MCPConfig) -> _Session:
 
 
 class _Session:
-    """A connection in a task of its own: mcp requires that the task which opens it also closes it."""
+    """A connection in its own task: mcp requires that the task that opens it also closes it."""
 
     def __init__(self, server: MCPConfig) -> None:
         self.server = server
         self.client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.has_failed = False
-        """True if no new trajectory should begin with it."""
+        """True if no new trajectory should use it."""
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -157,7 +157,7 @@ class _Session:
             self.has_failed = True
             if not self.client.done():
                 self.client.set_exception(InputError(f"{self.server} cannot be used: {_message(error)}"))
-                self.client.exception()  # retrieved, even if nobody waits any more
+                self.client.exception()  # mark it as retrieved, even if nobody is waiting
         finally:
             self.client.cancel()
 
@@ -177,7 +177,7 @@ class _Session:
                 return tools
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return the result of a call. A session that does not answer gets no new trajectory."""
+        """Return the result of a call. A session that does not answer gets no new trajectories."""
         try:
             return _result(await self.client.result().call_tool(tool, arguments), tool)
         except Exception as error:
@@ -185,7 +185,7 @@ class _Session:
         if refused:
             return ToolResult(f"error: {problem}", failed=True)
         self.has_failed = True
-        problem = f"{self.server} did not answer a call of {tool}: {problem}"
+        problem = f"{self.server} did not answer a call to {tool}: {problem}"
         return ToolResult(f"error: {problem}", failed=True, note=problem)
 
 

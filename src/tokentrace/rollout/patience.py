@@ -1,7 +1,7 @@
 """What a run does while its engine does not answer: it waits, asks again, and continues or gives up.
 
-One of the rollouts asks the engine for a single token now and then, and the others wait for the result. If the engine
-answers that, but not a request, the request is at fault, and its rollout ends after a few tries.
+One rollout asks the engine for a single token now and then, and the others wait for the result. If the engine answers
+this probe but not a rollout's request, the request is at fault, and its rollout ends after a few tries.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ Answer = TypeVar("Answer")
 
 _BACKOFF: Final = Backoff(1.0, 30.0)
 _TRIES: Final = 10
-"""How often a request may fail while, or once, the engine answers others."""
+"""How many times a request is tried if the engine answers probes in between."""
 
 
 class EngineDown(EngineError):  # noqa: N818
-    """The engine, or the last node of a cluster, was gone for longer than the run waits. What is finished is kept."""
+    """The engine, or the last node of a cluster, was gone for longer than the run waits. Finished rollouts are kept."""
 
 
 class Patience:
-    """How long a run waits for its engine: `seconds`, then `EngineDown` stops it; None is forever.
+    """How long a run waits for its engine. After `seconds`, `EngineDown` stops the run; None waits forever.
 
     `notice` is called with a text before each pause, and with None when the engine answers again.
     """
@@ -44,7 +44,7 @@ class Patience:
         self._clock, self._sleep = clock, sleep
         self._asking: Final = asyncio.Lock()
         self._rounds = 0
-        """How many times the engine was probed until it answered."""
+        """How many rounds of probing have ended with an answer."""
         self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
 
@@ -74,7 +74,7 @@ class Patience:
         raise problem
 
     async def _outlast(self, error: EngineUnavailable, probe: Callable[[], Awaitable[Any]]) -> None:
-        """Probe until there is an answer. Raises EngineDown."""
+        """Probe the engine until it answers. Raises EngineDown."""
         began, before, failures = self._clock(), self.waited, 0
         while self._gave_up is None:
             try:

@@ -23,20 +23,20 @@ from .tools import BaseTool, Keep, as_tools, step_settings
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a rollout. None is no limit."""
+    """Limits for a rollout. None means no limit."""
 
     turns: int = 16
     user_turns: int | None = None
-    """How often tools or the simulated user answer; the calls of the next turn do not run."""
+    """How many times tools or the simulated user may answer. The calls of the turn after that do not run."""
     parallel_calls: int | None = None
-    """How many calls of one turn run; the others get an error as result."""
+    """How many calls of one turn may run. The others get an error as their result."""
     turn_tokens: int = 1024
     tokens: int | None = None
-    """Sampled tokens of all turns."""
+    """Sampled tokens in all turns."""
     context: int | None = None
-    """Tokens of a stream; the engine's limit applies as well."""
+    """Tokens in a stream. The engine's limit applies as well."""
     seconds: float | None = None
-    """Of the rollout without its reward, and without engine outages."""
+    """For the whole rollout, not counting its reward and engine outages."""
     tool_timeout: float | None = 60.0
     tool_seconds: float | None = None
     interaction_timeout: float | None = 300.0
@@ -58,13 +58,13 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a rollout is about. Names are unique in a run; a task without one is named by its place."""
+    """The input of a rollout. Names are unique in a run; a task without a name is named by its position."""
 
     messages: Messages
     name: str = ""
     tools: Sequence[BaseTool] | None = None
     tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By tool, the arguments of `create`, or ``create_kwargs``, ``execute_kwargs`` and so on."""
+    """For each tool, the arguments of `create`, or ``create_kwargs``, ``execute_kwargs`` and so on."""
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `start_interaction`; ``name`` selects a simulated user."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def checked_reward(value: Any, what: str) -> float | None:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a copy of a value as JSON; what is not JSON becomes text."""
+    """Return a JSON copy of a value. Anything that is not JSON becomes text."""
     try:
         return json.loads(json.dumps(value, default=str), parse_constant=str)
     except Exception:  # a cycle, or an object whose str() raises
@@ -111,7 +111,7 @@ def call_id(turn: int, index: int) -> str:
 
 @dataclass(slots=True)
 class TurnMetrics:
-    """What a trajectory does not record of a completion: a turn, or a part of one that was aborted and resumed."""
+    """What a trajectory does not record about a completion, which is a turn or a part of a resumed turn."""
 
     engine_seconds: float = 0.0
     malformed: bool = False
@@ -119,7 +119,7 @@ class TurnMetrics:
     tool_errors: int = 0
     tool_seconds: float = 0.0
     reward: float | None = None
-    """Of this turn's calls, or of the reply to it; None if there is none, which is not the same as 0."""
+    """The reward of this turn's calls, or of the reply to it. None means no reward, which is not the same as 0."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
@@ -155,7 +155,7 @@ class Rollout:
     pending: list[Mapping[str, Any]] = field(default_factory=list)
     """Messages that answer the last turn and that the trajectory does not have yet."""
     instance: str = ""
-    """Its name for tools, user and engine, numbered while another of its name is under way."""
+    """The name that tools, user and engine see: the task's name, numbered if another rollout is using it."""
 
     malformed = _total("malformed")
     tool_calls = _total("tool_calls")
@@ -168,7 +168,7 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """The number of turns; one in several parts counts once."""
+        """The number of turns. A turn in several parts counts once."""
         return sum(not turn.continues for turn in owned_turns(self.trajectory))
 
     @functools.cached_property

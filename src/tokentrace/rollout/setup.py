@@ -81,17 +81,17 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """Tasks, and what belongs to them unless the configuration has its own."""
+    """Tasks, with a default interaction and reward for configurations that have none."""
 
     tasks: Sequence[Task]
     interaction: BaseInteraction | None = None
     reward: Reward | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the files that have the tasks."""
+    """Digests of the files that hold the tasks."""
 
 
 MakeTasks = Callable[[Mapping[str, Any], int | None], TaskSet]
-"""Makes tasks of a section of settings, and a limit."""
+"""Makes tasks from a section of settings and a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Run:
     seed: int | None
     output: Path
     settings: Mapping[str, Any]
-    """What must not change when a run continues."""
+    """The settings that must not change when a run continues."""
 
     @property
     def advantages(self) -> str | None:
@@ -129,7 +129,7 @@ def read_run(
 ) -> Run:
     """Return the run that a YAML file describes; arguments override the file. Raises ConfigError.
 
-    Looks for files beside the configuration. `questions` makes the tasks of ``data: {questions: ...}``.
+    Relative paths start at the configuration's folder. `questions` makes the tasks for ``data: {questions: ...}``.
     """
     document = loading.read_config(path)
     values = _renamed(document, document.values, _VERL_NAMES)
@@ -151,7 +151,7 @@ def read_run(
     agent = partial(
         Agent,
         renderer=renderer,
-        sampling=replace(sampling, seed=None),  # one seed for all would make the rollouts of a group the same
+        sampling=replace(sampling, seed=None),  # with one seed, all rollouts of a group would be the same
         tools=tools,
         interaction=users,
         reward=_reward(document, file.reward, task_set.reward),
@@ -175,7 +175,7 @@ def read_run(
 def _renamed(
     document: loading.Document, values: Mapping[str, Any], names: Mapping[str, str], *path: str
 ) -> dict[str, Any]:
-    """Give settings under verl's names ours. Raises ConfigError if both are there."""
+    """Rename verl's settings to ours. Raises ConfigError if both names are set."""
     for key in names.keys() & values:
         if names[key] in values:
             raise document.error(f"{names[key]} is the same setting: leave one of them out", *path, key)
@@ -187,7 +187,7 @@ def _renderer(document: loading.Document, file: RunFile) -> Renderer:
     if name is None and kind != "embedded":
         raise document.error(f"'tokenizer' is missing: the folder or hub name of the model that {kind} serves")
     if kind == "embedded" and name not in (None, POCKET.name) and (folder / name).resolve() != POCKET.resolve():
-        raise document.error("the embedded engine has the pocket model's tokenizer: leave this out", "tokenizer")
+        raise document.error("the embedded engine uses the pocket model's tokenizer: leave this out", "tokenizer")
     source = POCKET if name is None else folder / name if (folder / name).exists() else name
     parameters = inspect.signature(create_renderer).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "tokenizer"]
@@ -226,7 +226,7 @@ def _with_section(document: loading.Document, file: RunFile, key: str) -> loadin
     if name is None:
         return document if is_here else None
     if is_here:
-        raise document.error(f"there is {key!r} too: leave one of them out", f"{key}_file")
+        raise document.error(f"{key!r} is set too: leave one of them out", f"{key}_file")
     if not (document.folder / name).is_file():
         raise document.error(f"there is no file {document.folder / name}", f"{key}_file")
     return loading.read_section(document.folder / name, key)
@@ -238,7 +238,7 @@ def _sampling(document: loading.Document, file: RunFile) -> tuple[SamplingParams
     if "seed" in values and file.seed is not None:
         raise document.error("there is a seed for the whole run too: leave one of them out", "sampling", "seed")
     if "max_tokens" in values and "turn_tokens" in limits:
-        raise document.error("budget.turn_tokens is the same: leave one of them out", "sampling", "max_tokens")
+        raise document.error("budget.turn_tokens is the same setting: leave one of them out", "sampling", "max_tokens")
     sampling = document.convert(SamplingParams, {"max_tokens": budget.turn_tokens, **values}, "sampling")
     if file.resume_aborted:
         with document.at("resume_aborted"):

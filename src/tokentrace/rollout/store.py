@@ -1,6 +1,6 @@
-"""A run's folder: each rollout is a session of one store (``rollouts.db``), and the rows lie beside it.
+"""A run's folder: each rollout is a session in one store (``rollouts.db``), with the rows next to it.
 
-A rollout is finished once its session says how it ended. All files are for their owner alone.
+A rollout is finished once its session says how it ended. Only the owner can read the files.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _PENDING: Final = "next"
 
 
 class RolloutStore:
-    """The folder of a run. One process writes to it at a time; a second one is refused."""
+    """The folder of a run. Raises InputError if another process is writing to it."""
 
     def __init__(self, folder: str | Path) -> None:
         if not isinstance(folder, str | os.PathLike) or "\0" in os.fspath(folder):
@@ -49,7 +49,7 @@ class RolloutStore:
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self._lock = open(self.folder / _LOCK, "ab", opener=owned)  # noqa: SIM115
         try:
-            lock(self._lock, f"another process writes rollouts to {self.folder}")
+            lock(self._lock, f"another process is writing rollouts to {self.folder}")
             self._store = open_store(str(self.folder / STORE))
         except BaseException:
             self._lock.close()
@@ -85,7 +85,7 @@ class RolloutStore:
         return [name for name, info in self._sessions.items() if _result(info) is None and info.state is State.OPEN]
 
     def recorded(self, task: Task) -> Rollout | None:
-        """Return what there is of a rollout that can be continued: it was under way, or it was aborted."""
+        """Return an aborted or unfinished rollout as it was recorded, to continue it; None if it has no turns."""
         info = self._sessions.get(task.name)
         is_open = info is not None and info.state is State.OPEN and info.turns
         return self._wait(self._load(info, task)) if info is not None and is_open else None
@@ -111,7 +111,7 @@ class RolloutStore:
         return rollout
 
     def start(self, name: str) -> None:
-        """Start a rollout anew: an unfinished or discarded attempt is dropped."""
+        """Start a rollout from scratch. Drops an unfinished attempt."""
         self._wait(self._start(name))
 
     async def _start(self, name: str) -> SessionInfo:
@@ -126,11 +126,11 @@ class RolloutStore:
         return self._sessions[name]
 
     def keep(self, rollout: Rollout) -> None:
-        """Store the turns of an unfinished rollout: `recorded` returns it to whoever continues it."""
+        """Store the turns of an unfinished rollout. `recorded` returns it, to be continued."""
         self._wait(self._save(rollout))
 
     def finish(self, rollout: Rollout) -> None:
-        """Store a rollout and how it ended; it is on the disk when this returns."""
+        """Store a rollout and how it ended. It is on disk when this returns."""
         self._wait(self._save(rollout, finished=True))
 
     async def _save(self, rollout: Rollout, *, finished: bool = False) -> None:
@@ -158,7 +158,7 @@ class RolloutStore:
             await self._store.label(info.id, labels)
             result = {"metrics": rollout.metrics(), "notes": rollout.notes}
             info = await self._store.update(info.id, metadata={**metadata, "rollout": plain_json(result)})
-            if rollout.end is not End.ABORT:  # that can be continued
+            if rollout.end is not End.ABORT:  # an aborted rollout can be continued
                 await self._store.set_state(info.id, State.SEALED)
         self._sessions[name] = info
 
@@ -213,7 +213,7 @@ def _metadata(info: SessionInfo) -> dict[str, Any]:
 
 
 def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
-    """Return what a session records of a completion, in the form of the gateway's turns."""
+    """Return the session's entry for a completion, in the format of the gateway's turns."""
     turn, messages = turns[number], rollout.messages
     shared = 0 if not number else turn.message if turn.continues else turns[number - 1].message + 1
     info = {
@@ -237,9 +237,9 @@ def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
 
 
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> Relative:
-    """Return the advantage of each finished rollout by name: its reward less its group's mean, by the deviation.
+    """Return the advantage of each finished rollout by name: (reward - group mean) / group standard deviation.
 
-    Rollouts that failed or have no reward are in no group. A group of one has advantage 0, and a note.
+    Rollouts that failed or have no reward are in no group. A group of one gets advantage 0 and a note.
     """
     rewards = {row["name"]: reward for row in rows if (reward := row["metrics"]["reward"]) is not None}
     return relative_to_group(rewards, {row["name"]: _group(row) for row in rows})
@@ -254,7 +254,7 @@ def _group(row: Mapping[str, Any]) -> str:
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a run, or raise InputError naming the first that differs."""
+    """Write the settings of a new run. For an existing run, raises InputError naming the first that differs."""
     path = folder / RUN
     if not path.is_file():
         text = json.dumps(settings, indent=2, ensure_ascii=False, default=str) + "\n"
@@ -278,10 +278,10 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def discard_run(folder: Path) -> None:
-    """Remove what a run wrote into a folder. Raises InputError while another process writes there."""
+    """Remove the files that a run wrote to a folder. Raises InputError if another process is writing there."""
     if not (folder / STORE).is_file():
         return
     with open(folder / _LOCK, "ab", opener=owned) as file:
-        lock(file, f"another process writes rollouts to {folder}")
+        lock(file, f"another process is writing rollouts to {folder}")
         for name in (ROWS, METRICS, RUN, STORE, f"{STORE}-wal", f"{STORE}-shm"):
             (folder / name).unlink(missing_ok=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .record import Budget, Rollout, TurnMetrics
 
 STEPS: Final = ("create", "execute", "calc_reward", "release")
-"""A task has arguments for each as ``create_kwargs``, ``execute_kwargs`` and so on."""
+"""A task can pass arguments to each step: ``create_kwargs``, ``execute_kwargs`` and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class ToolResult:
 
 
 class BaseTool:
-    """A tool with state: `create` once for each trajectory, then `execute`, at its end `calc_reward` and `release`.
+    """A tool with state: per trajectory `create` runs once, `execute` for each call, then `calc_reward` and `release`.
 
-    One object serves all trajectories, which `instance_id` tells apart.
+    One object serves all trajectories; `instance_id` says which one.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
@@ -65,12 +65,12 @@ class BaseTool:
         return str(function["name"])
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
-        """Begin a trajectory. `kwargs` are its task's settings for this tool. Raises InputError if it takes none."""
+        """Begin a trajectory. `kwargs` are its task's settings for this tool. By default, raises InputError for any."""
         if kwargs:
             raise InputError(f"there are settings for tool {self.name!r}, which takes none")
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Run a call: a string, anything JSON can hold, a `ToolResult`, or a triple of text, reward and metrics."""
+        """Run a call. Returns a string, any JSON value, a `ToolResult`, or a triple of text, reward and metrics."""
         raise NotImplementedError
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float | None:
@@ -81,11 +81,11 @@ class BaseTool:
         """End a trajectory."""
 
     async def close(self) -> None:
-        """Release what served all trajectories. `tokentrace rollout` calls it once, at the end."""
+        """Release resources that all trajectories share. `tokentrace rollout` calls this once, at the end."""
 
 
 class FunctionTool(BaseTool):
-    """A plain function as a tool, which runs in a thread. Its schema comes from its signature and docstring.
+    """A function as a tool. Plain functions run in a thread. The schema comes from the signature and docstring.
 
     >>> def add(a: int, b: int = 0) -> int:
     ...     '''Add two numbers.'''
@@ -103,7 +103,7 @@ class FunctionTool(BaseTool):
 
 
 class AdoptedTool(BaseTool):
-    """An object of another library, with a schema and `execute` or `call`. A `Toolbox` calls the methods it has."""
+    """A tool from another library: any object with a schema and `execute` or `call`. `Toolbox` calls its methods."""
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
         self.tool = tool
@@ -124,7 +124,7 @@ class AdoptedTool(BaseTool):
 
 
 def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseTool]:
-    """Return tools, functions and objects with a tool's methods as tools. Raises InputError."""
+    """Convert functions and objects with a tool's methods to tools. Raises InputError."""
     if not is_list(tools):
         raise InputError(f"tools must be a list of tools and functions, not {brief(tools)}")
     by_name: dict[str, BaseTool] = {}
@@ -143,7 +143,7 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseT
 
 
 def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Split a task's settings for a tool by step: ``create_kwargs`` and so on; otherwise all are for `create`.
+    """Split a task's settings for a tool by step (``create_kwargs`` and so on). Without such keys, all go to `create`.
 
     >>> step_settings("look", {"release_kwargs": {"keep": True}})["release"]
     {'keep': True}
@@ -156,7 +156,7 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
         return {**steps, "create": dict(settings)}
     for key, value in settings.items():
         if key not in keys:
-            raise InputError(f"the settings of tool {tool!r} have {key!r} beside {', '.join(keys)}: move it into one")
+            raise InputError(f"the settings of tool {tool!r} mix {key!r} with {', '.join(keys)}: move it into one")
         if value is not None and not isinstance(value, Mapping):
             raise InputError(f"{key} of tool {tool!r} must be a mapping, not {brief(value)}")
         steps[keys[key]] = dict(value or {})
@@ -164,10 +164,10 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def as_result(answer: Any, tool: str) -> ToolResult:
-    """Return a tool's answer as a result. Any other value becomes JSON.
+    """Convert a tool's return value to a result. Values of other types become JSON.
 
-    Three values are text, reward and metrics if their types fit; a tuple that begins with verl's ``ToolResponse``
-    may be shorter.
+    A triple is text, reward and metrics if the types fit. A tuple that starts with verl's ``ToolResponse`` may be
+    shorter.
     """
     if isinstance(answer, ToolResult):
         return answer
@@ -190,7 +190,7 @@ def as_result(answer: Any, tool: str) -> ToolResult:
 
 
 def text_result(text: str, media: Sequence[str], tool: str) -> ToolResult:
-    """Return a text as a result, with an error for images and the like, which cannot be shown."""
+    """Return a text as a result, with an error for media such as images, which cannot be shown."""
     if not media:
         return ToolResult(text)
     note = f"{tool} returned {' and '.join(media)}, which cannot be shown here"
@@ -209,7 +209,7 @@ def media_of(response: Any) -> list[str]:
 
 
 class Toolbox:
-    """The tools of one rollout, while it is entered. What a tool does wrong becomes a result that the model sees."""
+    """The tools of one rollout, as a context manager. The error of a call becomes a result that the model sees."""
 
     def __init__(self, rollout: Rollout, budget: Budget) -> None:
         self._rollout, self._budget = rollout, budget
@@ -218,13 +218,13 @@ class Toolbox:
         settings = rollout.task.tool_settings
         for name in settings:
             if name not in self._tools:
-                raise InputError(f"there are settings for a tool {name!r}; there are {self._names}")
+                raise InputError(f"there are settings for an unknown tool {name!r}; the tools are: {self._names}")
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
-        # what verl's tools get as agent_data: no images and no token ids
+        # verl's tools get this as agent_data, without images and token ids
         self._data = SimpleNamespace(request_id=rollout.instance, tools_kwargs=settings, extra_fields={})
         self._data.messages = rollout.messages
         self._ids: dict[str, str] = {}
-        """By tool that was created: the id of the trajectory, which `create` may choose."""
+        """For each created tool, the id of the trajectory, which `create` may choose."""
 
     async def __aenter__(self) -> Toolbox:
         try:
@@ -234,7 +234,7 @@ class Toolbox:
                 chosen = isinstance(tool, AdoptedTool) and isinstance(id, str)
                 self._ids[tool.name] = id if chosen else self._rollout.instance
                 if is_response(response) and (response.text or media_of(response)):
-                    self._rollout.notes.append(f"{tool.name}: no prompt contains what create returned")
+                    self._rollout.notes.append(f"{tool.name}: the response from create is not in any prompt")
         except BaseException:
             await self.__aexit__()
             raise
@@ -258,9 +258,9 @@ class Toolbox:
         return await called(method, id, *args, **settings)
 
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
-        """Run the calls of a turn at once, and count them. Raises InputError for an invalid reward."""
+        """Run the calls of a turn concurrently, and count them. Raises InputError for an invalid reward."""
         began, notes, most = time.monotonic(), self._rollout.notes, self._budget.parallel_calls or len(calls)
-        # a call that cancels its own task failed; if this task is cancelled, gather raises that all the same
+        # a call that cancels its own task counts as failed; if this task is cancelled, gather still raises
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
         results = [one if isinstance(one, ToolResult) else _failure(describe_error(one)) for one in done]
         if len(calls) > most:
@@ -291,7 +291,7 @@ class Toolbox:
         for name in self._ids:
             tool, who = self._tools[name], f"{name}: calc_reward"
             rewards[who] = await within(self._step(tool, "calc_reward"), self._budget.tool_timeout, who)
-            if isinstance(tool, AdoptedTool) and isinstance(rewards[who], str | list | dict):  # as in some of verl's
+            if isinstance(tool, AdoptedTool) and isinstance(rewards[who], str | list | dict):  # some of verl's do
                 problem = f"{who} returned {kind_of(rewards.pop(who))} instead of a number: it is ignored"
                 self._rollout.notes.append(problem)
         return rewards
@@ -302,7 +302,7 @@ def _failure(problem: str) -> ToolResult:
 
 
 class Keep(StrEnum):
-    """Which part of a long text stays."""
+    """Which part of a long text to keep."""
 
     HEAD = "head"
     TAIL = "tail"
@@ -311,7 +311,7 @@ class Keep(StrEnum):
 
 
 def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Keep.MIDDLE) -> str:
-    """Return a text, cut to about `limit` tokens, with a marker. Encodes only what is near the part that stays.
+    """Cut a text to about `limit` tokens, with a marker for the rest. Encodes only text near the part to keep.
 
     >>> from tokentrace import load_tokenizer
     >>> from tokentrace.pocket import POCKET

@@ -18,7 +18,7 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 """Per-token arrays by name."""
 
 UNSAMPLED: Final = -1
-"""The version and the staleness of a token that nothing sampled, or whose version is not recorded."""
+"""The version and the staleness of a token that was not sampled, or whose version is not recorded."""
 _DIGITS: Final = re.compile("[0-9]{1,19}")
 _PADDING: Final[dict[str, Any]] = {
     **{"attention_mask": 0, "labels": IGNORE, "loss_mask": 0, "position_ids": 0},
@@ -27,7 +27,7 @@ _PADDING: Final[dict[str, Any]] = {
 }
 _COLUMNS: Final = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
 MOST_TOKENS: Final = 1 << 27
-"""The most tokens of one batch, padding included: more comes from a wrong length, and would take gigabytes."""
+"""The most tokens in one batch, padding included: more would take gigabytes, and comes from a wrong length."""
 
 _index = functools.partial(whole, most=2**31 - 1, error=SampleError)
 """A number of tokens, or an id."""
@@ -46,14 +46,14 @@ def collate(
 ) -> dict[str, Any]:
     """A batch of rows, padded to the longest, to `length`, or up to a multiple of `multiple_of`.
 
-    docs/samples.md lists its columns. With the `version` of the weights that are trained it has ``token_versions`` and
-    staleness; with `channels` an array for each name, with its value for tokens without an entry:
+    docs/samples.md lists its columns. With the `version` of the weights being trained, it has ``token_versions`` and
+    staleness. With `channels`, it has an array for each name, filled with the given value for tokens without an entry:
     ``channels={"routed_experts": -1}``. The first token of a row never carries loss: nothing before it could predict
     it.
 
-    Raises SampleError for no sample, for an empty one or one longer than `length`, if only some have logprobs,
-    advantages or a reward, and for a token that carries loss without a logprob, a version or a channel entry, if these
-    are asked for.
+    Raises SampleError if there are no samples, if one is empty or longer than `length`, if only some have logprobs,
+    advantages or a reward, and if a token that carries loss lacks a logprob, a version or a channel entry that the
+    batch needs.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -62,9 +62,9 @@ def collate(
     ([[5, 6, 7, 0]], [[-100, 6, 7, -100]])
     """
     if not isinstance(side, str) or side not in ("right", "left"):
-        raise SampleError(f"side is 'right' or 'left', not {brief(side)}")
+        raise SampleError(f"side must be 'right' or 'left', not {brief(side)}")
     if not isinstance(tensors, str) or tensors not in ("numpy", "torch"):
-        raise SampleError(f"tensors is 'numpy' or 'torch', not {brief(tensors)}")
+        raise SampleError(f"tensors must be 'numpy' or 'torch', not {brief(tensors)}")
     for name in _COLUMNS & (channels or {}).keys():
         raise SampleError(f"channels: {name!r} is a column of the batch itself; give the channel another name")
     rows = _Rows(as_samples(samples), version, channels or {})
@@ -86,7 +86,7 @@ def collate(
 
 
 class _Rows:
-    """Samples that are batched together: checked, and as the arrays that a trainer takes."""
+    """The samples of one batch, checked, as the arrays that a trainer takes."""
 
     def __init__(self, samples: list[Sample], version: int | None, channels: Mapping[str, float]) -> None:
         self.samples = samples
@@ -107,14 +107,14 @@ class _Rows:
         width = -(-width // step) * step
         if len(lengths) * width > MOST_TOKENS:
             counts = f"{len(lengths)} rows, length {width}"
-            raise SampleError(f"{counts}: a batch has at most {MOST_TOKENS} tokens with padding")
+            raise SampleError(f"{counts}: a batch has at most {MOST_TOKENS} tokens, padding included")
         for number, size in enumerate(lengths):
             if size > width:
-                raise SampleError(f"{self._label(number)} has {size} tokens, and length is {width}: truncate() it")
+                raise SampleError(f"{self._label(number)} has {size} tokens, but length is {width}: truncate() it")
         return width
 
     def columns(self, number: int) -> Columns:
-        """The per-token arrays of a sample: new ones, checked."""
+        """New, checked per-token arrays of a sample."""
         sample = self.samples[number]
         if not len(sample):
             raise SampleError(f"{self._label(number)} has no tokens: leave it out")
@@ -172,7 +172,7 @@ class _Rows:
         having = [getattr(sample, name) is not None for sample in self.samples]
         if any(having) and not all(having):
             one, other = self._label(having.index(True)), self._label(having.index(False))
-            raise SampleError(f"{one} has {name} and {other} has none: give it to all or to none")
+            raise SampleError(f"{one} has {name} but {other} has none: give it to all or to none")
         return all(having)
 
     def _label(self, number: int) -> str:
@@ -184,15 +184,15 @@ def _as_torch(columns: Columns) -> dict[str, Any]:
     try:
         convert = importlib.import_module("torch").from_numpy
     except ImportError as error:
-        raise SampleError("tensors='torch' needs torch: install it, or ask for numpy") from error
+        raise SampleError("tensors='torch' needs torch: install it, or use 'numpy'") from error
     return {name: convert(values) for name, values in columns.items()}
 
 
-# -- staleness: versions between the weights that sampled a token and those that are trained
+# -- staleness: how many versions the weights that sampled a token are behind those being trained
 
 
 def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
-    """The version that sampled each token; -1 if none did, or it is not recorded. Text of digits is its number.
+    """The version that sampled each token; -1 if none did or it is not recorded. Text of digits counts as a number.
 
     Raises SampleError for other text, and for negative versions.
     """
@@ -200,23 +200,23 @@ def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
     for version, start, stop in sample.versions:
         number = int(version) if isinstance(version, str) and _DIGITS.fullmatch(version) else version
         if isinstance(number, str) or not 0 <= number < 2**63:
-            raise SampleError(f"{sample!r} has version {brief(version)}: name versions by integers from 0 on")
+            raise SampleError(f"{sample!r} has version {brief(version)}: versions must be integers from 0 on")
         versions[start:stop] = number
     return versions
 
 
 def token_staleness(sample: Sample, version: int) -> npt.NDArray[np.int64]:
-    """How many versions lie between those that sampled each token and `version`, which is trained; -1 if none did.
+    """How many versions each token is behind `version`, the weights being trained; -1 if it has no version.
 
-    Raises SampleError if a token carries loss and has no version, or has a later one.
+    Raises SampleError if a token that carries loss has no version, or if any token has a later one.
     """
     trained = whole("version, the integer that names the weights,", version, least=0, error=SampleError)
     versions = token_versions(sample)
     missing = sample.mask & (versions == UNSAMPLED)
     if missing.any():
-        raise SampleError(f"{sample!r}: token {int(missing.argmax())} carries loss and has no version")
+        raise SampleError(f"{sample!r}: token {int(missing.argmax())} carries loss but has no version")
     if len(versions) and int(versions.max()) > trained:
-        raise SampleError(f"{sample!r} was sampled by version {int(versions.max())}, and {trained} is trained")
+        raise SampleError(f"{sample!r} was sampled by version {int(versions.max())}, but {trained} is being trained")
     return np.where(versions == UNSAMPLED, UNSAMPLED, trained - versions)
 
 

@@ -1,7 +1,7 @@
-"""Past turns: where a template writes a turn differently once it is no longer the last, or than it prompts for it.
+"""Past turns: where a template writes a turn differently once it is no longer the last, or differently from its prompt.
 
-The trace shows which reasoning is left out. All else is learned once for each kind of turn: a small turn is rendered
-as the last message, and again with other messages after it.
+The trace shows which reasoning is left out. Everything else is learned once for each kind of turn: a small turn is
+rendered as the last message, and again with other messages after it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,27 +21,27 @@ REASONING_LEFT_OUT: Final = (
     "trained without the reasoning that the template leaves out of the past; inference shows these turns with it. "
     "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
 )
-REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn at all, and it is not trained"
+REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn at all, so it is not trained"
 CHANGED: Final = (
-    "the template writes these turns otherwise than the model wrote them when they were the last. "
+    "the template writes these turns differently than the model did when they were the last. "
     "Choose past='expand' (a row for every turn) or 'template' (as it is)"
 )
 REMEDY: Final = (
-    "Take white space off the beginning of their text, give them their reasoning, change a template variable such as "
-    "enable_thinking, or leave them out: turns='flagged'"
+    "Strip leading white space from their text, add their reasoning, change a template variable such as "
+    "enable_thinking, or leave them out with turns='flagged'"
 )
 
 _EXCERPT: Final = 48
-"""How many characters of a prompt a warning has, from its end."""
+"""How many characters from the end of a prompt a warning shows."""
 _REPLY: Final = {"role": "assistant", "content": "reply"}
 
 
 class HistoryWarning(UserWarning):
-    """A row trains turns as inference never shows them."""
+    """A row trains turns in a form that inference never shows."""
 
 
 class TurnStartWarning(UserWarning):
-    """A row trains a turn that does not continue the prompt that inference asks for it with."""
+    """A row trains a turn that does not continue the prompt that inference uses for it."""
 
 
 Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
@@ -49,7 +49,7 @@ Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
 
 
 class _TurnKind(NamedTuple):
-    """What a template may make a turn depend on."""
+    """Everything about a turn that a template may make its text depend on."""
 
     reasoning: str
     """The field that has its reasoning; empty if there is none."""
@@ -65,7 +65,7 @@ class _TurnKind(NamedTuple):
         turn: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             turn[self.reasoning] = "thought"
-        if self.inline:  # some templates show one of the two: the field, or what the content has between tags
+        if self.inline:  # some templates show only one of the two: the field, or the content's text between tags
             inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
             turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
         return {**turn, "tool_calls": [call()]} if self.calls else turn
@@ -86,7 +86,7 @@ class PastTurns:
     def remarks(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int], *, of_history: bool
     ) -> list[Remark]:
-        """What to know about the chosen turns of a row; `of_history`: also if inference shows them otherwise."""
+        """What to know about the chosen turns of a row; `of_history`: also if inference shows them differently."""
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         thinking = [at for at in replies if reasoning_of(messages[at]) is not None]
         spans: dict[int | None, list[Span]] = {}
@@ -99,7 +99,7 @@ class PastTurns:
             if not shows_reasoning(messages[at], spans.get(at, []), at):
                 can_think = at < len(messages) - 1 and self._can_think(_kind(messages[at], tools), tools)
                 (left_out if can_think else nowhere).append(at)
-        if not of_history:  # it matters only to turns that another warning is about
+        if not of_history:  # then it only decides which turns get a TurnStartWarning
             prompted = {turn.message for turn in rendered.turns if turn.other_prompt}
             replies = [at for at in replies if at in prompted]
         last = {message["role"]: at for at, message in enumerate(messages) if not message.get("tool_calls")}
@@ -135,7 +135,7 @@ class PastTurns:
         def find() -> bool:
             try:
                 return "thought" in self._render([USER, kind.turn()], tools).text
-            except TokentraceError:  # the template refuses it: only this row, which left it out, is known
+            except TokentraceError:  # the template refuses it: all we know is that this row left it out
                 return True
 
         return self._renderer.cache.once(("can think", kind), find)
@@ -163,15 +163,15 @@ class PastTurns:
 
 
 def turn_starts(rendered: RenderedTokens, chosen: Collection[int]) -> list[TurnStartWarning]:
-    """A warning for chosen turns that do not continue their generation prompt."""
+    """Warnings for chosen turns that do not continue their generation prompt."""
     by_prompt: dict[str, list[int]] = {}
     for turn in rendered.turns:
         if turn.other_prompt and turn.message in chosen:
             by_prompt.setdefault(turn.other_prompt[-_EXCERPT:], []).append(turn.message)
     return [
         TurnStartWarning(
-            f"{listed(turns)}: the prompt for such a turn ends in {prompt!r} and the row does not go on from there, so "
-            f"it trains a start that inference never gives. {REMEDY}"
+            f"{listed(turns)}: the prompt for such a turn ends in {prompt!r}, but the row does not continue from "
+            f"there, so it trains a start that inference never shows. {REMEDY}"
         )
         for prompt, turns in by_prompt.items()
     ]

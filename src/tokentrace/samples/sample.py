@@ -1,4 +1,4 @@
-"""Samples: rows for a trainer, from trajectories and from conversations; those that are too long, cut."""
+"""Samples: rows for a trainer, from trajectories and conversations, and how to cut those that are too long."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ IGNORE: Final = -100
 
 
 class CompletionSpan(NamedTuple):
-    """Tokens ``start`` to ``stop`` (exclusive) that an engine returned at once, and what their logprobs mean."""
+    """Tokens ``start`` to ``stop`` (exclusive) that an engine returned together, and what their logprobs mean."""
 
     start: int
     stop: int
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
-    """The distribution that the logprobs are of."""
+    """The distribution that the logprobs come from."""
     temperature: float | None = None
     """None, here and below, if it was not recorded."""
     top_p: float | None = None
     top_k: int | None = None
-    """0 is all tokens."""
+    """0 means all tokens."""
     cached_tokens: int | None = None
     """How many ids of its prompt the engine had cached."""
     min_p: float | None = None
@@ -52,13 +52,13 @@ Span = TypeVar("Span", VersionSpan, CompletionSpan)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample(ShowsItself, TokenTable):
-    """One row: a table of tokens, and what is known of the row. ``ids, mask = sample`` gives two lists."""
+    """One row: a table of tokens, and what is known about the row. ``ids, mask = sample`` gives two lists."""
 
     reward: float | None = None
     versions: tuple[VersionSpan, ...] = ()
     """Which weights sampled which tokens; positions are those of the row."""
     completions: tuple[CompletionSpan, ...] = ()
-    """What the engine returned at once, and how it was sampled; empty for rows of conversations."""
+    """The engine's completions, and how they were sampled; empty for rows of conversations."""
     channels: Mapping[str, Channel] = field(default_factory=dict)
     """Side channels of sampled tokens, by name."""
     name: str = ""
@@ -66,13 +66,13 @@ class Sample(ShowsItself, TokenTable):
     branch: int = -1
     """The branch of the trajectory; -1 if there is none."""
     notes: tuple[str, ...] = ()
-    """What to know about it before it is trained on."""
+    """What to know about the row before training on it."""
     warnings: tuple[Warning, ...] = ()
-    """Those of the notes that `build_supervised_sample` gives as warnings."""
+    """The notes that `build_supervised_sample` also gives as warnings."""
     rendered: RenderedTokens | None = None
-    """Its rendering, if a `SampleBuilder` made it; a stop token that it added is not in there."""
+    """Its rendering, if a `SampleBuilder` made it; without a stop token that the builder added."""
     offset: int = 0
-    """The token of `rendered` that the row begins with: not 0 if its beginning was cut off."""
+    """The token of `rendered` that the row begins with: more than 0 if the beginning was cut off."""
 
     def __post_init__(self) -> None:
         TokenTable.__post_init__(self)
@@ -108,7 +108,7 @@ class Sample(ShowsItself, TokenTable):
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
-        """The ids where they carry loss, -100 elsewhere. Not shifted: that is what models do."""
+        """The ids where they carry loss, -100 elsewhere. Not shifted: models do that themselves."""
         return np.where(self.mask, self.ids, IGNORE).astype(np.int64)
 
     @property
@@ -118,11 +118,11 @@ class Sample(ShowsItself, TokenTable):
 
     @property
     def trained_messages(self) -> list[int]:
-        """The messages that have tokens that carry loss, in order."""
+        """The messages with tokens that carry loss, in order."""
         return cast(list[int], np.unique(self.messages[self.mask & (self.messages >= 0)]).tolist())
 
     def slice(self, start: int, stop: int) -> Sample:
-        """The tokens `start` to `stop` as a sample of their own."""
+        """The tokens `start` to `stop` as a new sample."""
         self._check_range(start, stop, "slice")
         return dataclasses.replace(
             self,
@@ -134,7 +134,7 @@ class Sample(ShowsItself, TokenTable):
         )
 
     def replace(self, **changes: Any) -> Sample:
-        """A sample that differs in some fields. Raises SampleError for a field that it does not have."""
+        """A copy with some fields changed. Raises SampleError for an unknown field."""
         fields = [field.name for field in dataclasses.fields(self) if field.init]
         if unknown := [name for name in changes if name not in fields]:
             raise SampleError(f"a sample has no {unknown[0]!r}; it has {', '.join(fields)}")
@@ -150,7 +150,7 @@ class Sample(ShowsItself, TokenTable):
 
 
 def as_samples(samples: Any) -> list[Sample]:
-    """A list of samples. Raises SampleError if it is empty, or holds something else."""
+    """A list of samples. Raises SampleError if it is empty, or holds anything else."""
     if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
         raise SampleError(f"samples must be a list of samples, not {brief(samples)}")
     checked = items("samples", samples, SampleError)
@@ -163,7 +163,7 @@ def as_samples(samples: Any) -> list[Sample]:
 
 
 def _cut(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
-    """The spans between two positions, counted from the first."""
+    """The spans between two positions, with positions counted from `start`."""
     moved = ((span, max(span.start, start) - start, min(span.stop, stop) - start) for span in spans)
     return tuple(span._replace(start=first, stop=last) for span, first, last in moved if first < last)
 
@@ -175,15 +175,15 @@ class Overlong(StrEnum):
     """What to do with a sample that is too long."""
 
     ERROR = "error"
-    """It is refused with `SampleError`."""
+    """Raise `SampleError`."""
     DROP = "drop"
-    """It is left out."""
+    """Leave it out."""
     TURNS = "turns"
-    """It keeps the messages from the beginning that fit whole."""
+    """Keep the whole messages that fit, from the beginning."""
     RIGHT = "right"
-    """It keeps tokens from the beginning; the cut may fall inside a message, never inside the template's own tokens."""
+    """Keep tokens from the beginning. The cut may fall inside a message, but never inside the template's own tokens."""
     LEFT = "left"
-    """It keeps the messages at the end that fit whole."""
+    """Keep the whole messages that fit, from the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +191,9 @@ class Truncated:
     """A sample that fits, or why it is left out."""
 
     sample: Sample | None
-    """None where it is left out."""
+    """None if it is left out."""
     reason: str | None = None
-    """Why it is left out; None where it is not."""
+    """Why it is left out; None if it is not."""
     cut: int = 0
     """How many tokens were removed."""
 
@@ -209,12 +209,12 @@ class _Extent:
 
 
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
-    """Make a sample fit into `length` tokens. One that fits is returned as it is, the same object.
+    """Make a sample fit into `length` tokens. Returns a sample that already fits unchanged, the same object.
 
-    Of another, a run of its tokens is kept, with a note. Tokens of no message go with the message they belong to: the
-    generation prompt or header before it, the close after it. ``right`` moves the cut back where it would fall inside
-    a run of scaffold or of a synthetic close within one message, or leave only the scaffold of a message. With
-    ``left``, what comes before all messages (a BOS token, tools) is lost. A sample is left out with a reason if all its
+    Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a message: the generation
+    prompt or header with the one after it, the close with the one before it. ``right`` moves the cut back if it would
+    fall inside a run of scaffold or of a synthetic close within one message, or leave only the scaffold of a message.
+    ``left`` cuts off what comes before all messages (a BOS token, tools). A sample is left out with a reason if all its
     trained tokens would be cut off, or if no whole message fits.
     """
     if not isinstance(sample, Sample):
@@ -224,7 +224,7 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     count = len(sample)
     if count <= length:
         return Truncated(sample)
-    problem = f"has {count} tokens, and {length} are allowed"
+    problem = f"has {count} tokens, but only {length} are allowed"
     if policy is Overlong.ERROR:
         label = f"sample {sample.name!r}" if sample.name else "the sample"
         raise SampleError(f"{label} {problem}: cut it with another policy, or leave it out")
@@ -243,7 +243,7 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
 
 
 def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
-    """The range of tokens to keep; empty where nothing fits."""
+    """The range of tokens to keep; empty if nothing fits."""
     messages = _messages(sample)
     count = len(sample)
     if policy is Overlong.RIGHT:

@@ -28,10 +28,10 @@ from .sample import Sample
 FLAGS: Final = ("train", "weight")
 """Keys of a message that say whether it carries loss: ``train`` is true or false, ``weight`` (OpenAI's) 1 or 0."""
 TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
-"""All that an assistant samples."""
+"""Everything that an assistant samples."""
 TRAINED_ROLES: Final = ("assistant",)
 ROW_PASTS: Final = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
-"""How rows may show turns that are not the last."""
+"""How rows may show the turns before the last one."""
 _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
 
 
@@ -61,7 +61,7 @@ class SampleSettings:
             raise SampleError(f"roles must be a list of strings, not {brief(roles)}")
         past = None if self.past is None else choose(Past, "past", self.past)
         if past not in (None, *ROW_PASTS):
-            raise SampleError(f"past of rows is one of {', '.join(ROW_PASTS)}; make the renderer with past={past!s}")
+            raise SampleError(f"past of rows must be one of {', '.join(ROW_PASTS)}; set past={past!s} on the renderer")
         checked = {
             "turns": choose(Turns, "turns", self.turns),
             "parts": frozenset(map(_part, names)),
@@ -73,7 +73,7 @@ class SampleSettings:
             object.__setattr__(self, name, value)
 
     def described(self) -> dict[str, Any]:
-        """The settings as JSON can hold them; ``SampleSettings(**described)`` gives them back."""
+        """The settings as JSON values; ``SampleSettings(**described)`` restores them."""
         return {
             "turns": str(self.turns),
             "parts": sorted(_part(part).name.lower() for part in self.parts),
@@ -86,7 +86,7 @@ class SampleSettings:
 def _part(name: Any) -> Part:
     part = name if isinstance(name, Part) else _BY_NAME.get(name) if isinstance(name, str) else None
     if part not in TRAINED_PARTS:
-        raise SampleError(f"parts are some of {', '.join(map(repr, _BY_NAME))}, not {brief(name)}")
+        raise SampleError(f"parts must be some of {', '.join(map(repr, _BY_NAME))}, not {brief(name)}")
     return part
 
 
@@ -107,9 +107,9 @@ def build_supervised_sample(
     - `turns`: which assistant turns carry loss: ``"all"``, ``"last"``, or ``"flagged"`` (all but those whose message
       says ``"train": false`` or ``"weight": 0``); and none before message `since`.
     - `parts`: which of their parts do: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters), ``"stop"``.
-    - `roles`: whose messages do. For roles other than the assistant only the text carries loss, no scaffold.
+    - `roles`: whose messages do. For roles other than the assistant, only the text carries loss, not the scaffold.
     - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default the renderer's, with a
-      `HistoryWarning` if that trains turns as inference never shows them. `build_supervised_samples` also takes
+      `HistoryWarning` if that trains turns in a form that inference never shows. `build_supervised_samples` also takes
       ``"expand"``.
     - `final_stop`: add the token that the model ends the last turn with, if the template leaves it out (GLM's next role
       marker).
@@ -135,16 +135,16 @@ def build_supervised_sample(
 def build_supervised_samples(
     renderer: Renderer, messages: Any, *, tools: Any = None, since: int = 0, **settings: Any
 ) -> list[Sample]:
-    """As `build_supervised_sample`, for any `past`: with ``"expand"`` as many rows as needed.
+    """Like `build_supervised_sample`, but for any `past`: ``"expand"`` makes as many rows as needed.
 
-    Each assistant turn then is trained exactly once, in a row that shows what the model would have seen before it. A
-    row continues with the next turn as long as that turn's history is the row so far.
+    ``"expand"`` trains each assistant turn exactly once, in a row that shows what the model would have seen before it.
+    A row continues with the next turn as long as that turn's history is the row so far.
     """
     return _built(renderer, SampleSettings(**settings), messages, tools, since)
 
 
 def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
-    """The rows, after the first warning of each kind was given to the caller of the public function."""
+    """Build the rows, and give the first warning of each kind to the caller of the public function."""
     builder = renderer.cache.once(settings, lambda: SampleBuilder(renderer, settings))
     samples = builder.build(messages, tools, since, keep=False)
     first = {type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)}
@@ -159,12 +159,12 @@ def build_prompt_response_sample(
     """A row of one turn: the prompt, the response, the end-of-sequence token; loss on the last two.
 
     `prompt` is a list of messages, rendered with a generation prompt, or a string that is the prompt already. Prompt
-    and response are encoded apart, as at inference. `eos` is the tokenizer's own by default; a note reports a template
-    that ends turns with a different token.
+    and response are encoded separately, as at inference. `eos` is the tokenizer's own by default; a note reports a
+    template that ends turns with a different token.
     """
     tokenizer = renderer.tokenizer
     if not isinstance(response, str):
-        raise SampleError(f"the response is a string, not {kind_of(response)}")
+        raise SampleError(f"the response must be a string, not {kind_of(response)}")
     end = tokenizer.variables.get("eos_token") if eos is None else instance("eos", eos, str, SampleError)
     end_id = tokenizer.token_id(end) if end else None
     if end_id is None:
@@ -179,7 +179,7 @@ def build_prompt_response_sample(
     stops = renderer.turn_stop_ids()
     if stops and end_id not in stops:
         names = ", ".join(repr(tokenizer.decode([index])) for index in sorted(stops))
-        notes.append(f"the row ends in {end!r}, and the template ends turns with {names}")
+        notes.append(f"the row ends in {end!r}, but the template ends turns with {names}")
     body = np.append(tokenizer.encode(response), np.int32(end_id)).astype(np.int32)
     parts = np.full(len(head) + len(body), Part.CONTENT, np.uint8)
     parts[: len(head)], parts[-1] = Part.SCAFFOLD, Part.STOP
@@ -189,7 +189,7 @@ def build_prompt_response_sample(
 
 
 class SampleBuilder:
-    """Builds rows with one renderer and one choice of what carries loss. Remembers what it learns of the template."""
+    """Builds rows with one renderer and one choice of what carries loss. Caches what it learns about the template."""
 
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
@@ -216,9 +216,9 @@ class SampleBuilder:
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         """The messages that carry loss, and notes."""
         if since > len(messages):
-            raise SampleError(f"since is {since}, and the conversation has {len(messages)} messages")
+            raise SampleError(f"since is {since}, but the conversation has {len(messages)} messages")
         if unknown := sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages}):
-            raise SampleError(f"roles names {unknown[0]!r}, which is no role of this conversation, and not a usual one")
+            raise SampleError(f"roles names {unknown[0]!r}, which is neither a usual role nor one of this conversation")
         chosen = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         off = [at for at in chosen if _flag(at, messages[at]) is False]
@@ -227,12 +227,12 @@ class SampleBuilder:
         if self.settings.turns is Turns.LAST:
             return [at for at in chosen if at not in replies[:-1]], []
         off = [at for at in off if at in replies]
-        return chosen, [f"{listed(off)}: flagged not to be trained, and trained: use turns='flagged'"] if off else []
+        return chosen, [f"{listed(off)}: flagged not to be trained, but trained: use turns='flagged'"] if off else []
 
     def _expanded(
         self, messages: Messages, tools: Any, chosen: list[int], notes: list[str], keep: bool
     ) -> list[Sample]:
-        """As few rows as show each chosen turn after the history of its prompt."""
+        """The fewest rows that show each chosen turn after the history of its prompt."""
         rows: list[tuple[RenderedTokens, list[int]]] = []
         for at in chosen:
             if messages[at]["role"] != "assistant":
@@ -303,7 +303,7 @@ class SampleBuilder:
         parts, roles = self.settings.parts, [row["role"] for row in messages]
         is_all = parts == frozenset(TRAINED_PARTS) and self.settings.roles == frozenset(TRAINED_ROLES)
         if is_all and len(chosen) == roles.count("assistant"):
-            return rendered.mask.copy()  # all that is sampled
+            return rendered.mask.copy()  # everything sampled
         picked = np.isin(rendered.messages, chosen)
         mask: npt.NDArray[np.bool_] = rendered.mask & picked
         if parts != frozenset(TRAINED_PARTS):
@@ -315,10 +315,10 @@ class SampleBuilder:
         return mask
 
     def _stop_of(self, messages: Messages, at: int, tools: Any) -> int | None:
-        """The token that ends turn `at` when another message follows: the one that does, else any.
+        """The token that ends turn `at` when another message follows: the actual one, else a made-up one.
 
-        A row that expansion ends before the conversation ends has to show how this turn stopped: no other row trains
-        it, and a model that never learns to stop after its calls makes hundreds of them.
+        If expansion ends a row before the conversation ends, the row has to show how its last turn stopped: no other
+        row trains that stop, and a model that never learns to stop after its calls makes hundreds of them.
         """
         following: dict[str, Any] = {"role": "user", "content": "and then?"}
         for call in (messages[at].get("tool_calls") or ())[:1]:
@@ -357,11 +357,11 @@ _BY_KIND: Final = {
 }
 _IS_FIELD: Final = np.asarray([part in (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS) for part in Part], np.bool_)
 _KIND_OF_PART: Final = np.asarray([Kind.SCAFFOLD if part is Part.SCAFFOLD else Kind.CONTEXT for part in Part], np.uint8)
-"""The kind of a token that nobody samples."""
+"""The kind of a token that is not sampled."""
 
 
 def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
-    """The message, `Part` and `Kind` of each token. The parser tells the parts of scaffold inside sampled turns."""
+    """The message, `Part` and `Kind` of each token. The parser finds the parts of scaffold inside sampled turns."""
     codes = [_field_part(origin) for origin in rendered.rendering.origins]
     parts = rendered.encoded.per_token(np.asarray(codes, np.uint8))
     kinds = _KIND_OF_PART.take(parts)
@@ -384,12 +384,12 @@ def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = Fal
 
 
 def _restore_fields(parsed: npt.NDArray[np.uint8], traced: npt.NDArray[np.uint8]) -> None:
-    """Give tokens of a field its part where the parser read another one, and scaffold beside them that of a neighbour.
+    """Correct the part of field tokens that the parser misread, and give scaffold next to them a neighbour's part.
 
     Text may spell a delimiter: ``<tool_call>`` in content opens no call, ``</think>`` in reasoning does not end it.
     """
     is_field = _IS_FIELD.take(traced)
-    if not (traced == Part.REASONING).any():  # else content has none
+    if not (traced == Part.REASONING).any():  # else content has no reasoning
         is_field &= (traced != Part.CONTENT) | (parsed != Part.REASONING)
     misread = is_field & (parsed != traced)
     if not misread.any():

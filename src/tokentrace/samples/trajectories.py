@@ -19,21 +19,21 @@ from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
 
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
-"""One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
+"""One value for all turns, a function of a turn, or one value for each turn in write order."""
 
 
 def trajectory_samples(
     trajectory: Trajectory, *, reward: float | None = None, advantage: Advantage | None = None
 ) -> list[Sample]:
-    """One row for each branch that owns sampled tokens, in the order of branches: its whole stream.
+    """One row for each branch that owns sampled tokens, in branch order: the branch's whole stream.
 
-    Over all rows each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions and
-    completions are those of the whole stream, shared prefixes included. A note reports logprobs that are not of the
-    distribution that was sampled from.
+    Over all rows, each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions and
+    completions are those of the whole stream, shared prefixes included. A note reports logprobs that do not come from
+    the sampling distribution.
 
-    `reward` goes to each row; by default it is that of the trajectory (`set_reward`), else ``metadata["reward"]``.
+    `reward` goes to each row; by default it is the trajectory's reward (`set_reward`), else ``metadata["reward"]``.
     `advantage` is a float for all turns, a function of a turn, or one value for each turn of the whole trajectory in
-    write order; it goes to the tokens of that turn that carry loss. Raises SampleError if one is not a finite float32.
+    write order; it goes to the turn's tokens that carry loss. Raises SampleError if one is not a finite float32.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -50,7 +50,7 @@ def trajectory_samples(
 def each_trajectory_sample(
     trajectory: Trajectory, *, reward: float | None = None, advantage: Advantage | None = None
 ) -> Iterator[Sample]:
-    """The rows of `trajectory_samples`, each made when it is asked for: those of many long branches are large."""
+    """The rows of `trajectory_samples`, each made on demand: the rows of many long branches are large."""
     if not isinstance(trajectory, Trajectory):
         raise SampleError(f"rows are made from a Trajectory, not from {brief(trajectory)}")
     carried = recorded_reward(trajectory) if reward is None else _finite(reward, "the reward", trajectory)
@@ -104,7 +104,7 @@ def _completion(turn: Turn) -> CompletionSpan:
 
 
 def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
-    """A note where logprobs are not of what was sampled from. What top-k, top-p and min-p leave out is not noted."""
+    """A note if logprobs do not come from the sampling distribution. Ignores top-k, top-p and min-p."""
     odd: list[str] = []
     for turn in turns:
         span = _completion(turn)
@@ -114,11 +114,11 @@ def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
         changed = [
             f"{name} {getattr(span, name):g}" for name in usual if getattr(span, name) not in (None, usual[name])
         ]
-        changed += ["a structure that it must have"] if (turn.sampling or {}).get("structure") else []
+        changed += ["a required structure"] if (turn.sampling or {}).get("structure") else []
         odd += [f"{span.logprobs_kind}, sampled with {' and '.join(changed)}"] if changed else []
     what = "; ".join(dict.fromkeys(odd))
     count = f"{len(odd)} of {len(turns)}"
-    return (f"logprobs of {count} completions are not of what was sampled from: {what}",) if odd else ()
+    return (f"logprobs of {count} completions are not of the sampling distribution: {what}",) if odd else ()
 
 
 def recorded_reward(trajectory: Trajectory) -> float | None:
@@ -130,7 +130,7 @@ def recorded_reward(trajectory: Trajectory) -> float | None:
 
 
 def owned_turns(trajectory: Trajectory) -> list[Turn]:
-    """All turns of a trajectory, each once, in the order in which they were written."""
+    """All turns of a trajectory, each once, in write order."""
     return [write for write in trajectory.writes() if isinstance(write, Turn)]
 
 
@@ -144,7 +144,7 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
         values = [*advantage]
     if len(values) != len(turns):
         counts = f"{len(values)} advantages for {len(turns)} turns"
-        what = f"{counts}: give one value for each turn, in the order of their writes"
+        what = f"{counts}: give one value for each turn, in write order"
         raise SampleError(f"trajectory {trajectory.name!r}: {what}")
     advantages: dict[int, float] = {}
     for at, (turn, value) in enumerate(zip(turns, values, strict=True)):
@@ -164,8 +164,8 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
 
 # -- advantages: how a rollout or a turn compares with the others of its group
 #
-# A group is several rollouts of one task. A rollout counts once in it, however many rows it makes. What cannot be
-# compared (a group of one, rewards that are all the same) has advantage 0, and a note reports it; it is never NaN.
+# A group is several rollouts of one task. A rollout counts once in it, however many rows it makes. If rollouts cannot
+# be compared (a group of one, equal rewards), their advantage is 0, never NaN, and a note reports it.
 
 EPSILON: Final = 1e-6
 """Added to the deviation of a group."""
@@ -175,11 +175,11 @@ class Baseline(StrEnum):
     """What a reward is compared with."""
 
     STD = "std"
-    """Less the mean of its group, by the deviation of its group (n - 1, plus 1e-6): GRPO."""
+    """Minus the mean of its group, divided by the group's standard deviation (n - 1, plus 1e-6): GRPO."""
     MEAN = "mean"
-    """Less the mean of its group: GRPO without the deviation, as in Dr. GRPO."""
+    """Minus the mean of its group: GRPO without the deviation, as in Dr. GRPO."""
     LEAVE_ONE_OUT = "leave_one_out"
-    """Less the mean of the others of its group: RLOO."""
+    """Minus the mean of the others in its group: RLOO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Relative:
 def relative_to_group(
     rewards: Mapping[str, float], groups: Mapping[str, str], *, baseline: Baseline | str = Baseline.STD
 ) -> Relative:
-    """Each reward compared with those of its group. A name without a group is a group of its own.
+    """Each reward compared with those of its group. A name without a group is its own group.
 
     >>> rewards = {"a-0": 1.0, "a-1": 0.0, "b-0": 1.0}
     >>> relative = relative_to_group(rewards, {"a-0": "a", "a-1": "a", "b-0": "b"}, baseline="mean")
@@ -216,7 +216,7 @@ def relative_to_group(
     same = [name for name, group in members.items() if len(group) > 1 and len(set(group.values())) == 1]
     return Relative(
         {name: values[name] for name in rewards},
-        (*_note("advantage 0 for groups of one rollout", alone), *_note("advantage 0 for groups of one reward", same)),
+        (*_note("advantage 0 for groups of one rollout", alone), *_note("advantage 0 for equal-reward groups", same)),
     )
 
 
@@ -238,7 +238,7 @@ def _note(what: str, names: Sequence[str]) -> list[str]:
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """The reward of each step and all later ones, each discounted by `gamma` for each step.
+    """For each step, the sum of its reward and all later ones, discounted by `gamma` per step.
 
     >>> returns_to_go([1.0, 0.0, 4.0], gamma=0.5)
     [2.0, 2.0, 4.0]
@@ -268,11 +268,11 @@ def trajectory_advantages(
     turn_weight: float = 0.0,
     gamma: float = 1.0,
 ) -> Advantages:
-    """Advantages of rollouts in groups: those with one ``metadata["group"]``. Each needs a name of its own.
+    """Advantages of rollouts within groups: those with the same ``metadata["group"]``. Each needs its own name.
 
     The reward of the whole rollout (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with its group
-    and goes to all turns. With a `turn_weight`, the `returns_to_go` of the rewards of turns are compared with the same
-    turn of the others, and added, times the weight. Parts of a turn that was aborted and resumed are one turn.
+    and goes to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards are compared with the same turn of
+    the others in the group, and added, times the weight. Parts of a turn that was aborted and resumed are one turn.
     """
     how = choose(Baseline, "baseline", baseline, SampleError)
     weight = number("turn_weight", turn_weight, -math.inf, math.inf, SampleError)
@@ -281,10 +281,10 @@ def trajectory_advantages(
     turns: dict[str, list[Turn]] = {}
     for trajectory in items("trajectories", trajectories, SampleError):
         if not isinstance(trajectory, Trajectory):
-            raise SampleError(f"advantages are of trajectories, not of {brief(trajectory)}")
+            raise SampleError(f"advantages need trajectories, not {brief(trajectory)}")
         name, group = trajectory.name, trajectory.metadata.get("group")
         if name in rewards:
-            raise SampleError(f"two trajectories are called {name!r}: give each a name of its own")
+            raise SampleError(f"two trajectories are called {name!r}: give each its own name")
         rewards[name] = recorded_reward(trajectory)
         groups[name] = name if group is None else str(group)
         turns[name] = owned_turns(trajectory)
@@ -301,7 +301,7 @@ def trajectory_advantages(
 def _turn_advantages(
     turns: Mapping[str, Sequence[Turn]], groups: Mapping[str, str], how: Baseline, gamma: float
 ) -> dict[str, list[float]]:
-    """The return of each turn, compared with the same turn of the others of the group."""
+    """The return of each turn, compared with the same turn of the others in its group."""
     numbers: dict[str, list[int]] = {}
     returns: dict[str, list[float]] = {}
     for name, recorded in turns.items():

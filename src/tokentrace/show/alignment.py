@@ -1,4 +1,4 @@
-"""All that differs between two sequences of token ids, without comparing every token with every other."""
+"""Find the differences between two sequences of token ids without comparing every pair of tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 
 _FINE: Final = 1 << 18
-"""Pairs of tokens up to which a difference is searched token by token."""
+"""The maximum number of token pairs to compare one by one."""
 _ANCHORS: Final = (1, 8, 32)
-"""Lengths of the runs that anchor longer stretches: a run that occurs once on either side."""
+"""Lengths of the runs that anchor longer stretches. An anchor occurs exactly once on each side."""
 
 Column = npt.NDArray[Any]
 
@@ -32,16 +32,16 @@ class Hunk(NamedTuple):
     other_stop: int
 
     def sides(self, one: Column, other: Column) -> tuple[Column, Column]:
-        """What each side has there: ids, or anything else with one entry per token."""
+        """Return the entries of both sides there: ids, or any other column with one entry per token."""
         return one[self.start : self.stop], other[self.other_start : self.other_stop]
 
     def moved(self, by: int, other_by: int) -> Hunk:
-        """The same difference in longer sequences, where so many tokens come before."""
+        """Return the same difference in longer sequences, with this many tokens before it."""
         return Hunk(self.start + by, self.stop + by, self.other_start + other_by, self.other_stop + other_by)
 
 
 def align(one: Ids, other: Ids) -> Iterator[Hunk]:
-    """All that differs, in order. Outside of the hunks both sides hold the same ids in the same order."""
+    """Yield all differences in order. Outside the hunks, both sides have the same ids in the same order."""
     todo = [Hunk(0, len(one), 0, len(other))]
     while todo:
         hunk = _trimmed(one, other, todo.pop())
@@ -62,10 +62,10 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
 
 
 def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
-    """The differences from two tokens on, what `other` adds at its end included.
+    """Yield the differences from positions `at` and `other_at` on, including what `other` adds at its end.
 
-    After each, both sides agree for a while: a few equal tokens between two differences are
-    part of one, and the larger it is, the more may be, since tokens of a template recur everywhere.
+    After each one, both sides agree for a while. A few equal tokens do not end a difference, since tokens of a template
+    recur everywhere: the larger it is, the more equal tokens it may contain.
     """
     while True:
         same = common_prefix(one[at:], other[other_at:])
@@ -92,7 +92,7 @@ def _first_hunk(one: Ids, other: Ids, at: int, other_at: int) -> Hunk:
 
 
 def up_to_shared_end(one: Ids, other: Ids, at: int) -> Hunk | None:
-    """All that differs after `at` as one hunk, if the end of `one` is in `other`."""
+    """Return everything that differs after `at` as one hunk, if `other` contains the end of `one`."""
     size = min(16, len(one) - at)
     if size < 8 or len(other) - at < size:
         return None
@@ -111,7 +111,7 @@ def _trimmed(one: Ids, other: Ids, hunk: Hunk) -> Hunk:
 
 
 def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
-    """Pairs of positions, rising on both sides, of runs that occur once on either side."""
+    """Return pairs of positions, rising on both sides, of runs that occur exactly once on each side."""
     for length in _ANCHORS:
         if min(len(one), len(other)) < length:
             break
@@ -125,7 +125,7 @@ def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
 
 
 def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
-    """Hashes of runs that occur once, and where. A collision costs only time."""
+    """Return the hashes of runs that occur once, and their positions. A collision only costs time."""
     count = len(ids) - length + 1
     hashes = np.zeros(count, np.uint64)
     for at in range(length):
@@ -135,7 +135,7 @@ def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[
 
 
 def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest choice of pairs that rises on both sides."""
+    """Return the longest subsequence of pairs that rises on both sides."""
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []

@@ -1,8 +1,8 @@
-"""One document for every result: what a terminal prints and a page shows.
+"""One kind of document for every result. Terminals print it, and pages show it.
 
 A `Track` is a row of tokens with columns. A branch of a tree stores only the tokens that its parent lacks. A `Contrast`
 stores where two tracks differ. `Document.to_json` writes each distinct token text once and each run of equal column
-values once, so the size of a page grows with the number of tokens alone.
+values once, so only the number of tokens determines the size of a page.
 """
 
 import itertools
@@ -152,7 +152,7 @@ class Track:
     parent: int = -1
     shared: int = 0
     first: int = 0
-    """The position of the first token in the whole that this track is a part of."""
+    """The position of the first token, if this track is a part of a longer sequence."""
 
     def pieces(self, limit: int | None = None) -> Iterator[Piece]:
         """Yield the first `limit` tokens in pieces of equal hue, message, field and mask."""
@@ -316,7 +316,7 @@ def _run_lengths(columns: Sequence[npt.NDArray[np.int64]]) -> list[int]:
 
 
 def _ranges(numbers: Sequence[int]) -> list[int]:
-    """Encode numbers as (first, count) of consecutive ones: the steps of a rollout repeat earlier differences."""
+    """Encode runs of consecutive numbers as (first, count). Steps of a rollout repeat earlier differences."""
     cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)] if numbers else []
     return [value for start, stop in itertools.pairwise(cuts) for value in (numbers[start], stop - start)]
 
@@ -330,7 +330,7 @@ def _logprob_runs(values: npt.NDArray[Any]) -> list[list[Any]]:
 
 
 def token_columns(tokenizer: Tokenizer, ids: Ids) -> dict[str, Any]:
-    """Return `texts` and `control` of a track. The first of several tokens that spell one character shows it."""
+    """Return `texts` and `control` of a track. If several tokens spell one character, the first shows it."""
     vocabulary = tokenizer.vocabulary
     table = vocabulary.is_control
     valid = (ids >= 0) & (ids < len(table))

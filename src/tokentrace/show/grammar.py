@@ -1,4 +1,4 @@
-"""The grammar of a model's turn, for people."""
+"""The grammar of a model's turn in readable form."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -34,7 +34,7 @@ _LEAD: Final = 240
 _AROUND: Final = 12
 """Equal tokens shown on either side of a difference."""
 _LIMIT: Final = 256
-"""Tokens shown of one side of a difference."""
+"""Tokens shown per side of a difference."""
 _PART_HUES: Final = {PartKind.REASONING: "reasoning", PartKind.CONTENT: "assistant", PartKind.TOOL_CALL: "calls"}
 _ROLE_HUES: Final = {
     "assistant": "assistant",
@@ -84,7 +84,7 @@ def _document(value: Any, tokenizer: Tokenizer | None) -> Document:
         document: Document = build(tokenizer)
         return document
     raise InputError(
-        f"nothing to show of {type(value).__name__}: pass a rendering, a bridge, a trajectory, samples, a parsed "
+        f"cannot show {type(value).__name__}: pass a rendering, a bridge, a trajectory, samples, a parsed "
         "response or a report"
     )
 
@@ -119,7 +119,7 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
 
 
 def excerpt(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tuple[str, str]) -> Contrast:
-    """The tokens of both sides in and around a difference."""
+    """Return the tokens of both sides in and around a difference."""
     lead = one[max(0, hunk.start - _AROUND) : hunk.start]
     sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
     same = common_ids(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
@@ -258,7 +258,7 @@ def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) ->
 
 
 def json_view(rendered: RenderedTokens) -> dict[str, Any]:
-    """A rendering as plain data that ``json.dumps`` takes.
+    """Return a rendering as plain data for ``json.dumps``.
 
     ``token_ids``, ``tokens``, ``message_indices`` (-1: no message), ``roles``, ``fields`` and ``sampled`` have
     one entry per token. ``turns`` lists the sampled turns with their stop tokens.

@@ -38,14 +38,14 @@ TONES: Final = {"": "", "good": "green", "bad": "red", "poor": "yellow", "dim": 
 SIGNS: Final = {"good": "✓", "bad": "✗", "poor": "•"}
 
 LIMIT: Final = 20_000
-"""Tokens printed of one track."""
+"""Tokens printed per track."""
 _PLACES: Final = 3
-"""Differences printed of one contrast."""
+"""Differences printed per contrast."""
 _CONTRASTS: Final = 20
 _AROUND: Final = 6
 """Equal tokens printed before and after a difference."""
 _HUNK: Final = 48
-"""Tokens printed of one side of a difference."""
+"""Tokens printed per side of a difference."""
 _WIDE: Final = 100_000
 """A width at which no line wraps."""
 
@@ -75,7 +75,7 @@ def plain_view(value: Any, *, limit: int = LIMIT) -> str:
 
 
 def _printed(document: Document) -> Sequence[Track]:
-    """The tracks to print. A report prints its summary and differences; its page has the tokens."""
+    """Return the tracks to print. A report prints its summary and differences; its page has the tokens."""
     return () if document.summary or document.contrasts else document.tracks
 
 
@@ -148,7 +148,7 @@ def _contrast(contrast: Contrast) -> Iterator[Text]:
 
 
 def _places(hunks: Sequence[Hunk]) -> Iterator[list[Hunk]]:
-    """Hunks that are shown in one line: they are in each other's context."""
+    """Group hunks that share a line because they are in each other's context."""
     near: list[Hunk] = []
     for hunk in hunks:
         if near and hunk.start - near[-1].stop >= _AROUND:

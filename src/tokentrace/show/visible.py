@@ -1,4 +1,4 @@
-"""Text for people to read: tokens by their text, and nothing that a terminal or a browser would act upon."""
+"""Text that is safe to show: it contains nothing that a terminal or a browser would act on."""
 
 import re
 import unicodedata
@@ -11,23 +11,23 @@ _HIDDEN: Final = (
     r"\u200e-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 )
-"""What is not seen, or hides or reorders what is beside it: control and format characters, fillers, tags."""
+"""Characters that are invisible, or hide or reorder their neighbours: control and format characters, fillers, tags."""
 _SELECTORS: Final = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
 """Variation selectors, which belong to the character before them."""
 _JOINERS: Final = r"\u200c-\u200d"
 _LETTER: Final = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
-"""What a selector or a joiner may follow: an emoji, a letter of a script that has them."""
+"""Characters that a selector or a joiner may follow: emoji, and letters of scripts that use them."""
 _UNSEEN: Final = re.compile(
     rf"[{_HIDDEN}]|(?<!{_LETTER})[{_SELECTORS}]|(?<!{_LETTER})(?<!{_LETTER}[{_SELECTORS}])[{_JOINERS}]"
 )
 
 
 def visible(text: str) -> str:
-    """Text with nothing in it that a terminal or a browser would act upon; newlines and tabs stay.
+    """Replace everything that a terminal or a browser would act on, except newlines and tabs.
 
-    Control characters become their pictures (``␛``), marks that reorder or hide text, or that hide themselves, their
-    numbers, halves of surrogate pairs U+FFFD. Joiners and variation selectors stay where they belong to an emoji or to
-    a letter that is not ASCII.
+    Control characters become their pictures (``␛``). Characters that are invisible, or hide or reorder text, become
+    their numbers. Halves of surrogate pairs become U+FFFD. Joiners and variation selectors stay where they belong to an
+    emoji or a non-ASCII letter.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -43,10 +43,10 @@ def _pictured(match: re.Match[str]) -> str:
 
 
 def spelled(pieces: Iterable[bytes]) -> list[str]:
-    """The text of each token, from the bytes of each.
+    """Return the text of each token, from its bytes.
 
-    Where several tokens spell one character, the first shows it and the others show nothing. Bytes that are not UTF-8
-    are shown by their numbers.
+    If several tokens spell one character, the first shows it and the others show nothing. Invalid UTF-8 is shown as the
+    numbers of its bytes.
 
     >>> spelled([b"na", b"\\xc3", b"\\xafve", b"\\xff"])
     ['na', 'ï', 've', '⟨FF⟩']
@@ -64,7 +64,7 @@ def spelled(pieces: Iterable[bytes]) -> list[str]:
 
 
 def quoted(text: str, limit: int = 48) -> str:
-    """Text for a sentence: on one line, cut if it is long."""
+    """Quote text for a sentence: on one line, and cut if it is long."""
     text = visible(text[: limit + 1]).replace("\n", "⏎").replace("\t", "⇥")
     if not text:
         return "nothing"
@@ -72,7 +72,7 @@ def quoted(text: str, limit: int = 48) -> str:
 
 
 def counted(count: int, noun: str = "token") -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1), counted(2000, "row")
     ('1 token', '2,000 rows')
@@ -81,6 +81,6 @@ def counted(count: int, noun: str = "token") -> str:
 
 
 def listed(items: Iterable[Any], last: str = "and") -> str:
-    """``"a, b and c"``."""
+    """Return ``"a, b and c"``."""
     names = [str(item) for item in items]
     return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else "".join(names)

@@ -1,4 +1,4 @@
-"""Stored turns as bytes: compressed, and the same bytes for the same turn. Pure."""
+"""Stored turns as bytes, compressed. The same turn always gives the same bytes. Pure."""
 
 import json
 import struct
@@ -31,7 +31,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def pack(data: bytes) -> bytes:
-    """Compress bytes if that makes them fewer."""
+    """Compress bytes if that makes them shorter."""
     small = zlib.compress(data, 1) if len(data) >= _WORTHWHILE else data
     return _DEFLATED + small if len(small) < len(data) else _PLAIN + data if data else b""
 
@@ -62,12 +62,12 @@ def unpack_records(packed: bytes) -> tuple[bytes, ...]:
         raise StoreError(f"a stored turn is damaged: {error}") from error
     places = list(accumulate(lengths, initial=_COUNT.size * (1 + count)))
     if places[-1] != len(data):
-        raise StoreError("a stored turn is damaged: its records have other lengths")
+        raise StoreError("a stored turn is damaged: the lengths of its records do not add up")
     return tuple(data[start:end] for start, end in pairwise(places))
 
 
 def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
-    """Pack what an engine reports of each token besides its logprob."""
+    """Pack what an engine reports for each token besides its logprob."""
     if not channels:
         return b""
     plain = json.dumps(dict(channels), separators=(",", ":"), default=lambda value: value.tolist())

@@ -1,4 +1,4 @@
-"""Sessions in PostgreSQL: for several gateways behind a load balancer, any of which serves any session.
+"""Sessions in PostgreSQL: for several gateways behind a load balancer, each of which can serve any session.
 
 Transactions run in threads, never on the event loop, so a cancelled request cannot leave one half done.
 """
@@ -19,7 +19,7 @@ from .sql import Execute, Result, Rows, StoreError, prepare
 from .store import Store
 
 _LOCK: Final = 7_460_953
-"""The lock that gateways take to make the tables."""
+"""The advisory lock that gateways take to create the tables."""
 _URL: Final = re.compile(
     r"postgres(?:ql)?://(?:[^:@/?#]*(?::[^@/?#]*)?@)?[^@/?#]*(?:/[^@/?#]*)?(?:\?[^#]*)?", re.IGNORECASE
 )
@@ -34,7 +34,7 @@ logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # every operation rep
 
 
 def postgres_store(url: str, *, connections: int = 8, patience: float = 10.0) -> Store:
-    """Return the store in a database; makes its tables. Raises StoreError if it cannot be opened.
+    """Return the store in a database, and create its tables if needed. Raises StoreError if it cannot be opened.
 
     `patience` is how many seconds a connection, a lock or a statement may take. A lost connection is opened again.
     """
@@ -42,7 +42,7 @@ def postgres_store(url: str, *, connections: int = 8, patience: float = 10.0) ->
 
 
 class _Lost(Exception):  # noqa: N818
-    """The connection was lost, or another gateway made the same row first: try once more."""
+    """The connection was lost, or another gateway inserted the same row first: try once more."""
 
 
 class _Postgres:
@@ -51,7 +51,7 @@ class _Postgres:
 
     def __init__(self, url: str, connections: int, patience: float) -> None:
         settings, self._secret, self.where = _read_url(url, patience)
-        self._busy = f"all {connections} connections are busy, or the server is away"
+        self._busy = f"all {connections} connections are busy, or the server is unreachable"
         self._closed = False
         try:
             with psycopg.connect(**settings, autocommit=True) as connection, connection.transaction():
@@ -67,7 +67,7 @@ class _Postgres:
             min_size=0,
             max_size=connections,
             timeout=patience,
-            reconnect_timeout=patience,  # by default its attempts are soon minutes apart: too rare after an outage
+            reconnect_timeout=patience,  # by default it soon waits minutes between attempts: too long after an outage
             open=True,
         )
         self._threads = ThreadPoolExecutor(4 * connections, thread_name_prefix="tokentrace-store")
@@ -88,7 +88,7 @@ class _Postgres:
         if self._closed:
             raise StoreError(f"{self.where} is closed")
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
-        return await asyncio.shield(running)  # a caller that gives up does not take back the work
+        return await asyncio.shield(running)  # a cancelled caller does not cancel the work
 
     # -- in a thread
 

@@ -1,4 +1,4 @@
-"""The tables, and what a store needs of a database: the same for SQLite and PostgreSQL."""
+"""The tables, and the interface of a database: the same for SQLite and PostgreSQL."""
 
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -27,7 +27,7 @@ VERSION: Final = 1
 
 Rows = list[tuple[Any, ...]]
 Execute = Callable[..., Rows]
-"""Runs a statement, with its values, in the transaction that is under way."""
+"""Runs a statement, with its values, in the current transaction."""
 Result = TypeVar("Result")
 
 
@@ -36,12 +36,12 @@ class StoreError(TokentraceError):
 
 
 class Database(Protocol):
-    """A way to talk to a database. Placeholders are ``?``."""
+    """A database that a store uses. Placeholders in SQL are ``?``."""
 
     where: str
     temporary: bool
     contains: str
-    """The SQL function that finds a text in another: 0 if it is not there."""
+    """The SQL function that finds one text in another, or returns 0."""
 
     async def get(self, sql: str, *values: Any) -> Rows:
         """Read a few small rows by an index."""
@@ -52,9 +52,9 @@ class Database(Protocol):
         ...
 
     async def write(self, write: Callable[[Execute], Result]) -> Result:
-        """Run statements in one transaction, which is on disk when this returns, or undone when it raises.
+        """Run `write` in one transaction: it takes effect whole or not at all, and is on disk when this returns.
 
-        They may run twice, if it is unknown whether they ran.
+        `write` may run twice if the outcome of the first run is unknown.
         """
         ...
 
@@ -62,13 +62,13 @@ class Database(Protocol):
 
 
 def prepare(execute: Execute, bytes_type: str) -> None:
-    """Make the tables. Raises StoreError if they are of another version."""
+    """Create the tables. Raises StoreError if they have another version."""
     execute(TABLES[0])
     versions = execute("SELECT version FROM format")
     if versions and versions[0][0] != VERSION:
         raise StoreError(
-            f"it is a store of version {versions[0][0]}, and this tokentrace reads version {VERSION}: use the version "
-            "that made it, or another path"
+            f"the store has version {versions[0][0]}, but this tokentrace reads version {VERSION}: use the release "
+            "that created it, or another path"
         )
     for statement in TABLES[1:]:
         execute(statement.format(bytes=bytes_type))

@@ -1,8 +1,8 @@
 """Sessions in one SQLite file: the default store, for one process.
 
 One thread writes. It takes all pending writes, runs each in a savepoint, and commits them together: many sessions share
-one wait for the disk. Short reads run on the event loop, since WAL mode never waits for a writer; longer ones have a
-thread and a connection of their own.
+one wait for the disk. Short reads run on the event loop, since in WAL mode they never wait for a writer; longer ones
+have their own thread and connection.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ Waiting = tuple[Callable[[Execute], Any], "asyncio.Future[Any]", asyncio.Abstrac
 
 
 def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> Store:
-    """Return the store in a file that only its owner may read; None is a temporary one.
+    """Return the store in a file that only its owner may read, or a temporary one for None.
 
-    `patience` is how many seconds a write waits for another process that locks the file.
+    `patience` is how many seconds to wait while another process locks the file.
     """
     if path is not None:
         if Path(path).is_dir():
             raise StoreError(f"{path} is a folder: name a file in it")
         if not Path(path).absolute().parent.is_dir():
-            raise StoreError(f"{path}: there is no folder {Path(path).absolute().parent}; make it first")
+            raise StoreError(f"{path}: there is no folder {Path(path).absolute().parent}; create it first")
         return Store(_SQLite(Path(path), patience, None))
     folder = Path(tempfile.mkdtemp(prefix="tokentrace-"))
     try:
@@ -133,7 +133,7 @@ class _SQLite:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._writes.put((write, future, loop))
-        return await asyncio.shield(future)  # a caller that gives up does not take back the write
+        return await asyncio.shield(future)  # a cancelled caller does not cancel the write
 
     def _write_all(self, connection: apsw.Connection) -> None:
         stopped = False
@@ -158,7 +158,7 @@ class _SQLite:
             connection.execute("BEGIN IMMEDIATE")
             outcomes = [self._attempt(connection, write) for write in writes]
             connection.execute("COMMIT")
-        except Exception as error:  # the callers wait for an answer
+        except Exception as error:  # every caller needs an answer
             if connection.in_transaction:
                 with contextlib.suppress(apsw.Error):
                     connection.execute("ROLLBACK")
@@ -168,7 +168,7 @@ class _SQLite:
         return outcomes
 
     def _attempt(self, connection: apsw.Connection, write: Callable[[Execute], Any]) -> Any:
-        """Return the result of a write, or its error, which undoes this write alone."""
+        """Run a write. Returns its result, or its error after undoing this write alone."""
         connection.execute("SAVEPOINT one")
         try:
             result = write(partial(_execute, connection))
@@ -192,7 +192,7 @@ class _SQLite:
         self._writes.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
-        await asyncio.to_thread(self._disconnect)  # the last one brings the log into the file
+        await asyncio.to_thread(self._disconnect)  # closing the last one merges the log into the file
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
@@ -225,9 +225,9 @@ def _describe(error: Exception) -> str:
         apsw.FullError: "there is no room left on its disk",
         apsw.BusyError: "another process locks it",
         apsw.LockedError: "another process locks it",
-        apsw.ReadOnlyError: "it may not be written to",
+        apsw.ReadOnlyError: "it is read-only",
         apsw.CorruptError: "the file is damaged: restore it from a copy, or use another path",
-        apsw.CantOpenError: "it may not be read, or its folder may not be written to",
+        apsw.CantOpenError: "it is not readable, or its folder is not writable",
     }
     message, explanation = str(error) or type(error).__name__, advice.get(type(error))
     return f"{explanation} ({message})" if explanation else message

@@ -1,9 +1,9 @@
 """The store of sessions, for rollouts and the gateway alike.
 
 A session's record is append-only. A turn is one `append`: the records of its trajectory (bytes, as in a trajectory's
-file) and its conversation. It is on disk, whole, when `append` returns, or not there at all. `append` names how many
-records the writer has seen. If another writer was quicker, it raises `Conflict`; the writer reads what is new and tries
-again. So any number of gateways can serve one session, and none can fork its record.
+file) and its conversation. It is stored whole or not at all, and is on disk when `append` returns. `append` says how
+many records the writer has seen. If another writer was faster, it raises `Conflict`; the writer reads the new turns and
+tries again. So any number of gateways can serve one session, and none can fork its record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .sql import StoreError as StoreError  # noqa: PLC0414
 
 
 class Conflict(StoreError):  # noqa: N818
-    """Another writer was quicker: read what is new, and write again."""
+    """Another writer was faster: read the new turns, and write again."""
 
 
 class Closed(StoreError):  # noqa: N818
@@ -33,7 +33,7 @@ class Missing(StoreError):  # noqa: N818
 
 
 class KeyConflict(StoreError):  # noqa: N818
-    """A session cannot be created: its key belongs to another one, or the session of its id has another key."""
+    """A session cannot be created: its key belongs to another one, or a session with its id has another key."""
 
 
 class State(StrEnum):
@@ -79,7 +79,7 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One stored turn: its records of the trajectory, and its conversation."""
+    """One stored turn: its trajectory records and its conversation."""
 
     number: int
     first: int
@@ -88,7 +88,7 @@ class TurnRecord:
     info: Any
     """The new messages, the reply, the cause of a branch: see `gateway.turns`."""
     channels: bytes = b""
-    """What the engine reports of each token besides its logprob, packed."""
+    """What the engine reports for each token besides its logprob, packed."""
     sampled: int = 0
     prompted: int = 0
     """Tokens of its completion and of its prompt: `SessionInfo` has their sums."""
@@ -117,8 +117,8 @@ _BATCH: Final = 500
 class Store:
     """Sessions in the tables of a database. Safe to use from many tasks of one event loop.
 
-    Every method but `close` raises StoreError if the store cannot be used; the next call tries again. A failed write is
-    there whole or not at all, and every write may be repeated: the second one changes nothing.
+    Every method but `close` raises StoreError if the store cannot be used; the next call tries again. A failed write
+    has taken effect completely or not at all. Repeating a write is safe: the second one changes nothing.
     """
 
     def __init__(self, database: Database) -> None:
@@ -136,7 +136,7 @@ class Store:
         `key` is a hash. Raises KeyConflict if it belongs to another session, or if the session has another key.
         """
         if not is_storable(session.id + (key or "")):
-            raise StoreError(f"session {session.id!r} cannot be stored: no NUL and no lone surrogate in its id or key")
+            raise StoreError(f"session {session.id!r} cannot be stored: its id or key has a NUL or a lone surrogate")
         values = (session.id, session.state.value, session.created, as_json(session.metadata))
         settings = as_json(session.settings)
 
@@ -165,7 +165,7 @@ class Store:
     async def sessions(
         self, *, state: State | None = None, search: str = "", after: SessionInfo | None = None
     ) -> AsyncIterator[SessionInfo]:
-        """Yield sessions, the newest first: in a state, with a text in id or metadata (as JSON), after one.
+        """Yield sessions, the newest first: in `state`, with `search` in the id or metadata (as JSON), after `after`.
 
         The search ignores the case of ASCII letters.
         """
@@ -196,7 +196,7 @@ class Store:
     async def update(
         self, id: str, *, metadata: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
     ) -> SessionInfo:
-        """Replace metadata or settings; None leaves them. Raises Missing."""
+        """Replace metadata or settings. None leaves them unchanged. Raises Missing."""
         new = {"metadata": metadata, "settings": settings}
         texts = {name: as_json(value) for name, value in new.items() if value is not None}
 
@@ -211,9 +211,9 @@ class Store:
         return info
 
     async def set_state(self, id: str, state: State) -> None:
-        """Seal, mark as exported, or drop; a dropped session loses its turns, labels and requests.
+        """Seal a session, mark it as exported, or drop it, which deletes its turns, labels and requests.
 
-        Raises Closed if the session is already further, and Missing.
+        Raises Missing, or Closed if the session is already in a later state.
         """
         before = [each.value for each in _ORDER[: _ORDER.index(state) + 1]]
         marks = ", ".join("?" * len(before))
@@ -233,7 +233,7 @@ class Store:
     async def begin(self, id: str, request: str, info: Mapping[str, Any]) -> None:
         """Record that a request is under way, so that a crash leaves an incomplete turn behind.
 
-        Raises Missing, or Closed if the session is not open. It may be awaited while the engine samples.
+        Raises Missing, or Closed if the session is not open. It can run while the engine samples.
         """
         values = (request, time.time(), as_json(info), id, State.OPEN.value)
         sql = (
@@ -250,16 +250,16 @@ class Store:
         await self._database.write(write)
 
     async def abandon(self, id: str, request: str, why: str) -> None:
-        """End a request without a turn. Ignores one that never began, or has a turn."""
+        """End a request without a turn. Ignores a request that never began or already has a turn."""
         sql = "UPDATE requests SET ended = ? WHERE session = ? AND request = ? AND ended IS NULL"
         await self._database.write(lambda execute: execute(sql, _storable(why), id, request))
 
     async def append(self, id: str, turn: TurnRecord, *, request: str, names: Sequence[str] = ()) -> None:
         """Store a turn and end its request; it is on disk when this returns.
 
-        `turn_named` finds it by `names`: the id of a response, the digest of a request; a name of an earlier turn moves
-        to the new one. Raises Conflict if the session has grown, Closed if it is not open. Storing the same turn of the
-        same request again changes nothing.
+        `turn_named` finds it by its `names`, such as the id of a response or the digest of a request. If an earlier
+        turn has one of the names, the name moves to the new turn. Raises Conflict if the session has grown, and Closed
+        if it is not open. Storing the same turn of the same request again changes nothing.
         """
         info = json_bytes(turn.info)
 
@@ -328,7 +328,7 @@ class Store:
     # -- labels
 
     async def label(self, id: str, labels: Sequence[Label]) -> None:
-        """Store labels; a later one of the same name and turn replaces the earlier.
+        """Store labels. A label replaces an earlier one with the same name and turn.
 
         Raises Missing, or Closed if the session was dropped.
         """
@@ -353,7 +353,7 @@ class Store:
         return [Label(name, json.loads(value), None if turn < 0 else turn) for name, value, turn in rows]
 
     async def values(self, name: str, ids: Sequence[str]) -> dict[str, Any]:
-        """Return the value of a label of each session that has it."""
+        """Return the value of a session label, by session, for those of `ids` that have it."""
         values: dict[str, Any] = {}
         for at in range(0, len(ids), _BATCH):
             some = ids[at : at + _BATCH]
@@ -363,7 +363,7 @@ class Store:
         return values
 
     async def close(self) -> None:
-        """Finish writes, and close the store."""
+        """Finish pending writes, and close the store."""
         await self._database.close()
 
 
@@ -375,8 +375,8 @@ def _refusal(execute: Execute, id: str, turn: TurnRecord | None = None) -> Store
     if turn is None or state != State.OPEN:
         return Closed(f"session {id!r} is {state}")
     return Conflict(
-        f"session {id!r} has {turns} turns and {records} records, and the new turn follows {turn.number} and "
-        f"{turn.first}: read what is new, and write again"
+        f"session {id!r} has {turns} turns and {records} records, but the new turn expects {turn.number} and "
+        f"{turn.first}: read the new turns, and write again"
     )
 
 
@@ -401,9 +401,9 @@ def _storable(text: str) -> str:
 
 
 def open_store(where: str | None = None) -> Store:
-    """Return the store in a file (SQLite), or at ``postgresql://user@host/database``; creates it if it is new.
+    """Open the store in a file (SQLite), or at ``postgresql://user@host/database``. Creates it if it is new.
 
-    None and ``":memory:"`` are a temporary one. Raises StoreError if it cannot be opened.
+    None and ``":memory:"`` open a temporary store. Raises StoreError if it cannot be opened.
     """
     scheme = where.partition("://")[0].lower() if where and "://" in where else ""
     if scheme in ("postgresql", "postgres"):

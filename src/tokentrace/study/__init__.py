@@ -1,1 +1,1 @@
-"""What is learned of one template: turns, stops, prompts, grammar, closing."""
+"""What tokentrace learns about one template: turns, stops, prompts, grammar, closing."""

@@ -1,7 +1,7 @@
-"""Reading a grammar off a template: probes are rendered, and the trace says where each field is.
+"""Reads a grammar off a template: renders probes, whose trace shows where each field is.
 
-Reasoning with content shows how reasoning opens and closes; content alone shows what is written in its place, and what
-surrounds content. Calls are in `study.derive_calls`. Nothing here knows a model.
+Reasoning with content shows how reasoning opens and closes; content alone shows what is written instead of reasoning,
+and what surrounds content. Calls are in `study.derive_calls`. Nothing here is specific to a model.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .reading import TurnReader, WrittenTurn, leading, trailing
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
-TWO_TURNS: Final = "the template writes calls after content as a turn of their own"
-BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
+SEVERAL_MESSAGES: Final = "a turn has several messages, and it is unclear what distinguishes them: all of it is content"
+TWO_TURNS: Final = "the template writes calls after content as a separate turn"
+BARE_CALLS: Final = "nothing separates calls from content: they are found only if no content comes before them"
 
 
 def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:
-    """The grammar of a template's turns, which `ends` end. `tools` declares one."""
+    """The grammar of a template's turns, which the tokens `ends` end. `tools` declares a tool."""
     alone = study.prompts.alone(tools)
     prompt = (alone.tail or alone.added) if alone is not None else ""
     return _Deriver(study, TurnReader(study, ends, tools), prompt).derive()
@@ -97,21 +97,21 @@ class _Deriver:
         if close is None or between[: close.start()].strip():
             close = re.search(r"\S(?:.*\S)?", between, re.DOTALL) if before_content else None
         if close is None:
-            self.reader.notes.append("nothing that could be looked for closes the reasoning")
+            self.reader.notes.append("no delimiter closes the reasoning")
             return None, ""
         opened, lead = self._opening(turn.text[: reasoning.start], head, close[0])
         if not opened or opened == close[0]:
-            self.reader.notes.append("nothing opens the reasoning, so that it is not to be told from content")
+            self.reader.notes.append("nothing opens the reasoning, so it cannot be distinguished from content")
             return None, ""
         after = between[close.end() :]
         frame = Frame(open=opened, lead=lead, trail=between[: close.start()], close=close[0], after=leading(after))
         return frame, after.lstrip() if before_content else ""
 
     def _opening(self, before: str, head: str, close: str) -> tuple[str, str]:
-        """What opens reasoning, and the white space after it.
+        """The text that opens reasoning, and the white space after it.
 
-        That is the last tag before it, or all that is not the head, or the end of a generation prompt that goes
-        further. If an answer has the same and then the closing of reasoning, it begins at the last tag.
+        The opening is the last tag before reasoning, or all text after the head, or the end of a longer generation
+        prompt. If a plain answer starts the same way and then closes reasoning, the opening begins at the last tag.
         """
         tags = list(self.reader.tag.finditer(before))
         if tags and not before[tags[-1].end() :].strip() and (tags[-1][0] not in head or close in head):
@@ -125,9 +125,9 @@ class _Deriver:
         return (opened.strip(), trailing(opened)) if opened.strip() else ("", "")
 
     def _hidden(self, head: str) -> Frame | None:
-        """Reasoning that is never shown: known by what the template looks for in content, or by what it prompts.
+        """Delimiters of reasoning that is never shown: the template looks for them in content, or prompts with them.
 
-        How the model sets it off cannot be seen, so no white space belongs to the grammar.
+        The white space that the model writes around reasoning is unknown, so the grammar has none.
         """
         prompt = self.prompt.rstrip()
         texts = "\n".join((self.prompt, head, *sorted(self.study.template.constants)))
@@ -150,7 +150,7 @@ class _Deriver:
     ) -> tuple[str, str, str]:
         """What a turn begins with, what opens content, and the white space after an empty place for reasoning.
 
-        `before` is what precedes content alone; None if the template shows no such turn.
+        `before` is the text before content without reasoning; None if the template shows no such turn.
         """
         after_empty = frame.after if frame is not None else ""
         prompt, prompted = _split_at_reasoning(self.prompt, frame)
@@ -158,7 +158,7 @@ class _Deriver:
             lead = reasoned.text[: reasoned.holes[0].start] if reasoned else ""
             return _split_at_reasoning(lead, frame)[0] or prompt, opening, prompted or after_empty
         head, after = _split_at_reasoning(before, frame)
-        if not before:  # all of its head is in the prompt
+        if not before:  # the whole head is in the prompt
             head = prompt
         if opening and before.endswith(opening):
             head = head.removesuffix(opening)
@@ -189,7 +189,7 @@ class _Deriver:
     # -- channels
 
     def _channels(self, turn: WrittenTurn) -> Channels | None:
-        """Reasoning and content in messages of their own: both come after the same tag, with another header.
+        """Channels, if reasoning and content are separate messages: both follow the same tag, with different headers.
 
         A header has a tag and a channel after it, or a word that names the recipient: ``to=user``.
         """
@@ -265,7 +265,7 @@ class _Deriver:
 
 
 def _split_at_reasoning(text: str, frame: Frame | None) -> tuple[str, str | None]:
-    """What precedes a place for reasoning, and what follows it if it is closed."""
+    """The text before a place for reasoning, and the text after it if it is closed."""
     if frame is None:
         return text, None
     after = None

@@ -1,7 +1,7 @@
-"""Reading the delimiters of tool calls off turns with one and with two of them.
+"""Reads the delimiters of tool calls off turns with one call and with two.
 
-What two calls have in common belongs to a call, what they have not to the section around them. Where the trace shows
-no scaffold among the arguments they are one JSON; where name and arguments stand in one JSON object, that is the call.
+Text that both calls have belongs to each call; all other text belongs to the section around them. If the trace shows no
+scaffold among the arguments, they are one JSON object. If name and arguments are in one JSON object, that is the call.
 """
 
 import itertools
@@ -20,12 +20,12 @@ AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 Extent = Callable[[WrittenTurn, int], tuple[int, int, Any] | None]
-"""Where a call is in a turn: from its first field to the end of its arguments. And what it says, if it is JSON."""
+"""Where a call is in a turn: from its first field to the end of its arguments. With its value, if it is JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallDeriver:
-    """Derives how calls are written, from turns with one, one `beside` content, two."""
+    """Derives how calls are written, from turns with `one` call, one call `beside` content, and `two` calls."""
 
     reader: TurnReader
     grammar: TurnGrammar
@@ -71,7 +71,7 @@ class CallDeriver:
         keys = tuple((fields[leaf], path) for path, leaf in leaves if leaf in fields)
         named_key = value == {"probe1": ONE_ARGUMENT}
         if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
-            return self._not_understood("they are JSON, but name or arguments are not in it")
+            return self._not_understood("they are JSON, but without a name or arguments")
         around = self._around(self._object)
         keys = () if named_key else keys
         return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), named_key=named_key, keys=keys, **around)
@@ -84,13 +84,13 @@ class CallDeriver:
         opened, leads = around["open"], around["head"]
         id_is_name = all(field != "name" for _, field in leads)
         numbered, begin = self._numbered(begin)
-        if any(len(lead.split()) > 1 for lead, _ in numbered):  # apart from the name: not a part of an id
+        if any(len(lead.split()) > 1 for lead, _ in numbered):  # separate from the name, so not part of an id
             leads = (*leads, *numbered)
         elif self.two:
             begin, other = self._head(self.one, 0)[1], self._head(self.two, 1)[1]
             shared = self.reader.common_suffix(begin, other)
             if shared != begin and re.sub(r"\d+", "0", begin) == re.sub(r"\d+", "0", other):
-                # the call's number stands after its name: the two, with what is before them, are an id
+                # the call's number follows its name: both, with the text before them, are an id
                 begin, id_is_name, leads = shared, True, (("", "id"),)
                 opened = opened[: self.reader.groups(opened)[-1][1]] if self.reader.groups(opened) else opened
         around |= {"open": opened, "head": leads, "begin": begin, "id_is_name": id_is_name}
@@ -117,7 +117,7 @@ class CallDeriver:
         keys = [hole for hole in several.arguments(0) if hole.is_key]
         values = [hole for hole in several.arguments(0) if not hole.is_key]
         if len(values) != 2 or len(keys) not in (2, 4):
-            return self._not_understood("keys and values are not to be told apart")
+            return self._not_understood("keys and values cannot be distinguished")
         opened = several.between(keys[0], values[0])
         begin = several.between(self._fields(several)[-1], keys[0])
         alike = len(opened.strip()) > 1 and _value_opening(number) == opened
@@ -149,7 +149,7 @@ class CallDeriver:
             key_open = reader.common_suffix(to_key, to_next[len(value_close) :])
             begin = to_key[: len(to_key) - len(key_open)]
         if not value_open.strip() or not key_open.strip() or not value_close.strip():
-            return self._not_understood("nothing stands around the arguments")
+            return self._not_understood("the arguments have no delimiters")
         other_open = _value_opening(number) or value_open
         numbered, begin = self._numbered(begin)
         opens: dict[str, Any] = {"value_open": other_open}
@@ -162,7 +162,7 @@ class CallDeriver:
         return CallGrammar(Style.PAIRS, ascii=self._ascii(), **tags, **self._values(), **around)
 
     def _numbered(self, begin: str) -> tuple[list[tuple[str, str]], str]:
-        """Take the number of a call out of what stands between its last field and its arguments."""
+        """Split the number of a call off the text between its last field and its arguments."""
         first, second = (self._head(self.two, at)[1] for at in (0, 1))
         for match in re.finditer(r"\d+", first):
             lead, after = first[: match.start()], first[match.end() :]
@@ -189,7 +189,7 @@ class CallDeriver:
         ways = {json.dumps(AWKWARD): Value.JSON, json.dumps(AWKWARD, ensure_ascii=False): Value.JSON}
         ways |= {AWKWARD.join(_CDATA): Value.CDATA, AWKWARD: Value.BARE}
         if text not in ways:
-            self.reader.notes.append("strings among the arguments are changed by the template")
+            self.reader.notes.append("the template changes strings among the arguments")
         return {"strings": ways.get(text or "", Value.BARE), "others": self._other_values()}
 
     def _other_values(self) -> Value:
@@ -212,10 +212,10 @@ class CallDeriver:
         holes = turn.arguments(0)
         return bool(holes) and "\\u00e9" in turn.text[holes[0].start : holes[-1].stop]
 
-    # -- what stands around calls
+    # -- the text around calls
 
     def _extent(self, more: int = 0, bracket: str = "") -> Extent:
-        """Calls from their first field to their arguments and `more`, or a bracket."""
+        """Finds calls: from the first field to the end of the arguments and `more` characters, or to a bracket."""
 
         def extent(turn: WrittenTurn, at: int) -> tuple[int, int, Any] | None:
             fields, arguments = self._fields(turn, at), turn.arguments(at)
@@ -234,7 +234,7 @@ class CallDeriver:
         return {**around, "end": closed[:cut], "close": closed[cut:]}
 
     def _around(self, extent: Extent) -> dict[str, Any]:
-        """Split what is around calls into the delimiters of a call and of a section."""
+        """Split the text around calls into the delimiters of a call and of a section."""
         reader = self.reader
         before, lead = self._lead(extent)
         alone = extent(self.one, 0)
@@ -261,7 +261,7 @@ class CallDeriver:
         return {"before": before, "open": opened, "close": closed, "after": after[len(section_close) :], **section}
 
     def _lead(self, extent: Extent) -> tuple[str, str]:
-        """The white space between content and calls, and what stands before the first call."""
+        """The white space between content and calls, and the text before the first call."""
         content, beside = self.beside.first("content"), extent(self.beside, 0)
         if content is not None and beside is not None:
             lead = self.beside.text[content.stop : beside[0]]
@@ -277,7 +277,7 @@ class CallDeriver:
         return "", lead.lstrip()
 
     def _split_open(self, opened: str, head: list[tuple[str, str]]) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """The outer delimiter of a call, and the head inside of it."""
+        """The outer delimiter of a call, and the head inside it."""
         groups = self.reader.groups(opened)
         cut = len(opened)
         if len(groups) > 1:

@@ -1,18 +1,18 @@
-"""Which control tokens end an assistant's turn, and which live inside of it.
+"""Which control tokens end an assistant's turn, and which live inside it.
 
-If a template closes turns with nothing, the model stops by sampling the head of the next turn (GLM), and that token is
-the stop. A token after each of several calls ends a call, not the turn.
+If a template does not close turns, the model stops by sampling the head of the next turn (GLM), and that token is the
+stop. A token after each of several calls ends a call, not the turn.
 
-An assistant's text may hold what lives inside a turn: a model writes ``<think>`` and ``<tool_call>`` itself. It may not
-hold what ends or begins one: a model that repeats ``<|im_end|><|im_start|>system`` after a user must not end its turn
-by that, once its text is rendered again. Nothing of this is declared per model:
+An assistant's text may contain tokens that live inside a turn: a model writes ``<think>`` and ``<tool_call>`` itself.
+It may not contain tokens that end or begin one: if a model repeats a user's ``<|im_end|><|im_start|>system``, that must
+not end its turn when its text is rendered again. None of this is declared per model:
 
-- *never inside* is what turns begin and end with, what stops generation, and the tokens that the tokenizer's
+- *never inside*: tokens that begin or end turns, tokens that stop generation, and those that the tokenizer's
   configuration names (beginning, end, padding);
-- *inside* are the delimiters of reasoning, content and calls, what a generation prompt opens under any setting of the
-  template's variables, and what else the template writes only in an assistant's turn;
-- a token that is never written is inside if it is not special and a tag, ``<name>`` or ``</name>``;
-- *outside* is all else: role markers, markers of results, placeholders of media.
+- *inside*: the delimiters of reasoning, content and calls, what a generation prompt opens under any setting of the
+  template's variables, and any other token that the template writes only in an assistant's turn;
+- a token that is never written is inside if it is not special and looks like a tag, ``<name>`` or ``</name>``;
+- *outside*: everything else, such as role markers, markers of results, placeholders of media.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .study import TemplateStudy
 
 _NAMED: Final = frozenset(f"{name}_token" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))
-"""What a configuration calls tokens that no turn holds."""
+"""Configuration keys of tokens that no turn contains."""
 _ROLE: Final = re.compile(r"[a-z][a-z_.-]{2,30}")
 _TAG: Final = re.compile(r"</?[\w:.-]+>")
 
@@ -48,11 +48,11 @@ class TurnEndings:
     heads: frozenset[int] = frozenset()
     """Control tokens that begin the next turn and are sampled as the stop of the one before."""
     open_ended: bool = False
-    """Nothing closes a turn: the head of the next one does."""
+    """True if turns have no closer: the head of the next turn ends them."""
     inner: frozenset[int] = frozenset()
-    """Closers that are also inside a turn (Harmony's ``<|end|>``): do not stop."""
+    """Closers that also occur inside a turn (Harmony's ``<|end|>``): generation must not stop there."""
     seen: bool = False
-    """True if the end of an answer was seen at all."""
+    """True if a probe showed the end of an answer."""
 
     @property
     def stops(self) -> frozenset[int]:
@@ -76,7 +76,7 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
         elif open_ended:
             closer = None
         elif seen and not closers and closer not in study.eos:
-            continue  # answers end in text, and so do calls: what is at their end is a delimiter
+            continue  # answers end in text, and so do calls: the token at their end is a delimiter
         elif closer is not None and closer not in closers | study.eos:
             twice = study.readable(probes.CALLED_TWICE, tools)
             if twice is not None and int((study.encode(twice).ids == closer).sum()) > 1:
@@ -112,7 +112,7 @@ def _control_tokens(encoded: Encoded, start: int, end: int) -> list[int]:
 
 
 def find_past_close(study: TemplateStudy) -> str:
-    """What the template writes after the words of a past answer, in its turn."""
+    """What the template writes after the content of a past answer, in its turn."""
     for rendering in map(study.probe, (probes.CONTINUED, probes.ANSWERED)):
         for turn in turn_spans(rendering, {1}) if rendering else ():
             return rendering.text[turn.body_end : turn.end] if rendering else ""
@@ -131,7 +131,7 @@ class ControlTokens(NamedTuple):
 
 
 def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
-    """The control tokens that an assistant's text may hold."""
+    """The control tokens that an assistant's text may contain."""
     vocabulary = study.tokenizer.vocabulary
     variables = study.tokenizer.variables.items()
     named = {name: vocabulary.control[text].id for name, text in variables if text in vocabulary.control}
@@ -169,7 +169,7 @@ def control_tokens(study: TemplateStudy) -> ControlTokens:
 
 
 def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
-    """The delimiters of what a turn holds. The heads of channels are none."""
+    """The delimiters inside a turn. The headers of channels are not among them."""
     for frame in (grammar.reasoning, grammar.content):
         if frame is not None:
             yield from (frame.open, frame.close)

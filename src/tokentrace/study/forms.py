@@ -1,8 +1,8 @@
 """Which forms of messages a template reads, learned by tracing.
 
-A probe is rendered in each form, in several places. The form is read if the words of a message are in the output under
-their field, whole and alone: not left out, not printed as a Python list, not doubly encoded. Each question renders only
-what it needs.
+A probe is rendered in each form, in several places. The template reads a form if the output has the words of a message
+with the origin of their field, whole and alone: not left out, not printed as a Python list, not encoded twice. Each
+question renders only what it needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOOLS: Final = (False, True)
 _CALL_CASES: Final = tuple(itertools.product(((RESULT,), ()), _TOOLS))
 """Calls with a result after them and as the last message, without tools and with them."""
 _WAYS: Final = tuple(itertools.product((True, False), Silence))
-"""Ways to write a call: arguments as a mapping or not, and no content."""
+"""Ways to write a call: arguments as a mapping or as text, and each kind of missing content."""
 
 
 class TemplateForms:
@@ -49,7 +49,7 @@ class TemplateForms:
 
     @computed
     def alone(self) -> tuple[Silence, ...]:
-        """How a message without calls may have no content, written like ``""``."""
+        """The kinds of missing content that are written like ``""`` in a message without calls."""
         renderings: dict[Silence, list[str]] = {}
         for silence in Silence:
             message = {"role": "assistant", **silence.fields}
@@ -137,7 +137,7 @@ class ReadContent:
 
 
 class ReadCalls:
-    """The forms of tool calls that a template reads; all of them where it reads none."""
+    """The forms of tool calls that a template reads. If it reads none, `mapping` is True."""
 
     def __init__(self, study: TemplateStudy, forms: TemplateForms) -> None:
         self._study, self._forms = study, forms
@@ -161,7 +161,7 @@ class ReadCalls:
 
     @computed
     def silence(self) -> tuple[Silence, ...]:
-        """The ways to have no content beside calls, the best first."""
+        """The kinds of missing content next to calls, the best first."""
         if not self._good:
             return self._forms.alone
         return tuple(silence for silence in Silence if (self.mapping, silence) in self._good)
@@ -172,12 +172,12 @@ class ReadCalls:
 
     @property
     def message(self) -> Message:
-        """A message with that call, and no content."""
+        """A message with the `readable` call and no content."""
         return _calling(self.mapping, self.silence[0] if self.silence else Silence.EMPTY)
 
     @computed
     def are_shown(self) -> bool:
-        """True if the template writes anything of a call, in any form."""
+        """True if the template writes any part of a call, in any form."""
         renderings = (
             self._study.probe([USER, _calling(*way), *after], tools) for way in _WAYS for after, tools in _CALL_CASES
         )
@@ -185,7 +185,7 @@ class ReadCalls:
 
     @computed
     def _good(self) -> list[tuple[bool, Silence]]:
-        """The forms that are read wherever any is, or else in the first such place."""
+        """The forms that are read in every case where any is; if there are none, those read in the first such case."""
         reads = {
             way: [self._reads([USER, _calling(*way), *after], tools) for after, tools in _CALL_CASES] for way in _WAYS
         }
@@ -217,9 +217,9 @@ def _replaced(probe: Probe, at: int, content: Any) -> Probe:
 
 
 def _spans(study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False) -> Spans | None:
-    """The spans of one message's fields, by their path inside of it; None if the template refuses.
+    """The spans of one message's fields, by their path in the message; None if the template refuses.
 
-    A template that reads nothing but parts gets the other messages as parts.
+    A template that reads only parts gets the other messages as parts.
     """
     rendering = study.probe(probe, tools)
     if rendering is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
 MAX_ENTRIES: Final = 1024
-"""Templates need some hundred."""
+"""A template needs a few hundred."""
 
 Value = TypeVar("Value")
 _MISSING: Final[Any] = object()
@@ -21,11 +21,11 @@ class Memory:
         _ALL.add(self)
 
     def once(self, key: Hashable, find: Callable[[], Value], keep: Callable[[Value], bool] = lambda _: True) -> Value:
-        """The value of `find`, computed once for a key, unless `keep` refuses it."""
+        """The result of `find`, computed once per key. It is not stored if `keep` returns False for it."""
         value: Value = self._values.get(key, _MISSING)
         if value is not _MISSING:
             return value
-        with self.lock:  # computed outside an except clause: an error of `find` has no KeyError as its context
+        with self.lock:  # not in an except clause: an error of `find` would have a KeyError as its context
             value = self._values.get(key, _MISSING)
             if value is _MISSING:
                 value = find()
@@ -40,7 +40,7 @@ _ALL: weakref.WeakSet[Memory] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """A child process has one thread: locks of other threads would never be free."""
+    """A child process has one thread: locks of other threads would never be released."""
     for memory in list(_ALL):
         memory.lock = threading.RLock()
 

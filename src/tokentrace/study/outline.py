@@ -1,7 +1,7 @@
 """Outlines: a template's turns with holes where fields go.
 
-``<|im_start|>assistant\\n<think>\\n⟨reasoning⟩\\n</think>\\n\\n⟨content⟩…``: two templates that write the same are the
-same to us, whatever they are called and however they are spelled.
+``<|im_start|>assistant\\n<think>\\n⟨reasoning⟩\\n</think>\\n\\n⟨content⟩…``: two templates that write the same text
+count as the same, whatever their names and their source code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TemplateOutline:
-    """The scaffold of a template's turns; empty if it refuses such a turn."""
+    """The scaffold of a template's turns; empty if the template refuses such a turn."""
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
@@ -92,9 +92,9 @@ def _hole(origin: Origin | None, text: str) -> str:
 
 
 def recognise(study: TemplateStudy, renderer: str) -> str:
-    """The name of the family a template belongs to; ``"default"`` if it is none of ours.
+    """The name of the family a template belongs to; ``"default"`` if it matches none.
 
-    Raises RendererError if `renderer` is another family: it says where the template behaves differently.
+    Raises RendererError if `renderer` is another family; the error says where the template differs.
     """
     if renderer not in BY_NAME and renderer != "auto":
         raise RendererError(f"there is no renderer {renderer!r}; {nearest(renderer, ['auto', 'default', *BY_NAME])}")

@@ -48,7 +48,7 @@ RESULT: Final = result()
 
 
 def stringified(message: Message) -> Message:
-    """A message with arguments as JSON text, and None for empty content beside calls."""
+    """A message with arguments as JSON text, and None for empty content next to calls."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -94,4 +94,4 @@ OTHER_TURNS: Final[tuple[Probe, ...]] = (
         for kind in ("image", "video", "audio")
     ),
 )
-"""Conversations with more, to see what is outside of an assistant's turn."""
+"""Other conversations, to see what is outside an assistant's turn."""

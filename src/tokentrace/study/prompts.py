@@ -21,13 +21,13 @@ class GenerationPrompts:
     """Generation prompts of one template.
 
     A template can make its prompt depend on anything in the conversation. If its syntax proves that it does not
-    (`Template.asks_alike`), every turn has the prompt of a probe. Else the conversation up to the turn is rendered.
+    (`Template.asks_alike`), every turn has the prompt of a probe. If not, the conversation up to the turn is rendered.
     """
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
         self._end_in = functools.lru_cache(1024)(functools.partial(_prompt_end, study.tokenizer))
-        """Cached, because turns begin alike."""
+        """Cached, because most turns begin the same way."""
 
     def before(self, turns: Sequence[TurnSpan], messages: Messages, render: Render) -> list[GenerationPrompt | None]:
         """The generation prompt of each turn; None if the template refuses one there."""
@@ -40,7 +40,7 @@ class GenerationPrompts:
 
     @computed
     def constant(self) -> GenerationPrompt | None:
-        """The prompt of every turn, where it is the same for all; None where it may not be."""
+        """The prompt of every turn, if it is the same for all; None if it may not be."""
         if not self._study.template.asks_alike:
             return None
         prompts: list[GenerationPrompt | None] = []
@@ -51,7 +51,7 @@ class GenerationPrompts:
         return prompts[0] if prompts and all(prompt == prompts[0] for prompt in prompts) else None
 
     def alone(self, has_tools: bool, changes: Mapping[str, Any] | None = None) -> GenerationPrompt | None:
-        """The generation prompt after a question by itself; `changes` are other values of variables."""
+        """The generation prompt after a single question; `changes` are other values of variables."""
         plain, prompted = (self._study.probe((USER,), has_tools, prompt, changes) for prompt in (False, True))
         return GenerationPrompt.between(plain, prompted)
 
@@ -64,13 +64,13 @@ class GenerationPrompts:
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
-        0 if the prompt was written before the turn began; None if it is nowhere. A turn may begin with one of the
-        `alternatives` instead: prompts of other circumstances.
+        0 if the prompt was written before the turn began; None if it is not found. A turn may begin with one of the
+        `alternatives` instead: prompts that other conversations get.
         """
         tail = None if prompt is None else prompt.tail
         text = encoded.rendering.text
         if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):
-            return len(tail)  # as nearly all do
+            return len(tail)  # nearly all turns
         # it may begin with the separator that ends the turn before, and end in a field that brings its own ``<think>``
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
@@ -89,7 +89,7 @@ class GenerationPrompts:
 
 
 def _prompt_end(tokenizer: Tokenizer, scaffold: str, tail: str) -> int | None:
-    """Where a prompt, or the longest beginning of it, ends in the scaffold of a turn."""
+    """Where a prompt, or its longest prefix, ends in the scaffold of a turn."""
     cuts = cut_points(tail, tokenizer)
     head = tail[: cuts[0]]
     best, end, at = 0, 0, 0

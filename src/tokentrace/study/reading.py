@@ -39,7 +39,7 @@ class Hole:
 
 @dataclass(slots=True)
 class WrittenTurn:
-    """An assistant's turn, without (`text`) and with (`full`) what ends it. False if it shows no field."""
+    """An assistant's turn, without (`text`) and with (`full`) its ending. False if it shows no field."""
 
     full: str = ""
     text: str = ""
@@ -47,7 +47,7 @@ class WrittenTurn:
 
     @classmethod
     def read(cls, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> WrittenTurn:
-        """The turn that is written from `start` to `stop`. One of `ends` after its last field ends it."""
+        """The turn from `start` to `stop`. The first of `ends` after its last field ends it."""
         holes: list[Hole] = []
         at = 0
         for text, _, origin in rendering.spans(start, stop):
@@ -106,7 +106,7 @@ class TurnReader:
         vocabulary = study.tokenizer.vocabulary
         stops = [vocabulary.added[index].text for index in sorted(ends) if index in vocabulary.added]
         self.ends = sorted(stops, key=len, reverse=True)
-        """What ends a turn."""
+        """The texts that end a turn."""
         self.body = ""
         """What precedes the body of a call's message, if calls are messages."""
         self.notes: list[str] = []
@@ -125,9 +125,9 @@ class TurnReader:
         self._lexeme = re.compile(f"{either}|\\s|\\w+|.", re.DOTALL)
 
     def _control_tag(self, pattern: re.Pattern[str]) -> tuple[list[str], list[str]] | None:
-        """What begins and what ends tags that consist of control tokens and a name, if the template writes such.
+        """The tokens that begin and end tags of control tokens and a name; None if the template writes no such tags.
 
-        ``<|open|>think<|sep|>…<|close|>think<|sep|>``: after two tokens the same name comes before the same third.
+        ``<|open|>think<|sep|>…<|close|>think<|sep|>``: two different tokens precede the same name and third token.
         """
         for turn in (self.turn({"content": "answer"}), self.called({"key": "value"})):
             openings: dict[tuple[str, str], str] = {}
@@ -180,7 +180,7 @@ class TurnReader:
         return "".join(reversed(shared))
 
     def groups(self, text: str) -> list[tuple[int, int]]:
-        """The tags of a text; those with nothing between them are one."""
+        """Where the tags of a text are. Adjacent tags count as one."""
         groups: list[tuple[int, int]] = []
         for match in self.tag.finditer(text):
             if groups and groups[-1][1] == match.start():

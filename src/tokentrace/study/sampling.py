@@ -1,8 +1,8 @@
 """Which tokens of a rendering the model samples.
 
-A token is sampled if it lies in an assistant's turn (`study.turns`), after that turn's own generation prompt, which the
-template writes when it is asked for one at that very point of a conversation (`study.prompts`), up to and including the
-control token that ends it (`study.endings`). Nothing of this is declared per model.
+A token is sampled if it is in an assistant's turn (`study.turns`), after the generation prompt that the template writes
+at that point of the conversation (`study.prompts`), up to and including the control token that ends the turn
+(`study.endings`). None of this is declared per model.
 """
 
 import bisect
@@ -29,12 +29,12 @@ class SampledTurn:
     stop: int
     stop_token: int | None
     other_prompt: str = ""
-    """The generation prompt of this turn, if it does not go on from it, id for id."""
+    """The generation prompt of this turn, if the turn does not continue it id for id."""
 
 
 @dataclass(slots=True)
 class Sampling:
-    """The sampled turns of a rendering, and what could not be settled."""
+    """The sampled turns of a rendering, and notes on what is unclear."""
 
     turns: list[SampledTurn] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
     for (turn, prompt), (length, begin, start, after) in zip(pairs, places, strict=True):
         if length is None:
             problem = "this turn does not start with the template's generation prompt"
-            sampling.notes.append(f"message {turn.message}: {problem}; all of the turn counts as sampled")
+            sampling.notes.append(f"message {turn.message}: {problem}; the whole turn counts as sampled")
         sampled = _sampled_turn(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
             follows_prompt = after == start and encoded.rendering.text.endswith(prompt.texts, 0, begin)
@@ -85,9 +85,9 @@ def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> SampledT
 
 
 def _sampled_turn(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:
-    """A turn's sampled tokens: up to its closer, or up to the next head where that is the stop.
+    """A turn's sampled tokens: up to its closer, or up to the next head if that is the stop.
 
-    Its text begins at `begin`, in characters, and there token `start`.
+    Sampling begins at character `begin`, which is in token `start`.
     """
     message = turn.message
     tokens, ids, starts, ends = encoded.control_tokens
@@ -103,7 +103,7 @@ def _sampled_turn(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endi
     stop = max(start, encoded.first_after([turn.end])[0])
     if after < len(tokens) and tokens[after] == stop and ids[after] in endings.heads:
         return SampledTurn(message, start, stop + 1, ids[after])
-    # no turn of the probes had an end: a control token after this turn's text is its stop
+    # no turn in the probes had an end: a control token after this turn's text is its stop
     if not endings.seen and not endings.open_ended and not endings.closers and after and ends[after - 1] > least:
         return SampledTurn(message, start, tokens[after - 1] + 1, ids[after - 1])
     return SampledTurn(message, start, stop, None)

@@ -37,7 +37,7 @@ class RefusalReason(StrEnum):
     TEMPLATE_REFUSED = "template_refused"
     """The template refuses the new messages after an assistant's turn."""
     NO_TURN_END = "no_turn_end"
-    """It cannot be told where the assistant's turn ends."""
+    """It is unclear where the assistant's turn ends."""
     MOVED = "moved"
     """The template writes a new message before the assistant's turn: the past would change."""
     CONTEXT_DEPENDENT = "context_dependent"
@@ -91,12 +91,12 @@ class Continuation:
         return self.encoded.position(self.turn.stop)
 
     def shows(self, *fields: str) -> bool:
-        """True if text of one of these fields of the assistant's message is written."""
+        """True if the template writes text of one of these fields of the assistant's message."""
         return shows_field(self.encoded.rendering, fields, self.first_new - 1)
 
     @property
     def shows_tools(self) -> bool:
-        """True if tool schemas are written after the turn."""
+        """True if the template writes tool schemas after the turn."""
         cut, rendering = self.cut, self.encoded.rendering
         ends = zip(rendering.ends, rendering.origins, strict=True)
         return any(end > cut and origin is not None and origin.source == "tools" for end, origin in ends)
@@ -123,10 +123,10 @@ def find_continuation(
         raise error.renumbered(first_new) from None
     spans = [span for span in turns if span.message == at and span.start < span.end]
     if not spans:
-        return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn is")
+        return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not show where the assistant's turn is")
     turn = turn_end(encoded, spans[0], endings)
     if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != spans[0].end:
-        problem = "no token ends where the assistant's turn ends: it runs into the next one"
+        problem = "a token crosses the end of the assistant's turn"
         return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
     return Continuation(encoded, conversation, first_new, turn, spans[0], turns)
 
@@ -137,7 +137,7 @@ Context = tuple[Mapping[str, Any], ...]
 
 
 def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
-    """A context with a call in it, in the ways that one or another template takes."""
+    """A context with a call in it, in several forms: templates differ in what they accept."""
     ways = itertools.product((False, True), ("", None))
     calls = (calling(call(9, {}, as_text=as_text), content=content) for as_text, content in ways)
     return tuple((*before, message, result(9), *after) for message in calls)
@@ -150,11 +150,11 @@ CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
     _with_call((USER,), ()),
     _with_call((SYSTEM, USER), (ANSWER, USER)),
 )
-"""Conversations before the turn, each in the ways that one or another template takes."""
+"""Conversations before the turn, each in one or more forms: templates differ in what they accept."""
 
 
 def shows_field(rendering: Rendering, fields: Container[str | None], message: int | None = None) -> bool:
-    """True if text of one of these fields is written, of one message or of any."""
+    """True if a rendering has text of one of these fields, of one message or of any."""
     origins = (origin for origin in rendering.origins if origin is not None)
     return any(origin.field in fields and message in (None, origin.message) for origin in origins)
 
@@ -188,7 +188,7 @@ class StandIn:
 
 
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
-    """Ways to write the turn, the likeliest first: what one template takes another refuses."""
+    """Ways to write the turn, the likeliest first: templates differ in what they accept."""
     if not after_call:
         yield StandIn()
         return
@@ -217,7 +217,7 @@ def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
-    """All of the messages that a template's control flow is likely to look at, with the `words` it looks for.
+    """Everything in the messages that a template's control flow is likely to look at, with the `words` it looks for.
 
     Raises InputError for a field that contains itself, or is too deep or too large to print.
     """
@@ -236,14 +236,14 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _sketch(value: Any) -> str:
-    """What kind of value it is, and whether there is anything to it."""
+    """The kind of a value, and whether it is empty."""
     if isinstance(value, str):
         return "text" if value.strip() else "blank"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_sketch(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(_sketch(item) for item in value) + "]"
-    truth = str(bool(value)) if value is None or isinstance(value, int | float) else ""  # an array has none
+    truth = str(bool(value)) if value is None or isinstance(value, int | float) else ""  # an array has no truth value
     return type(value).__name__ + truth
 
 
@@ -265,12 +265,12 @@ def check_continuation(
         message = origin.message if origin.message is not None else -1
         path = ".".join(map(str, origin.path)) or "text"
         if message >= first and start < cut:
-            problem = f"the template writes its {path} before the assistant's turn, and the past would change"
+            problem = f"the template writes its {path} before the assistant's turn, so the past would change"
             return BridgeRefusal(RefusalReason.MOVED, problem, message - first)
         if message >= first or stop <= cut:
             continue
         if message == first - 1 and origin.field != "tool_calls":
-            problem = f"the template writes {path} of the assistant's message after what answers it"
+            problem = f"the template writes {path} of the assistant's message after the messages that answer it"
             return BridgeRefusal(RefusalReason.REPEATS_PAST, problem)
         named = origin[-1] == "name" and int(origin.path[1]) < name_count  # results bring names and ids
         if message == first - 1 and not named and origin[-1] != "id":

@@ -49,7 +49,7 @@ def learned(
 
 
 class TemplateStudy:
-    """What is known of one template with its variables. Make it with `study_of`."""
+    """What is known about one template with its variables. Create it with `study_of`."""
 
     def __init__(self, template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
         self.template = template
@@ -62,7 +62,7 @@ class TemplateStudy:
         self._tool = wrap_tools([STAND_IN_TOOL])
         self._renderings = Memory()
         self._limit: TemplateLimitError | None = None
-        """The limit that a probe ran into: no other probe is tried then."""
+        """The limit that a probe ran into. No other probe is tried after that."""
 
     # -- rendering
 
@@ -73,11 +73,11 @@ class TemplateStudy:
     def probe(
         self, messages: Probe, tools: bool = False, prompt: bool = False, changes: Mapping[str, Any] | None = None
     ) -> Rendering | None:
-        """A probe conversation, rendered once; None where the template refuses it. Do not change what it returns.
+        """A probe conversation, rendered once; None if the template refuses it. Do not modify the result.
 
-        `tools` declares the stand-in tool, as for every probe of a template that fails without tools (`needs_tools`);
-        `changes` are other values of template variables. Raises TemplateLimitError if the template does too much, for
-        every probe from then on.
+        `tools` declares the stand-in tool; a template that fails without tools (`needs_tools`) gets it in any case.
+        `changes` are other values of template variables. Raises TemplateLimitError if the template exceeds a limit,
+        and for every later probe.
         """
         rendering = self._rendered(messages, tools, prompt, changes)
         if rendering is None and not tools and self.needs_tools():
@@ -110,14 +110,14 @@ class TemplateStudy:
         return rendering
 
     def encode(self, rendering: Rendering) -> Encoded:
-        """The ids of a probe. All of its text is ours, and may be part of control tokens."""
+        """The ids of a probe. All of its text is ours, so it may spell control tokens."""
         return encode_spans(self.tokenizer, rendering, lambda _: Trust.ANY, ControlPolicy.HF_COMPAT)
 
     # -- learning
 
     @computed
     def eos(self) -> frozenset[int]:
-        """The ends of generation that the model's own files name."""
+        """The tokens that end generation according to the model's own files."""
         named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))
         return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
 
@@ -128,12 +128,12 @@ class TemplateStudy:
 
     @learned
     def needs_tools(self) -> bool:
-        """True if the template refuses even an answer without tools, and takes it with them."""
+        """True if the template refuses even an answer without tools, and accepts it with them."""
         return self._rendered(REASONED, False) is None and self._rendered(REASONED, True) is not None
 
     @learned
     def endings(self, tools: bool) -> endings.TurnEndings:
-        """How turns end, with tools or without; without, if it refuses the tool."""
+        """How turns end, with tools or without; without, if the template refuses the tool."""
         seen = endings.find_endings(self, tools)
         return self.endings(False) if tools and not seen.seen else seen
 
@@ -148,7 +148,7 @@ class TemplateStudy:
 
     @learned
     def shows_tools(self, tools: bool) -> bool:
-        """True if `grammar` is read off turns beside a tool."""
+        """True if `grammar` is read off turns with a tool declared."""
         if self.needs_tools() or not tools or NO_CALLS not in self._derived(tools, False).notes:
             return self.needs_tools()
         return NO_CALLS not in self._derived(tools, True).notes
@@ -169,11 +169,11 @@ _SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValu
 def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> TemplateStudy:
     """The study of a template, shared while anyone uses it: the same one for equal templates and variables.
 
-    Variables are compared by how they print, so only plain ones are shared, and as copies. Two threads that come first
-    at once may get one each.
+    Variables are compared by their repr, so a study is shared only if they are plain, and it copies them. Two threads
+    that ask first at the same time may get one study each.
     """
     settings = dict(variables or {})
-    wrap_variables(settings)  # refuses values that have no end, before anything else walks through them
+    wrap_variables(settings)  # raises for values that contain themselves, before anything else walks through them
     if not is_plain(settings):
         return TemplateStudy(template, tokenizer, settings)
     identity = template.digest if isinstance(template, ChatTemplate) else id(template)

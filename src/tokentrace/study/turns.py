@@ -1,9 +1,9 @@
 """Turns: where each one is in a rendering.
 
 The trace says in whose turn each span was written (`turn_spans`). Some templates collect their whole output in a
-variable and print it at the end: then scaffold has no owner. Their turns follow from renders of the conversation up to
-there (`find_turns`), which is proven only if the past is not rewritten: a turn begins where the prompt for it ends, and
-ends where the conversation with it ends.
+variable and print it at the end, so scaffold has no owner. For these, `find_turns` renders the conversation up to each
+turn: the turn begins where the prompt for it ends, and ends where the conversation with it ends. That is a proof only
+if the template does not rewrite the past.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TurnSpan:
 
 
 def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list[TurnSpan]:
-    """The turns of a rendering, of `only` some messages; others may interrupt one."""
+    """The turns of a rendering, or of `only` some messages. A turn has several spans if others interrupt it."""
     spans: list[TurnSpan] = []
     ends, before, stop = rendering.ends, -1, 0
     for message, run in itertools.groupby(rendering.turns):
@@ -60,19 +60,19 @@ def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list
 def find_turns(
     rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of a rendering, and notes on those of assistants (or `only` one) without proof."""
+    """The turns of a rendering, and notes on assistants' turns (or `only` one) that are not proven."""
     turns, notes = turn_spans(rendering), list[str]()
     assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
     missing = assistants - {turn.message for turn in turns}
-    if missing:  # those that are written, without a turn
+    if missing:  # those that are written but have no turn
         missing &= {one.message for one in rendering.origins if one is not None and one.field not in (None, "role")}
     for index in sorted(missing if only is None else missing & {only}):
         start = _after_prompt(rendering, messages[:index], render, tokenizer)
         last = rendered_after(messages[: index + 1], render)
         end = len(last.text) if last is not None and rendering.text.startswith(last.text) else -1
         if start is None or end < start:
-            problem = "the template does not say where its turn is, and it cannot be proven"
-            notes.append(f"message {index}: {problem}; nothing of it counts as sampled")
+            problem = "the template does not show where its turn is, and it cannot be proven"
+            notes.append(f"message {index}: {problem}; none of it counts as sampled")
             continue
         ends = zip(rendering.ends, rendering.origins, strict=True)
         stops = [at for at, origin in ends if origin is not None and origin.message == index and start < at <= end]
@@ -103,17 +103,17 @@ def rendered_after(messages: Messages, render: Render, *, prompt: bool = False) 
 
 @dataclass(frozen=True)
 class GenerationPrompt:
-    """What asks for a reply."""
+    """The text that asks for a reply."""
 
     tail: str
     """The text after the last turn."""
     added: str
     """What asking adds to the text: less than the tail if a template writes the end of a message outside its turn
-    (Llama's first user message beside tools), more if it writes the prompt inside of one."""
+    (Llama's first user message with tools), more if it writes the prompt inside a turn."""
 
     @classmethod
     def between(cls, plain: Rendering | None, prompted: Rendering | None) -> GenerationPrompt | None:
-        """The prompt that one rendering has and the other has not."""
+        """The prompt that `prompted` has and `plain` does not."""
         if prompted is None:
             return None
         text = prompted.text
@@ -150,6 +150,6 @@ def matched_prefix(scaffold: str, prompt: str, cuts: Sequence[int]) -> int:
 
 
 def common_prefix(one: str, other: str) -> int:
-    """How many characters two strings have in common at their beginning."""
+    """The number of leading characters that two strings share."""
     lengths = range(1, min(len(one), len(other)) + 1)
     return bisect.bisect_left(lengths, True, key=lambda length: not one.startswith(other[:length]))

@@ -2,8 +2,8 @@
 
 The generation prompt is what a template writes after its loop over the messages. It is the same in every conversation
 if that text depends neither on messages nor on tools. An output depends on the names in it and in the tests and loops
-around it; a name depends on everything it is ever set to, and on what is around that. Order is ignored, so there are
-too many dependencies rather than too few. State that names do not show proves nothing.
+around it; a name depends on everything it is ever set to, and on the tests and loops around each assignment. Ignoring
+order can only add dependencies. Where a template has state that names do not show, nothing is proven.
 """
 
 from collections import Counter, defaultdict
@@ -18,21 +18,21 @@ from .syntax import leaves, names_in, with_children
 _PROMPT: Final = "add_generation_prompt"
 _NO_PROMPT: Final = "not add_generation_prompt"
 _PURE: Final = frozenset({"dict", "namespace", "raise_exception", "range"})
-"""Functions of the environment whose result depends on their arguments alone."""
+"""Functions of the environment whose result depends only on their arguments."""
 _CHANGING: Final = frozenset({"messages", "tools", "documents", "loop", "caller"})
 _STATEFUL: Final = frozenset(
     {"map", "select", "reject", "selectattr", "rejectattr", "slice", "batch", "unique", "random"}
 )
-"""Filters whose result is used up as it is read, or is not the same every time."""
+"""Filters whose result can be read only once, or varies from call to call."""
 _UNUSUAL: Final = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
-"""Statements that are not followed: where there are any, nothing is proven."""
+"""Statements that are not analysed. If a template has one, nothing is proven."""
 
 Names = frozenset[str]
 """Names of variables; `_NO_PROMPT` is ``not add_generation_prompt``."""
 
 
 def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
-    """True if the generation prompt provably depends on nothing but the variables that a renderer is made with.
+    """True if the generation prompt provably depends on nothing but the renderer's template variables.
 
     `functions` are the names that the environment defines.
     """
@@ -52,7 +52,7 @@ def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
 
 
 def _has_plain_namespaces(tree: nodes.Template) -> bool:
-    """True if each namespace has one name, and is made of values by name."""
+    """True if each namespace has one name and is created with keyword arguments only."""
     stores = Counter(name.name for name in tree.find_all(nodes.Name) if name.ctx != "load")
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.node, nodes.Call) and getattr(assign.node.node, "name", "") == "namespace":
@@ -64,7 +64,7 @@ def _has_plain_namespaces(tree: nodes.Template) -> bool:
 
 
 def _names(node: nodes.Node) -> Names:
-    """The names that an expression, or all of a statement, reads or sets."""
+    """The names that an expression or a whole statement reads or sets."""
     names: set[str] = set()
     negated: set[int] = set()
     for part in with_children(node):
@@ -72,7 +72,7 @@ def _names(node: nodes.Node) -> Names:
             negated.add(id(part.node))
             names.add(_NO_PROMPT)
         elif isinstance(part, nodes.Filter) and part.name in _STATEFUL:
-            names.add("messages")  # as if it could be anything
+            names.add("messages")  # it may depend on anything
         elif isinstance(part, (nodes.Name, nodes.NSRef)) and id(part) not in negated:
             names.add(part.name)
     return Names(names)
@@ -84,7 +84,7 @@ class _Reading:
 
     outputs: list[Names] = field(default_factory=list)
     loops: list[tuple[nodes.For, range]] = field(default_factory=list)
-    """Loops that print, and are in no other loop, each with its outputs."""
+    """The outermost loops that print, each with its outputs."""
     sources: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """The names that each name depends on."""
     values: defaultdict[str, list[nodes.Node]] = field(default_factory=lambda: defaultdict(list))
@@ -100,7 +100,7 @@ class _Reading:
                     self._set(node.target, node.node, around)
                 case nodes.If():
                     tests = around
-                    for branch in (node, *node.elif_):  # a branch depends on its test and on those before it
+                    for branch in (node, *node.elif_):  # a branch depends on its test and the tests before it
                         tests |= _names(branch.test)
                         self.read(branch.body, tests, in_loop=in_loop)
                     self.read(node.else_, tests, in_loop=in_loop)
@@ -133,7 +133,7 @@ class _Reading:
                 self.values[part.name].append(value)
 
     def has_turns(self, loop: nodes.For) -> bool:
-        """True if a loop runs over some of the messages, one in each round."""
+        """True if a loop runs over some or all of the messages, one per round."""
         is_plain = isinstance(loop.target, nodes.Name) and not loop.else_ and not loop.recursive
         return is_plain and self._are_messages(loop.iter, Names())
 
@@ -152,7 +152,7 @@ class _Reading:
         )
 
     def reach(self, names: Iterable[str]) -> set[str]:
-        """The names that some names depend on, and these themselves."""
+        """These names and all names that they depend on."""
         reached: set[str] = set()
         queue = list(names)
         while queue:

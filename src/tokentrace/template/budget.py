@@ -1,13 +1,13 @@
-"""What one render may do and make: steps, seconds, and bytes of values.
+"""Limits on one render: steps, seconds, and bytes of values.
 
 A template is somebody else's program. Three rules keep it from running or writing without end:
 
-- a round of a loop, a call and an item of a lazy filter are a step each; between steps the clock is checked;
+- each round of a loop, each call and each item of a lazy filter is a step; every few steps the clock is checked;
 - no value may grow past a fixed size. Sizes are checked before a value is made or, for nested containers, before it is
   printed, compared or hashed;
-- all values that are made are charged in bytes, so that many harmless values do not add up to gigabytes.
+- every new value is charged in bytes, so that many harmless values do not add up to gigabytes.
 
-Outside a render nothing is charged; the limits of a single value hold all the same.
+Outside a render nothing is charged, but the limits on a single value still apply.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from typing import Any, Final
 from jinja2.utils import Namespace
 
 MAX_STEPS: Final = 5_000_000
-"""Steps one render may take: some seconds of Python."""
+"""Steps one render may take: a few seconds of Python."""
 MAX_SECONDS: Final = 30
 MAX_BYTES: Final = 512 * 1024 * 1024
-"""Bytes of values one render may make altogether."""
+"""Total bytes of values one render may make."""
 MAX_TEXT: Final = 64 * 1024 * 1024
 """Characters a single value inside a template may have."""
 MAX_ITEMS: Final = 2_000_000
@@ -31,19 +31,19 @@ MAX_ITEMS: Final = 2_000_000
 MAX_BITS: Final = 100_000
 """Bits a number may have: Python's arithmetic is quadratic in them."""
 MAX_SEARCH: Final = 1 << 34
-"""Comparisons of characters that one search may take: some of Python's searches are naive."""
+"""Character comparisons that one search may take: some of Python's searches are naive."""
 SMALL: Final = 1024
 """Text up to this size is paid for by the step that makes it."""
 
 _FEW: Final = 64
-"""Containers of up to so many items are paid for by the step that makes them."""
+"""Containers of up to this many items are paid for by the step that makes them."""
 _ITEM_SIZE: Final = 32
 _VIEWS: Final[tuple[Any, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, *_VIEWS, MappingProxyType, Namespace)
 
 
 class TooLarge(Exception):  # noqa: N818
-    """A template tried to do more, or to make more, than it may."""
+    """A template exceeded a limit on what it may do or make."""
 
 
 class RenderBudget:
@@ -64,7 +64,7 @@ class RenderBudget:
 
     def check(self) -> None:
         if self.steps < 0:
-            raise TooLarge(f"the template took more than {MAX_STEPS} steps; it seems to loop for ever")
+            raise TooLarge(f"the template took more than {MAX_STEPS} steps; it seems to loop forever")
         if time.monotonic() > self.deadline:
             raise TooLarge(f"the template took more than {MAX_SECONDS} seconds")
 
@@ -85,7 +85,7 @@ _active = _Active()
 
 @contextlib.contextmanager
 def charging(budget: RenderBudget) -> Iterator[None]:
-    """Charge what this thread does inside to `budget`."""
+    """Charge what this thread does inside the block to `budget`."""
     before = _active.budget
     _active.budget = budget
     try:
@@ -110,15 +110,15 @@ def charged(size: int, value: Any) -> Any:
 
 
 def check_size(size: int) -> None:
-    """Raise TooLarge for a text of so many characters. Call it before the text is made."""
+    """Raise TooLarge if a text of `size` characters would be too long. Call it before making the text."""
     if size > MAX_TEXT:
         raise TooLarge(f"the template tried to build a value of {size} characters (limit {MAX_TEXT})")
 
 
 def check_items(count: int) -> None:
-    """Raise TooLarge for a container of so many items, or pay for it. Call it before it is made."""
+    """Charge for a container of `count` items. Raises TooLarge if that is too many. Call it before making it."""
     if count > MAX_ITEMS:
-        raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_ITEMS})")
+        raise TooLarge(f"the template tried to build a value of {count} items (limit {MAX_ITEMS})")
     if count > _FEW:
         charge(count * _ITEM_SIZE)
 
@@ -130,7 +130,7 @@ def check_bits(bits: int) -> None:
 
 def check_search(text: str, pattern: str) -> None:
     if len(text) * len(pattern) > MAX_SEARCH:
-        raise TooLarge(f"the template searched {len(text)} characters for {len(pattern)}")
+        raise TooLarge(f"the template searched {len(text)} characters for a text of {len(pattern)}")
 
 
 def counted(items: Iterable[Any]) -> Iterator[Any]:
@@ -140,7 +140,7 @@ def counted(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def listed(items: Iterable[Any]) -> list[Any]:
-    """The items as a list that is paid for."""
+    """The items as a list, charged to the budget."""
     out: list[Any] = []
     for item in counted(items):
         out.append(item)
@@ -150,10 +150,10 @@ def listed(items: Iterable[Any]) -> list[Any]:
 
 
 def weigh(value: Any) -> int:
-    """Raise TooLarge for a value with too many characters and parts; else return their number.
+    """Count the characters and parts of a value. Raises TooLarge if there are too many.
 
-    A shared part counts each time, because it is printed, compared and hashed each time: a list that holds another
-    twice, sixty levels deep, has few objects and more parts than there is time for. RecursionError if nested too deeply
+    A shared part counts each time, because it is printed, compared and hashed each time: a list that contains another
+    twice, sixty levels deep, has few objects but 2**60 parts. Raises RecursionError if the value is nested too deeply
     for Python to hash.
     """
     weights: dict[int, int] = {}
@@ -164,27 +164,27 @@ def weigh(value: Any) -> int:
         if not isinstance(part, _CONTAINERS):
             return 1
         if id(part) not in weights:
-            weights[id(part)] = 0  # a namespace may hold itself
+            weights[id(part)] = 0  # a namespace may contain itself
             inner = (attributes_of(part),) if isinstance(part, Namespace) else part
-            if isinstance(part, (dict, MappingProxyType)):  # as they are, not as a subclass hands them out
+            if isinstance(part, (dict, MappingProxyType)):  # as stored, not as a subclass returns them
                 inner = (*dict.keys(part), *dict.values(part)) if isinstance(part, dict) else (*part, *part.values())
             weights[id(part)] = sum(_ITEM_SIZE + weight(one) for one in inner)
         return weights[id(part)]
 
     size = weight(value)
     if size > MAX_TEXT:
-        raise TooLarge(f"the template tried to go through a value of {size} characters and parts")
+        raise TooLarge(f"the template tried to process a value of {size} characters and parts")
     step(size >> 12)
     return size
 
 
 def weighed(value: Any) -> Any:
-    """`value`, before it is compared, hashed or put into a container."""
+    """Return `value` after checking its size: it is about to be compared, hashed or put into a container."""
     if isinstance(value, (list, tuple, dict)):
         weigh(value)
     return value
 
 
 def attributes_of(namespace: Namespace) -> dict[str, Any]:
-    """The attributes of a namespace. Reading them by name would find the template's own ones first."""
+    """The attributes of a namespace. Normal attribute access would find the template's names first."""
     return object.__getattribute__(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]

@@ -27,11 +27,11 @@ from .trace import Rendering, Trace, collect
 from .traced import TracedList, wrap
 
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
-"""The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
+"""Field names for a message's reasoning. Most templates read the first; gpt-oss's reads the second."""
 _REASONING: Final = frozenset(REASONING_FIELDS)
 _TEXT_FIELDS: Final = _REASONING | {"content", "text"}
 _FOLDING: Final = {"steps": 1_000, "size": 64 * 1024}
-"""What Jinja may spend on constants while it compiles; what costs more is computed when the template runs."""
+"""The budget for folding constants at compile time. Larger constants are computed when the template runs."""
 _ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 Patch = Callable[[TracedList], TracedList]
@@ -44,11 +44,11 @@ class Template:
     constants: frozenset[str]
     """The string constants it compares values with: roles it knows, words it looks for in content."""
     searched: Sequence[str] = ()
-    """Those of the constants, of two letters or more, that it may look for in a message's text."""
+    """Constants of two or more letters that it may look for in a message's text."""
     digest: str
     """A hash of its source."""
     variables: frozenset[str]
-    """The variables it reads beside messages and tools: switches, special tokens."""
+    """The variables it reads besides messages and tools: switches, special tokens."""
     reads: frozenset[str]
     """All names that it looks up: its variables, ``documents``, functions that a caller may replace."""
     asks_alike = False
@@ -65,7 +65,7 @@ class Template:
         variables: Mapping[str, Any] | None = None,
         patch: Patch | None = None,
     ) -> Rendering:
-        """Render `messages` (validated). TemplateError names the message it was at."""
+        """Render validated `messages`. Raises TemplateError, which names the message being rendered."""
         rows = name_reasoning(messages)
         is_boxed = self.reads_boxed or patch is not None
         if is_boxed:
@@ -119,7 +119,7 @@ def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Tra
 
 @contextlib.contextmanager
 def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[None]:
-    """Charge a run to its budget. What it raises becomes a TemplateError with message and line."""
+    """Charge a run to its budget, and turn its errors into TemplateErrors with message and line."""
     try:
         with charging(trace.budget):
             yield
@@ -136,7 +136,7 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
             case TooLarge():
                 problem = str(error)
             case jinja2.exceptions.UndefinedError():
-                problem = f"the template needs something that is not there: {_plain_names(str(error))}"
+                problem = f"the template needs something that is missing: {_plain_names(str(error))}"
             case jinja2.exceptions.SecurityError():
                 problem = f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
             case jinja2.exceptions.TemplateError():
@@ -157,11 +157,11 @@ def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
 
 
 def _plain_names(text: str) -> str:
-    """An error text of Python's or Jinja's with the names of our types replaced by those they trace."""
+    """Replace the names of our traced types in an error text from Python or Jinja with the plain ones."""
     return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), text)
 
 
-# -- what templates are run with
+# -- the inputs of a template
 
 
 def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -221,7 +221,7 @@ def parse_template(source: str) -> nodes.Template:
 
 
 def compile_template(tree: nodes.Template) -> jinja2.Template:
-    """Compile a syntax tree, which is used up. Jinja may spend only so much on folding constants."""
+    """Compile a syntax tree and use it up. Folding constants has a small budget."""
     environment = _environment()
     with _compile_errors(), charging(RenderBudget(**_FOLDING)):
         return jinja2.Template.from_code(environment, environment.compile(tree), dict(environment.globals))
@@ -233,7 +233,7 @@ def _compile_errors() -> Iterator[None]:
         yield
     except jinja2.exceptions.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
-    except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
+    except (RecursionError, MemoryError, SyntaxError) as error:  # Python's parser, on the code that Jinja generated
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
 
 
@@ -241,7 +241,7 @@ class PythonFormat(Template):
     """A format with no Jinja template: a generator of the traced pieces that a template would print.
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
-    ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn. It reads `variables` and `also`.
+    ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn. `variables` and `also` name what it reads.
     """
 
     reads_boxed = True

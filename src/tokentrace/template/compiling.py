@@ -1,9 +1,9 @@
-"""How a chat template is compiled: to code that works on plain values, with their origins beside them.
+"""Compiles a chat template to code that works on plain values and tracks their origins separately.
 
-Jinja's own code generator decides on scopes, macros and blocks. What differs from it:
+Jinja's own code generator handles scopes, macros and blocks. The differences:
 
-- beside each variable ``l_1_x`` there is ``o_1_x``, the origin of its value (`expressions.py`, `pairs.py`);
-- what is printed goes to a flat list of values and origins, not joined and not turned into ``str``;
+- each variable ``l_1_x`` comes with ``o_1_x``, the origin of its value (`expressions.py`, `pairs.py`);
+- printed values go to a flat list of values and origins, neither joined nor converted to ``str``;
 - a loop tells the trace whose turn is being written, and runs over plain items where it can.
 
 For instance, ``{% for m in messages %}<{{ m.role }}>{% endfor %}`` becomes, with shorter names::
@@ -38,7 +38,7 @@ from tokentrace.template.pairs import item_rows as tt_item_rows, rows as tt_rows
 from tokentrace.template.trace import GENERATION as tt_generation
 from tokentrace.template.traced import TracedNone as tt_none, text_of as tt_text_of
 """
-"""What the code of a template calls by short names."""
+"""The imports at the top of each compiled template."""
 
 
 class TracingGenerator(Expressions):
@@ -47,7 +47,7 @@ class TracingGenerator(Expressions):
         self._loop_variable = ""
         """The variable of the innermost loop."""
         self._assigned: frozenset[str] = frozenset()
-        """Python names that a loop assigns by itself, with their origins."""
+        """Python names that a loop itself assigns, with their origins."""
 
     # -- frames and variables
 
@@ -78,7 +78,7 @@ class TracingGenerator(Expressions):
                 self.writeline(f"{origin_name(target)} = {origin}")
 
     def pop_assign_tracking(self, frame: Frame) -> None:
-        """The context needs none of what a template sets: there are no blocks to read it there."""
+        """Export no variables to the context: there are no blocks that would read them there."""
         self._assign_stack.pop()
 
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
@@ -99,7 +99,7 @@ class TracingGenerator(Expressions):
             self.writeline(f"if isinstance({ref}, dict): trace.show({ref}, {origin_name(ref)}, {frame.buffer})", node)
 
     def _after_store(self, target: nodes.Node, frame: Frame) -> None:
-        """What was stored is boxed; a namespace may collect it."""
+        """Clear the origin of a stored value, which is boxed. Tell the trace if a namespace may collect it."""
         for part in with_children(target):
             if isinstance(part, nodes.Name):
                 self.writeline(f"{origin_name(frame.symbols.ref(part.name))} = None")
@@ -136,7 +136,7 @@ class TracingGenerator(Expressions):
         for child in node.nodes:
             try:
                 constant += self._output_child_to_const(child, frame, finalize)
-            except Exception:  # not a constant, or one that fails: both are a matter for the run
+            except Exception:  # not a constant, or one that fails: evaluate it when the template runs
                 for part in child.nodes if isinstance(child, nodes.Concat) else [child]:
                     self._print(constant, part, frame)
                     constant = ""
@@ -152,7 +152,7 @@ class TracingGenerator(Expressions):
             code = self.code(node, frame)
             value = self.temporary_identifier()
             test, printed = f"type({value} := {code.value}) in tt_printed", f"{value}, {code.origin}, "
-            boxed = f"tt_text_of(tt_box({value}, {code.origin}))"  # now: a namespace may change until the end
+            boxed = f"tt_text_of(tt_box({value}, {code.origin}))"  # box it now: a namespace may change later
         else:
             tests: list[str] = []
             for at, code in enumerate(codes):
@@ -160,7 +160,7 @@ class TracingGenerator(Expressions):
                     name = self.temporary_identifier()
                     tests.append(f"(type({name} := {code.value}) in tt_text)")
                     codes[at] = Code(name, code.origin)
-            test = " & ".join(tests) or "True"  # all are evaluated, whatever the first is
+            test = " & ".join(tests) or "True"  # evaluates all of them, whatever the first is
             printed = "".join(f"{code.value}, {code.origin}, " for code in codes)
             boxed = f"environment.add({', '.join(code.boxed for code in codes)})"
         self.writeline(f"if {test}: {frame.buffer} += ({lead}{printed})", node)
@@ -184,7 +184,7 @@ class TracingGenerator(Expressions):
             name = self._loop_variable
             item = f"l_{frame.inner().symbols.level}_{name}" if name else "None"
             node.body = [code_line(f"trace.round({item}, None, OUT)"), *node.body]
-            if node.test is not None:  # a round that the test skips is a round
+            if node.test is not None:  # a round that the test skips is a step, too
                 node.test = nodes.And(nodes.EnvironmentAttribute("round"), node.test)
             super().visit_For(node, frame)
         self.writeline(f"trace.leave({frame.buffer})", node)
@@ -209,7 +209,7 @@ class TracingGenerator(Expressions):
         self.writeline(f"trace.round({item}, {frame.buffer})", node)
         self.loops[name] = loop
         self.blockvisit(node.body, inner)
-        del self.loops[name]  # another scope of this depth may have a ``loop`` of its own
+        del self.loops[name]  # another scope of this depth may have its own ``loop``
         self.outdent()
         self.leave_frame(inner)
         if self._assign_stack:

@@ -1,9 +1,9 @@
 """The tracing Jinja environment: the semantics of transformers' chat templates, with the trace kept.
 
-Compiled templates (`compiling.py`) work on *pairs*: a plain value, and its origin beside it. What compiled code does
-not do by itself it asks of this class. The first half of its methods take pairs and answer where the value is plain;
-everything else happens on boxed values (`traced.py`), in the second half. What a filter, a call, a method or an
-operator makes out of traced values is of unknown origin, unless it is one of the few that keep the trace.
+Compiled templates (`compiling.py`) work on *pairs*: a plain value and its origin. Whatever compiled code does not do
+itself, it delegates to this class. The first half of its methods take pairs and handle plain values; the second half
+handles boxed values (`traced.py`). The result of a filter, call, method or operator on traced values is of unknown
+origin, unless it is one of the few that keep the trace.
 """
 
 import functools
@@ -34,7 +34,7 @@ from .traced import PLAIN_TYPES, TracedDict, TracedList, TracedMarkup, derived, 
 
 _STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
 _BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
-"""Methods that are not available: bytes are not traced."""
+"""Methods that templates cannot call: bytes are not traced."""
 _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
     **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
@@ -42,7 +42,7 @@ _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     Cycler: frozenset({"next", "reset"}),
     TracedStr: _STR_METHODS,
 }
-"""Methods that hand out their input, or a count of it, or keep its trace."""
+"""Methods that return their input or a count of it, or keep its trace."""
 _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     **{"*": operator.mul, "**": operator.pow, "-": operator.sub, "%": operator.mod},
     **{"/": operator.truediv, "//": operator.floordiv, "+": operator.add},
@@ -52,7 +52,7 @@ _MISSING: Final = object()
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}``: a scope of its own, as in transformers, with a boundary at each end."""
+    """``{% generation %}…{% endgeneration %}``: its own scope, as in transformers, with a boundary at each end."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -60,7 +60,7 @@ class _GenerationTag(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         if leaves(body):
-            parser.fail("a {% generation %} block cannot break off or continue the loop around it", line)
+            parser.fail("a {% generation %} block cannot break or continue the loop around it", line)
         start, end = (code_line(f"OUT += ({is_open}, tt_generation)") for is_open in (True, False))
         return nodes.Scope([start, *body, end], lineno=line)
 
@@ -70,7 +70,7 @@ class TracingContext(Context):
 
 
 class Proven(functools.partial[Any]):
-    """A function that keeps the trace of its arguments, or gives it up, by itself."""
+    """A function that takes care of the trace itself: `call` leaves its result as it is."""
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
@@ -93,7 +93,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def round(self) -> bool:
-        """True, in each round of a filtered loop: a step."""
+        """Always True. Takes one step in each round of a filtered loop."""
         step()
         return True
 
@@ -132,7 +132,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return self.method(context, box(value, origin), "get", key, box(default, beside))
 
     def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> tuple[str, Beside]:
-        """``value|tojson(…)``, with options that are constants, and its origin."""
+        """``value|tojson(…)`` with constant options, and its origin."""
         return one_field(value, origin, options) or (self.filters["tojson"](box(value, origin), *options), None)
 
     def cut(self, value: Any, origin: Beside, bounds: slice) -> Any:
@@ -165,7 +165,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return opaque(value) if kind in PLAIN_TYPES and not callable(value) else value
 
     def _string_method(self, text: str, name: str) -> Any:
-        """A method of a string; of those that are not known, all text is of unknown origin."""
+        """A method of a string. Unless it is known to keep the trace, its result is of unknown origin."""
         is_markup = isinstance(text, TracedMarkup)
         if name in _STR_METHODS and not is_markup:
             return getattr(promoted(text), name)
@@ -227,7 +227,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return join_traced(map(text_of, parts))
 
     def add(self, *parts: Any) -> Any:
-        """``a + b + …``, left to right, as Python has it."""
+        """``a + b + …``, left to right, as in Python."""
         if all(type(part) in TEXT for part in parts):
             return join_traced(parts)
         total = parts[0]
@@ -236,7 +236,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return total
 
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
-        """An operator. Raises TooLarge before a value is made that would be too large."""
+        """Apply an operator. Raises TooLarge before making a value that is too large."""
         if name == "%" and isinstance(left, str):
             return filters.percent_format(left, right)
         if name == "+" and isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
@@ -270,7 +270,7 @@ def raise_exception(message: Any) -> None:
 
 
 def strftime_now(format: str, now: datetime | None = None) -> str:
-    check_size(640 * len(format))  # a directive prints more than it takes
+    check_size(640 * len(format))  # a directive may print more than its own length
     return (now or datetime.now()).strftime(format)
 
 
@@ -279,7 +279,7 @@ class _TemplateDict:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         weigh([*args, *kwargs.values()])
-        if args and not hasattr(args[0], "keys"):  # as Python asks; what is undefined says so
+        if args and not hasattr(args[0], "keys"):  # Python's own test; an undefined value raises here
             args = ([(weighed(key), value) for key, value in args[0]], *args[1:])
         result = dict(*args, **kwargs)
         check_items(len(result))
@@ -290,7 +290,7 @@ class _TemplateDict:
 
 
 class TemplateNamespace(Namespace):
-    """``namespace(…)``; names with a leading underscore are refused, as in transformers."""
+    """``namespace(…)``. Rejects names with a leading underscore, as transformers does."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         Namespace.__init__(*args, **kwargs)
@@ -299,10 +299,10 @@ class TemplateNamespace(Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: leading underscore")
+            raise jinja2.exceptions.SecurityError(f"a name in a namespace cannot start with an underscore: {name!r}")
         Namespace.__setitem__(self, name, value)
 
 
 _KEEPING_TRACE: Final = frozenset({Joiner, LoopContext, Proven, _TemplateDict})
-"""Callables that hand out their arguments, or keep the trace by themselves."""
+"""Callables that return their arguments, or take care of the trace themselves."""
 _HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})

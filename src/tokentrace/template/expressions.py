@@ -1,11 +1,11 @@
-"""How the expressions of a chat template are compiled: each into a pair of expressions of Python.
+"""Compiles each expression of a chat template into a pair of Python expressions.
 
-One gives the value, the other its origin, which is evaluated after the value, and only where something is printed or
+One gives the value, the other its origin. The origin is evaluated after the value, and only if the value is printed or
 stored. ``message.content.strip()`` becomes ``message.get("content").strip()`` and the origin of ``message.content``:
 text that is cut out of a field has the origin of that field.
 
 Each method ``code_X`` compiles one kind of node. Its code first checks that the value is plain, so that the plain form
-cannot fail; in all other cases it asks the environment, which works on boxed values.
+cannot fail; in all other cases it calls the environment, which works on boxed values.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from .syntax import DICT_ATTRIBUTES, field_of, is_constant, is_word, json_option
 _KIND_TESTS: Final = frozenset(
     ("boolean", "callable", "escaped", "false", "float", "integer", "iterable", "number", "sequence", "true")
 )
-"""Tests of what a value is: the same for a plain value as for a boxed one."""
+"""Tests with the same result for a plain value and a boxed one."""
 _MAX_WORD: Final = 64
-"""Longer constants are searched for by the environment, which checks what that takes."""
+"""The environment searches for longer constants, because it checks the cost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Code:
     value: str
     origin: str = "None"
     is_count: bool = False
-    """It is a number or a truth of the template's own: a count, a position, an answer."""
+    """True for the template's own numbers and booleans: counts, positions, results of tests."""
 
     @property
     def boxed(self) -> str:
@@ -66,9 +66,9 @@ class LoopNames:
 
 
 class Expressions(CodeGenerator):
-    """The part of the generator that knows expressions.
+    """The part of the code generator that compiles expressions.
 
-    Jinja's own visitors write an expression as one value: they get it boxed. `code` and `condition` give more.
+    Jinja's own visitors write an expression as one value, so they get it boxed. `code` also gives its origin.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -96,14 +96,14 @@ class Expressions(CodeGenerator):
         return self._or_none(node, frame)
 
     def _or_none(self, node: nodes.Node, frame: Frame) -> str:
-        """A value for which None may stand if it is missing: that is as false, is no text, and equals no text."""
+        """A value that may be None instead of undefined: both are false, and neither is text or equals a text."""
         is_field = isinstance(node, (nodes.Getattr, nodes.Getitem)) and field_of(node) is not None
         if not is_field or self._loop_of(node.node, frame) is not None:  # type: ignore[attr-defined]
             return self.code(node, frame).value
         return self._field(node, str(field_of(node)), frame, or_none=True).value  # type: ignore[arg-type]
 
     def _source(self, write: Callable[..., None], *args: Any) -> str:
-        """What `write` writes, instead of writing it."""
+        """Return what `write` would write."""
         before = self.stream, self._new_lines
         self.stream, self._new_lines = StringIO(), 0
         try:
@@ -169,7 +169,7 @@ class Expressions(CodeGenerator):
         return Code(code, self._origin(base, f"tt_of_item({base.origin}, {value}, {index})"))
 
     def _origin(self, base: Code, origin: str) -> str:
-        """The origin of a part; what has none has no parts with one."""
+        """The origin of a part; None if the whole value has no origin."""
         return "None" if base.origin == "None" else origin
 
     def _field(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False) -> Code:
@@ -351,7 +351,7 @@ class Expressions(CodeGenerator):
         return self._counts(parts, "+", frame) or Code(f"environment.add({', '.join(boxed)})")
 
     def _counts(self, operands: list[nodes.Node], word: str, frame: Frame) -> Code | None:
-        """An operation on counts of the template's own; None if an operand is something else."""
+        """An operation on the template's own counts; None if an operand is something else."""
         codes = [self.code(operand, frame) for operand in operands]
         if not all(code.is_count for code in codes):
             return None
@@ -369,7 +369,7 @@ _FOLDED: Final = (
 
 
 def origin_name(name: str) -> str:
-    """The Python variable for the origin of what another holds: ``o_1_x`` for ``l_1_x``."""
+    """The Python variable for the origin of another variable's value: ``o_1_x`` for ``l_1_x``."""
     return f"o{name[1:]}"
 
 

@@ -2,10 +2,10 @@
 
 A filter is in one of four classes, so that no filter can launder text:
 
-- rewritten here, with the trace kept;
-- handing out its input, whole or item by item;
-- handing out its input in another order, after comparing or hashing all of it;
-- everything else: what it makes out of traced values is of unknown origin.
+- rewritten here to keep the trace;
+- returns its input, whole or item by item;
+- returns its input in another order, after comparing or hashing all of it;
+- everything else: its result is of unknown origin if its input is traced.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from .strings import FILTER_METHODS, join_traced, join_with, plain_text, promote
 from .traced import TRACED_TYPES, TracedMarkup, as_markup, derived, is_traced, opaque, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
-"""No number may be a larger argument of a filter: it may be a width, or a number of digits."""
+"""The largest number that a filter takes as an argument, which may be a width or a number of digits."""
 _MAX_SLOW: Final = 20_000
 _SLOW: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
-"""Filters whose time may grow with the square of their input; of that, so much is allowed."""
+"""Filters whose time may grow with the square of their input, which is limited to `_MAX_SLOW`."""
 _AS_IT_IS: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length", "random", "reverse"})
 _LAZY: Final = frozenset({"batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"})
-"""Filters that hand out their input item by item (what ``map`` does to an item, it does through a filter)."""
+"""Filters that yield their input item by item (``map`` changes an item only through another filter)."""
 _SORTING: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 
 
@@ -82,7 +82,7 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
 
 
 def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's, rewritten; or with its arguments checked and its result handed out or marked unknown."""
+    """One of Jinja's filters: rewritten, or with its arguments checked and its result marked unknown if need be."""
     if name in _REWRITTEN or name in _AS_IT_IS:
         return _REWRITTEN.get(name, function)
     context = 0 if getattr(function, "jinja_pass_arg", None) is None else 1  # arguments that Jinja itself puts first
@@ -101,11 +101,11 @@ def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
             values[0] = listed(values[0])
         size = weigh([*values, *kwargs.values()])
         if name in _SLOW and size > _MAX_SLOW:
-            raise TooLarge(f"a filter that may take long got a value of {size} characters (limit {_MAX_SLOW})")
+            raise TooLarge(f"a slow filter got a value of {size} characters (limit {_MAX_SLOW})")
         result = function(*args[:context], *values, **kwargs)
         if name in _SORTING:
             return counted(result) if isinstance(result, GeneratorType) else result
-        if name in ("escape", "forceescape", "striptags", "e"):  # ``&#60;`` is ``<``: a count may be a letter
+        if name in ("escape", "forceescape", "striptags", "e"):  # ``&#60;`` is ``<``: a number may become a character
             return opaque(result)
         return derived(result, *values, *kwargs.values())
 
@@ -141,7 +141,7 @@ _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
 
 
 def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
-    """A test of Jinja's. Its answer is a truth, which is the template's own."""
+    """One of Jinja's tests. Its result is a boolean of the template's own."""
 
     @functools.wraps(test)
     def weighing(*args: Any, **kwargs: Any) -> bool:
@@ -153,13 +153,13 @@ def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
     return _TRACED_TESTS.get(name, weighing)
 
 
-# -- format strings. With bare fields only (``%s``, ``%d``, ``{}``, ``{name}``) they keep the trace. The text of any
-# other is of unknown origin: ``%c`` makes a character of a number, and a number does not say whose character it is.
+# -- format strings. Those with bare fields only (``%s``, ``%d``, ``{}``, ``{name}``) keep the trace. The result of any
+# other is of unknown origin: ``%c`` turns a number into a character, and the number does not say whose character it is.
 
 _MAX_FIELDS: Final = 10_000
-"""Fields of one format string: Python's search for a closing parenthesis is quadratic."""
+"""Fields that a format string may have: Python's search for a closing parenthesis is quadratic."""
 _NUMBER_TEXT: Final = 400
-"""More characters than a float prints if no digits are asked for."""
+"""More characters than a float prints without an explicit precision."""
 _PERCENT: Final = re.compile(r"%([%sdi])")
 _WIDTHS: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)")
 

@@ -1,7 +1,7 @@
 """``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its own field.
 
 The arguments of a tool call are one field, and so is everything inside a tool's schema: one run, written by Python's
-own encoder. Other values are walked.
+own encoder. Other values are written part by part.
 """
 
 import functools
@@ -53,9 +53,9 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
 
 
 def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, Origin] | None:
-    """The JSON of a value that has one origin all over, and that origin. None for other values.
+    """The JSON of a value with a single origin, and that origin. None for other values.
 
-    That is a text, or a container that is one field: plain, with its `origin` beside it, or boxed.
+    Such a value is a text, or a container that is one field: plain with its `origin`, or boxed.
     """
     boxed = value if type(value) is TracedDict or type(value) is TracedList else None
     texts: dict[Any, str] = {}
@@ -68,21 +68,21 @@ def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, O
     elif type(origin) is Origin and (origin[-1] == "arguments" or origin[0] == "tools") and type(value) in (dict, list):
         try:
             text = _encoder(options)(value)
-        except (TypeError, RecursionError):  # not plain JSON all the way down; the walk reduces it, or says why not
+        except (TypeError, RecursionError):  # not plain JSON all the way down: `_Writer` converts it, or raises
             return None
     else:
         return None
     if len(text) > SMALL:
         check_size(len(text))
         charge(len(text))
-    if boxed is not None and origin[0] == "tools":  # these come again and again
+    if boxed is not None and origin[0] == "tools":  # tools are rendered again and again
         boxed.texts = {**texts, options: text}
     return text, origin
 
 
 @functools.lru_cache(maxsize=64)
 def _encoder(options: tuple[Any, ...]) -> Callable[[Any], str]:
-    """``json.dumps`` with its options settled once; without indents, with the C encoder kept ready."""
+    """``json.dumps`` with fixed options. Without indents, it reuses one C encoder."""
     ensure_ascii, indent, separators, sort_keys = options
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     make_encoder = getattr(json.encoder, "c_make_encoder", None)

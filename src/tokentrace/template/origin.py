@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 FieldPath: TypeAlias = tuple[str | int, ...]
-"""The way to a value inside a message: ``("tool_calls", 0, "id")``."""
+"""The path to a value inside a message: ``("tool_calls", 0, "id")``."""
 
 KEY: Final = "<key>"
-"""Last element of the origin of a dict's key, as against its value."""
+"""The last element of the origin of a dict's key, as opposed to its value."""
 
 
 class Origin(FieldPath):
     """Where text came from: a path such as ``("messages", 2, "content")``, equal to that plain tuple.
 
     It begins with its `source`: ``"messages"``, ``"tools"``, ``"kwargs"`` (variables of the template), or ``"?"`` for
-    what was derived in a way that cannot be followed.
+    text that was derived in a way that cannot be traced.
 
     >>> origin = Origin.of(2, "tool_calls", 0, "id")
     >>> origin.message, origin.path, origin.is_role, origin.source
@@ -30,7 +30,7 @@ class Origin(FieldPath):
         return cls(("messages", message, *path))
 
     def at(self, *keys: Any) -> Origin:
-        """The origin of what lies inside: of an item of a list, a value of a dict."""
+        """The origin of something inside: an item of a list, a value of a dict."""
         return Origin(self + keys)
 
     def renumbered(self, numbers: Sequence[int]) -> Origin:
@@ -48,17 +48,17 @@ class Origin(FieldPath):
 
     @property
     def path(self) -> FieldPath:
-        """The field inside the message, or the way inside its source."""
+        """The path inside the message, or inside another source."""
         return self[2:] if self[0] == "messages" else self[1:]
 
     @property
     def field(self) -> str | None:
-        """The field of the message that it lies in: ``"content"``, ``"tool_calls"``; None outside messages."""
+        """The message's field that contains it: ``"content"``, ``"tool_calls"``; None outside messages."""
         return self[2] if len(self) > 2 and self[0] == "messages" else None  # type: ignore[return-value]
 
     @property
     def is_role(self) -> bool:
-        """Whether it is a message's role: part of the scaffold for all that matters."""
+        """Whether it is a message's role, which is treated as scaffold."""
         return len(self) == 3 and self[2] == "role" and self[0] == "messages"
 
     @property
@@ -67,9 +67,9 @@ class Origin(FieldPath):
 
 
 class InTurn(Origin):
-    """The origin of text that was written in a message's turn, into a buffer: a set block, a macro, a filter block.
+    """The origin of text that was written to a buffer (a set block, a macro, a filter block) in a message's turn.
 
-    Wherever the template prints it, it belongs to that turn. Only in the buffers of a template, never in a `Rendering`.
+    Wherever the template prints it, it belongs to that turn. Occurs only in buffers, never in a `Rendering`.
     """
 
     __slots__ = ()

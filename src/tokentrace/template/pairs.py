@@ -1,12 +1,12 @@
 """What compiled templates work on: pairs of a value and its origin (see `compiling.py`).
 
-- a plain value with an `Origin`: it is that field, or text that was cut out of it;
-- a plain list with a tuple of origins: those of its items;
+- a plain value with an `Origin`: that field, or text that was cut out of it;
+- a plain list with a tuple of origins, one per item;
 - a plain value with None: the template's own;
-- a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin beside it is ignored.
+- a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin next to it is ignored.
 
-`box` makes one value of a pair. Compiled code has a plain form for what templates do all the time; everything else is
-done on boxed values by the environment, so each operation has one meaning.
+`box` turns a pair into one value. Compiled code handles the most common operations on plain values; the environment
+does everything else on boxed values, so each operation has one meaning.
 """
 
 import functools
@@ -20,7 +20,7 @@ from .strings import TracedStr, traced
 from .traced import TRACED_TYPES, TracedDict, TracedList, TracedNone, plain, wrap
 
 PLAIN: Final = TRACED_TYPES | {str, dict, list, int, float, bool}
-"""Types that a field's value may have as it is. None is left out: a look-up gives it for a missing key, too."""
+"""Types of field values that are used as they are. Not None, which a look-up also returns for a missing key."""
 SIZED: Final = frozenset({str, dict, list, TracedStr, TracedDict, TracedList})
 TEXT: Final = frozenset({str, TracedStr})
 """Text that is joined as it is. Markup escapes what it is joined with."""
@@ -70,7 +70,7 @@ def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
 
 
 def bounds(*ends: Any) -> slice:
-    """A slice; the None of a field is None."""
+    """A slice. A field's `TracedNone` counts as None."""
     return slice(*(None if type(end) is TracedNone else end for end in ends))
 
 
@@ -91,7 +91,7 @@ def keeps_items(value: list[Any]) -> bool:
 
 
 def paid(text: str) -> str:
-    """`text`, of which a part is about to be made."""
+    """Return `text` after charging for it: a part of it is about to be copied."""
     if len(text) >= SMALL:
         charge((len(text) if text.isascii() else 4 * len(text)) + 128)
     return text
@@ -120,7 +120,7 @@ def rows(value: Any, origin: Beside) -> tuple[Sequence[Any], Origins]:
 
 
 def item_rows(value: Any, origin: Beside, items: Callable[[Any], Any]) -> list[tuple[Any, ...]]:
-    """``value.items()`` as (key, its origin, value, its origin). `items` gives those of a boxed value."""
+    """``value.items()`` as (key, its origin, value, its origin). `items` lists those of a boxed value."""
     if type(value) is dict and type(origin) is Origin:
         check_items(len(value))
         if {str}.issuperset(map(type, value)) and keeps_items(list(value.values())):

@@ -1,7 +1,7 @@
 """Text that knows where each of its characters came from.
 
-Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN. A plain ``str`` that is joined with
-traced text is the template's own: scaffold.
+Every method that cuts, joins or maps text keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` that is
+joined with traced text is the template's own: scaffold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TracedStr(str):
     """A ``str`` that knows the origin of each of its characters.
 
     `runs` are pairs of an end and an origin that cover the text without gaps. Methods that are not redefined here
-    return plain values; the environment marks their text as of unknown origin.
+    return plain values; the environment marks their text as UNKNOWN.
     """
 
     __slots__ = ("runs",)
@@ -154,7 +154,7 @@ def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], Trace
     return method
 
 
-# -- the methods of strings. The text of those that are in no class is UNKNOWN
+# -- classes of string methods. Text from any other method is UNKNOWN
 
 _CASES: Final = ("capitalize", "casefold", "lower", "swapcase", "title", "upper")
 for _name in _CASES:
@@ -163,11 +163,11 @@ for _name in _CASES:
 TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
 """Methods that keep the trace."""
 CUTTING_METHODS: Final = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
-"""Those of them whose result is a part of the text, or the text in other letters: it has the text's origin."""
+"""Traced methods whose result is a part of the text, or the text in another case: it keeps the text's origin."""
 ASKING_METHODS: Final = frozenset(
     name for name in dir(str) if name.startswith("is") or name.strip("r") in ("count", "endswith", "find", "index")
 ) | {"startswith"}
-"""Methods that return a count, a position or a truth."""
+"""Methods that return a count, a position or a boolean."""
 FILTER_METHODS: Final = {"trim": "strip", "upper": "upper", "lower": "lower", "capitalize": "capitalize"}
 """Filters that do what a method does."""
 
@@ -206,7 +206,7 @@ def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
     if start == 0 and stop == len(source):
         return source
     if len(runs) > 1 and start < stop:
-        first = bisect.bisect_left(runs, (start + 1,))  # the first run that ends behind `start`
+        first = bisect.bisect_left(runs, (start + 1,))  # the first run that ends after `start`
         last = bisect.bisect_left(runs, (stop,), first)  # and the first that reaches `stop`
         runs = (*((end - start, origin) for end, origin in runs[first:last]), (stop - start, runs[last][1]))
     else:
@@ -215,7 +215,7 @@ def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
 
 
 def join_traced(parts: Iterable[str]) -> TracedStr:
-    """The parts after one another; plain strings count as scaffold."""
+    """Join the parts. Plain strings count as scaffold."""
     parts = list(parts)
     runs: list[Run] = []
     start = 0

@@ -11,9 +11,9 @@ from ..errors import TemplateError
 
 DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
-"""What a loop knows without an object of its own."""
+"""Attributes of ``loop`` that need no loop object."""
 _NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
-"""What a loop over single items knows, too; a loop over keys and values has its items in another form."""
+"""More of them, for a loop over single items. A loop over keys and values stores its items in another form."""
 
 
 # -- expressions
@@ -29,7 +29,7 @@ def names_in(node: nodes.Node) -> set[str]:
 
 
 def summands(node: nodes.Node) -> list[nodes.Node]:
-    """The summands of ``a + b + c``; constant texts beside one another are one."""
+    """The summands of ``a + b + c``; adjacent constant texts are merged."""
     if not isinstance(node, nodes.Add):
         return [node]
     *parts, last = summands(node.left)
@@ -56,7 +56,7 @@ def is_word(node: nodes.Node | None) -> TypeGuard[nodes.Const]:
 
 
 def is_constant(node: nodes.Node) -> bool:
-    """True for a text, a number, a truth or none."""
+    """True for a string, a number, a boolean or None."""
     return isinstance(node, nodes.Const) and (node.value is None or isinstance(node.value, (str, int, float)))
 
 
@@ -88,8 +88,8 @@ def items_of(node: nodes.Node) -> nodes.Expr | None:
 def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
     """The variables of a loop that needs no loop object; None for a loop that does.
 
-    It runs over single items, or over the keys and values of ``x.items()``, has no ``{% else %}``, and its body asks
-    ``loop`` for nothing but counts and neighbours.
+    The loop runs over single items, or over the keys and values of ``x.items()``, has no ``{% else %}``, and its body
+    reads only counts and neighbours from ``loop``.
     """
     items = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
     names = [name for name in items if isinstance(name, nodes.Name)]
@@ -109,7 +109,7 @@ def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
 def _uses_of_loop(node: nodes.Node) -> Iterator[nodes.Node]:
     """The places below `node` where its ``loop`` is read: as ``loop.something``, or (a bare name) in another way."""
     for child in node.iter_child_nodes():
-        if isinstance(child, nodes.For):  # its body has a ``loop`` of its own
+        if isinstance(child, nodes.For):  # its body has its own ``loop``
             parts = [child.iter, *child.else_] + ([child.test] if child.test is not None else [])
             yield from _uses_of_loop(nodes.Scope(parts))
         elif getattr(child.node if isinstance(child, nodes.Getattr) else child, "name", "") == "loop":
@@ -119,7 +119,7 @@ def _uses_of_loop(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def leaves(body: Iterable[nodes.Node]) -> bool:
-    """True if statements break off, or continue, a loop around them."""
+    """True if statements break or continue a loop around them."""
     return any(
         isinstance(node, (nodes.Break, nodes.Continue))
         or leaves(node.else_ if isinstance(node, nodes.For) else node.iter_child_nodes())
@@ -131,9 +131,9 @@ def leaves(body: Iterable[nodes.Node]) -> bool:
 
 
 class Inliner(NodeTransformer):
-    """Writes ``{% block %}`` and ``{% autoescape false %}`` as the scopes that they are, as no template extends it.
+    """Replaces ``{% block %}`` and ``{% autoescape false %}`` with plain scopes, as no template extends this one.
 
-    Raises TemplateError for what needs another template, or would escape text for HTML.
+    Raises TemplateError for a statement that needs another template, or would escape text for HTML.
     """
 
     def __init__(self) -> None:
@@ -143,8 +143,8 @@ class Inliner(NodeTransformer):
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise TemplateError("a chat template cannot include, import or extend another", line=node.lineno)
-        if isinstance(node, nodes.Block) and self._depth and not node.scoped:  # Jinja would hide what is around it
-            raise TemplateError(f"the block {node.name!r} has variables around it; it must be scoped", line=node.lineno)
+        if isinstance(node, nodes.Block) and self._depth and not node.scoped:  # Jinja would hide outer variables
+            raise TemplateError(f"the block {node.name!r} has variables around it; mark it as scoped", line=node.lineno)
         has_locals = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)) or (
             isinstance(node, (nodes.Block, nodes.Scope)) and any(node.find_all((nodes.Assign, nodes.AssignBlock)))
         )
@@ -162,7 +162,7 @@ class Inliner(NodeTransformer):
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Scope:
         if any(getattr(option.value, "value", True) for option in node.options):
-            raise TemplateError("{% autoescape true %} is not supported: it writes text for HTML", line=node.lineno)
+            raise TemplateError("{% autoescape true %} is not supported: it escapes text for HTML", line=node.lineno)
         self.generic_visit(node)
         return nodes.Scope(node.body, lineno=node.lineno)
 
@@ -171,19 +171,19 @@ class Inliner(NodeTransformer):
 
 
 def variables_of(tree: nodes.Template) -> set[str]:
-    """The names that a template reads before it has surely set them.
+    """The names that a template may read before it sets them.
 
-    Not a name that is always overwritten first, like the ``content`` of a loop that begins with ``{% set content %}``.
-    Jinja counts a name that is set in one branch only, whether or not it is read outside of that branch.
+    Excludes a name that is always set first, like the ``content`` of a loop that begins with ``{% set content %}``.
+    Jinja includes a name that only one branch sets, whether or not it is read outside that branch.
     """
     return jinja2.meta.find_undeclared_variables(tree) & set(_reads(tree.body, set()))
 
 
 def _reads(body: Iterable[nodes.Node], bound: set[str]) -> Iterator[str]:
-    """Names that statements read where they may not be set. Adds to `bound` what the statements set in any case."""
+    """Names that statements may read before they are set. Adds the names that they always set to `bound`."""
     for node in body:
         match node:
-            case nodes.If():  # sets what every branch sets that does not refuse the conversation
+            case nodes.If():  # sets the names that all branches set, except those that refuse the conversation
                 ends: list[set[str]] = []
                 for branch in (node, *node.elif_, None):
                     yield from _unset(branch and branch.test, bound)
@@ -233,9 +233,9 @@ def constants_of(tree: nodes.Template) -> frozenset[str]:
 
 
 def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str]:
-    """Of the longer constants, those that may be looked for in a message's text: what lies in one of `text_fields`.
+    """Constants of two or more letters that the template may look for in one of a message's `text_fields`.
 
-    The others are compared with fields that are something else (a role, a schema's type), or looked up in mappings.
+    The others are compared with other fields (a role, a schema's type), or looked up in mappings.
     """
     called = {id(call.node) for call in tree.find_all(nodes.Call)}
     accesses: list[Any] = [node for node in tree.find_all((nodes.Getattr, nodes.Getitem)) if id(node) not in called]

@@ -74,8 +74,8 @@ class Rendering:
 TURN: Final = Origin(("@turn",))
 """In place of an origin: the value is the message whose turn begins (-1: none).
 
-Below -1 it is a round of a loop over something else than messages (their numbers, say). It belongs to the message
-whose text is printed in that round, if that is one message.
+A value below -1 is a round of a loop over something other than messages (their indices, say). It belongs to the
+message whose text is printed in that round, if there is exactly one.
 """
 GENERATION: Final = Origin(("@generation",))
 """In place of an origin: the value is True where a ``{% generation %}`` block begins, False where it ends."""
@@ -94,7 +94,7 @@ class Trace:
     __slots__ = ("budget", "collected", "current", "messages", "out", "rounds", "stack")
 
     def __init__(self, messages: list[Any] | None = None) -> None:
-        """A run on `messages`, if these are plain; None for boxed ones."""
+        """`messages` are the messages of the run; None if they are boxed."""
         self.messages = messages
         self.current = -1
         self.rounds = -1
@@ -111,11 +111,11 @@ class Trace:
         self.stack.append(self.current)
 
     def leave(self, out: list[Any]) -> None:
-        """A loop ends: what comes next belongs to whom it belonged before."""
+        """End a loop: the turn that was open before it continues."""
         self._begin(self.stack.pop(), out)
 
     def round(self, item: Any, origin: Any, out: list[Any]) -> None:
-        """A loop's next round, with `item` as its variable: one step, and maybe the beginning of a turn."""
+        """Start a loop's next round, with `item` as its variable. It takes a step, and may begin a turn."""
         budget = self.budget
         budget.steps = steps = budget.steps - 1
         if not steps & 31:
@@ -135,7 +135,7 @@ class Trace:
         """A variable is set to `item`: if that is a message, its turn begins."""
         if type(item) is TracedDict:
             origin = item.origin
-        if type(origin) is not Origin:  # a dict of the template's own, put together from a message
+        if type(origin) is not Origin:  # a dict that the template built from a message
             texts = [value for value in (item.get("role"), item.get("content")) if type(value) is TracedStr]
             origins = [text.runs[0][1] for text in texts if text.runs]
             messages = [one.message for one in origins if one is not None and one.message is not None and one.path]
@@ -146,8 +146,8 @@ class Trace:
     def _begin(self, message: Any, out: list[Any], item: dict[Any, Any] | None = None) -> None:
         """Begin a turn.
 
-        Inside another's turn only later messages have one (results, written with the call they answer). A look back,
-        or at an assistant's message, begins no turn.
+        Inside another message's turn, only later messages begin one (results, written with the call they answer).
+        Looking back, or at an assistant's message, begins no turn.
         """
         around = self.stack[-1] if item is not None and self.stack else -1
         if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):  # type: ignore[arg-type]
@@ -160,9 +160,9 @@ class Trace:
                 out += (message, TURN)
 
     def store(self, namespace: Namespace, name: str) -> None:
-        """Text that a namespace collects belongs to the turn in which it was put together, wherever it is printed.
+        """Assign text that a namespace collects to the turn in which it was put together, wherever it is printed.
 
-        Text that only quotes a field, or a word of the template's own, belongs to the turn in which it is printed.
+        Text without scaffold, or without a field of the turn's message, belongs to the turn in which it is printed.
         """
         values, key = attributes_of(namespace), (id(namespace), name)
         value = values[name]
@@ -175,7 +175,7 @@ class Trace:
 
 
 def _collected(value: Any, before: Any, turn: int) -> Any:
-    """A text or list in which the scaffold that came after `before`, around a field of the message, is the turn's."""
+    """A text or list in which scaffold that was added after `before`, around a field of the message, has the turn."""
     if type(value) is list:
         start = len(before) if type(before) is list and before == value[: len(before)] else 0
         return value[:start] + [_collected(item, "", turn) for item in value[start:]]
@@ -190,21 +190,21 @@ def _collected(value: Any, before: Any, turn: int) -> Any:
 
 
 def join_output(out: list[Any]) -> TracedStr:
-    """Join what was written into a buffer. All text after the beginning of a turn remembers whose it is."""
+    """Join the contents of a buffer. Text that was written after a turn began remembers its turn."""
     pieces: list[str] = []
     turn: int | None = None
     entries = iter(out)
     for value, origin in zip(entries, entries, strict=True):
         if origin is TURN:
             turn = value
-        elif origin is not GENERATION:  # which does not cover what a macro or a set block wrote
+        elif origin is not GENERATION:  # a generation block does not cover text of a macro or a set block
             text = text_of(box(value, origin))
             pieces.append(text if turn is None else _in_turn(promoted(text), turn))
     return join_traced(pieces)
 
 
 def _in_turn(text: TracedStr, turn: int) -> TracedStr:
-    """`text`, written in a turn; parts that an inner buffer has given to a turn stay there."""
+    """`text`, marked as written in a turn. Parts that an inner buffer assigned to a turn keep it."""
     parts = (
         traced(part, origin if type(origin) is InTurn else InTurn.within(origin, turn))
         for part, origin in runs_of(text)
@@ -256,7 +256,7 @@ def collect(out: list[Any]) -> Rendering:
 
 
 def _extend(spans: Rendering, text: TracedStr, start: int, turn: int) -> None:
-    """Add the runs of a text as spans; a run of the turn and origin of the last span makes that longer."""
+    """Add the runs of a text as spans. A run with the turn and origin of the last span extends that span."""
     for end, origin in text.runs:
         owner = turn
         if type(origin) is InTurn:
@@ -270,7 +270,7 @@ def _extend(spans: Rendering, text: TracedStr, start: int, turn: int) -> None:
 
 
 def _settle_rounds(spans: Rendering) -> None:
-    """Give rounds of loops over other things than messages to the one message that each printed, or to none."""
+    """Assign each round of a loop over something other than messages to the one message it printed, or to none."""
     printed: dict[int, set[int]] = {}
     for turn, origin in zip(spans.turns, spans.origins, strict=True):
         if turn < -1:

@@ -7,8 +7,8 @@ A ``TracedStr`` is a ``str`` that also carries *runs*: ``(end, origin)`` pairs t
 - an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the template);
 - ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
 
-Numbers, None and containers carry one origin. What is computed from a field's number is a number of unknown origin.
-Counts (lengths, positions) are the template's own.
+Numbers, None and containers carry one origin. A number computed from a field's number is of unknown origin. Counts
+(lengths, positions) are the template's own.
 """
 
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ class TracedDict(dict[Any, Any]):
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
     raw: dict[Any, Any]
-    """What was wrapped."""
+    """The wrapped dict."""
     texts: dict[Any, str]
     """Its JSON, by options (see `jsonify`)."""
 
@@ -127,7 +127,7 @@ class TracedList(list[Any]):
 
 
 class TracedMarkup(TracedStr):
-    """What ``|safe`` and ``|escape`` give: text that escapes whatever plain text is added to it, as Markup does."""
+    """The result of ``|safe`` and ``|escape``: text that escapes plain text that is added to it, as Markup does."""
 
     __slots__ = ()
 
@@ -165,13 +165,13 @@ PLAIN_TYPES: Final[dict[type, type]] = {
     **{TracedList: list, TracedInt: int, TracedFloat: float},
     **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
 }
-"""The types that templates take ours for, dicts excepted."""
+"""The plain types that templates see instead of ours, except for dicts."""
 _TRACED: Final = tuple(TRACED_TYPES - {TracedStr})
 _NUMBERS: Final[dict[type, Any]] = {bool: TracedBool, int: TracedInt, float: TracedFloat}
 
 
 def wrap(value: Any, origin: Origin) -> Any:
-    """`value` with its origin. What is not JSON-like is reduced to it first, as transformers does."""
+    """`value` with its origin. Values that are not JSON-like are converted first, as in transformers."""
     kind = type(value)
     if kind is str:
         return traced(value, origin)
@@ -181,7 +181,7 @@ def wrap(value: Any, origin: Origin) -> Any:
         return result
     if kind is list or kind is tuple:
         wrapped = [wrap(item, Origin(origin + (index,))) for index, item in enumerate(value)]
-        if kind is tuple:  # prints as one, where a list would print as a list
+        if kind is tuple:  # it prints differently from a list
             return tuple(wrapped)
         items = TracedList(wrapped)
         items.origin, items.raw = origin, value
@@ -194,7 +194,7 @@ def wrap(value: Any, origin: Origin) -> Any:
         return number
     if kind in TRACED_TYPES:
         return value
-    return wrap(json_like(value, f"<{kind.__name__}>"), origin)  # an inert name where JSON has nothing for it
+    return wrap(json_like(value, f"<{kind.__name__}>"), origin)  # a harmless name if JSON has no equivalent
 
 
 def plain(value: Any) -> Any:
@@ -208,7 +208,7 @@ def plain(value: Any) -> Any:
 
 
 def is_traced(value: Any) -> bool:
-    """True if any part of `value` carries a trace, or may: what cannot be inspected counts as traced."""
+    """True if any part of `value` carries a trace. Values that cannot be inspected count as traced."""
     seen: set[int] = set()
 
     def has_trace(part: Any) -> bool:
@@ -227,16 +227,16 @@ def is_traced(value: Any) -> bool:
 
 
 def derived(result: Any, *values: Any) -> Any:
-    """The result of an operation on `values` that is not proven to keep their trace. Raises TooLarge for a number."""
+    """The result of an operation on `values` that may have lost their trace. Raises TooLarge for a huge number."""
     if isinstance(result, int):
         check_bits(result.bit_length())
     return opaque(result) if is_traced(values) else result
 
 
 def opaque(value: Any) -> Any:
-    """`value`, made out of traced values in a way that is not proven to keep the trace.
+    """`value`, made from traced values in a way that may have lost the trace.
 
-    Text and numbers in it become UNKNOWN; parts that are known to come from a field stay that field's.
+    Text and numbers in it become UNKNOWN; parts that are known to come from a field keep their origin.
     """
     kind = type(value)
     if isinstance(value, TracedStr):

@@ -1,7 +1,7 @@
-"""Which control tokens a text contains, as ``tokenizers`` finds them, where the text may contain them.
+"""Finds the control tokens in a text as ``tokenizers`` does, but only where the text may contain them.
 
-``tokenizers`` searches for the added tokens that are not normalized; then it normalizes each piece between them and
-searches there for the others, by their own normalized text.
+``tokenizers`` first searches for the added tokens that are not normalized. Then it normalizes each piece between them
+and searches there for the others, by their own normalized text.
 """
 
 import bisect
@@ -22,7 +22,7 @@ Positions = npt.NDArray[np.signedinteger[Any]]
 _SPACES: Final = (
     "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 )
-"""White space for ``tokenizers``; Python counts more."""
+"""White space according to ``tokenizers``; for Python there is more."""
 _SPACE: Final = re.compile(f"[{_SPACES}]*")
 
 
@@ -38,7 +38,7 @@ class Trust(IntEnum):
 
 
 class ControlPattern:
-    """Finds some control tokens by their text, the longest of those that begin at one place."""
+    """Finds control tokens by their text; where several begin, the longest."""
 
     def __init__(self, tokens: dict[str, ControlToken]) -> None:
         self.tokens = tokens
@@ -123,7 +123,7 @@ def split(
 def _split_normalized(
     text: str, start: int, end: int, spans: TrustedSpans, pattern: ControlPattern, normalize: Normalize
 ) -> Iterator[ControlMatch | PlainPiece]:
-    """The same for a piece between raw tokens, with the tokens that match normalized text."""
+    """Split a piece between raw tokens at the tokens that match its normalized text."""
     normal, offsets = normalize(text[start:end]) if pattern.regex is not None else ("", None)
     if pattern.regex is None or pattern.regex.search(normal) is None:
         yield PlainPiece(text[start:end], start)
@@ -133,7 +133,7 @@ def _split_normalized(
         ends = starts + 1
     elif len(offsets) == len(normal):
         starts, ends = (np.asarray(offsets, np.int64).reshape(-1, 2) + start).T
-    else:  # nothing is known but that it comes from here
+    else:  # all that is known is that it comes from this piece
         starts, ends = np.full(len(normal), start, np.int64), np.full(len(normal), end, np.int64)
     trust = [
         min(spans.trust[span] for span in spans.touched(first, max(last, first + 1)))
@@ -175,7 +175,7 @@ def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator
 
 @functools.lru_cache(maxsize=4096)
 def is_word(character: str) -> bool:
-    """Whether a character belongs to a word according to ``tokenizers``, whose Unicode is not Python's."""
+    """Whether a character belongs to a word according to ``tokenizers``, whose Unicode tables are not Python's."""
     return _word_finder().token_to_id("x") not in _word_finder().encode(f"{character}x", add_special_tokens=False).ids
 
 

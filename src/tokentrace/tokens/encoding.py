@@ -1,8 +1,8 @@
 """Spans to ids: each token knows its span, and only trusted text becomes control tokens.
 
-The whole text is encoded in one call, as transformers does it, so merges equal the template's. The bytes that tokens
-spell add up to their places in the text. If a control token touches text that is not trusted, or if bytes do not add up
-(Unicode normalization, byte-fallback prefixes), the text is split: control tokens are found in trusted text alone, and
+The whole text is encoded in one call, as in transformers, so the merges are the same. The byte lengths of the tokens
+add up to their positions in the text. If a control token touches untrusted text, or if the lengths do not add up
+(Unicode normalization, byte-fallback prefixes), the text is split: control tokens are found only in trusted text, and
 the pieces between them are encoded with a tokenizer that has no control tokens.
 """
 
@@ -26,7 +26,7 @@ from .tokenizer import Ids, Tokenizer, with_offsets
 Number = TypeVar("Number", bound=np.generic)
 
 _NEAR: Final = 64
-"""Bytes of ASCII between others up to which these are one piece of text."""
+"""Non-ASCII bytes that are at most this far apart are checked as one piece of text."""
 
 TrustOf: TypeAlias = Callable[[Origin], Trust]
 """Which control tokens a span of some origin may contain. Scaffold, which has no origin, may contain all."""
@@ -38,7 +38,7 @@ class ControlPolicy(StrEnum):
     LITERAL = "literal"
     """It stays text, spelled in ordinary tokens."""
     REJECT = "reject"
-    """The conversation is refused."""
+    """The conversation is rejected."""
     HF_COMPAT = "hf_compat"
     """It becomes the control token, as in transformers."""
 
@@ -74,7 +74,7 @@ class Encoded:
     begins: Positions | None = None
     """Where the text that each token spells starts, without white space that it absorbs (None: `starts`)."""
     forged: Sequence[tuple[int, str]] = ()
-    """Control tokens that stayed text as it is not trusted: the span of each, and the token."""
+    """Control tokens that stayed text because their span is not trusted: the span of each, and the token."""
 
     @computed
     def spans(self) -> npt.NDArray[np.int32]:
@@ -82,7 +82,7 @@ class Encoded:
         return self.per_token(np.arange(len(self.rendering.ends), dtype=np.int32))
 
     def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """A value for each span of the rendering, for each token that begins in it."""
+        """Repeat the value of each span of the rendering for each token that begins in it."""
         return np.repeat(of_spans, self._tokens_in_spans)
 
     @computed
@@ -129,8 +129,8 @@ def encode_spans(
 ) -> Encoded:
     """The ids of a rendering, and where each token is.
 
-    `inner` returns the control tokens that live inside a turn; it is called only if text that may contain no others
-    spells one. Raises ForgedControl under `REJECT`, and UnicodeEncodeError for half of a surrogate pair.
+    `inner` returns the control tokens that live inside a turn; it is called only if text that may contain only those
+    spells a control token. Raises ForgedControl under `REJECT`, and UnicodeEncodeError for a lone surrogate.
     """
     text, raw = rendering.text, rendering.text.encode("utf-8")
     is_checked = policy is not ControlPolicy.HF_COMPAT
@@ -163,7 +163,7 @@ def encode_spans(
 
 
 def _is_composed(raw: bytes) -> bool:
-    """Whether text is in Unicode's composed form. Only what is not ASCII, and the character before it, may not be."""
+    """Whether text is in Unicode's composed form. Checks only non-ASCII text and the character before it."""
     at = np.flatnonzero(np.frombuffer(raw, np.int8) < 0)
     gaps = np.flatnonzero(np.diff(at) > _NEAR)
     pieces = zip(at[np.append(0, gaps + 1)].tolist(), at[np.append(gaps, -1)].tolist(), strict=True)
@@ -229,7 +229,7 @@ def _encode_part(
 ) -> tuple[Ids, Positions, Positions, Positions]:
     """Tokens, where they start and end in the text, and where the text that they spell begins.
 
-    Raises TokenizerError if plain text that `is_checked` makes a control token.
+    Raises TokenizerError if `is_checked` and plain text becomes a control token.
     """
     if isinstance(part, ControlMatch):
         start, end, begin = (np.asarray([at], np.int64) for at in (part.start, part.end, part.text_start))

@@ -1,4 +1,4 @@
-"""Token ids as they come from outside, checked."""
+"""Checks token ids from outside, and compares arrays of them."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,7 +20,7 @@ def check_ids(
     if not len(ids):
         return np.zeros(0, np.int32)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    largest = int((ids.view(np.uint32) if ids.dtype == np.int32 else ids).max())  # of int32 a negative one is large
+    largest = int((ids.view(np.uint32) if ids.dtype == np.int32 else ids).max())  # a negative int32 becomes a large one
     if largest > limit or (ids.dtype != np.int32 and int(ids.min()) < 0):
         where = int(((ids < 0) | (ids > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
@@ -29,12 +29,12 @@ def check_ids(
 
 
 def _kind(value: Any) -> str:
-    """The type of a value that is not ids, and where it has some."""
+    """The type of a value that is not a list of ids, and a hint if it has `ids`."""
     return f"{type(value).__name__}{'; pass its .ids' if hasattr(value, 'ids') else ''}"
 
 
 def check_last(ids: Any, name: str, count: int) -> Ids:
-    """The last ids of many, checked and as int32. Ignores all others: check them when they are read."""
+    """The last `count` ids, checked, as int32. Ignores all others: check them when they are read."""
     if not isinstance(ids, (np.ndarray, Sequence)) or getattr(ids, "ndim", 1) == 0:
         raise InputError(f"must be a list of token ids, not {_kind(ids)}", field=name)
     first = max(len(ids) - count, 0)
@@ -51,12 +51,12 @@ def check_integers(
         value = np.asarray(value) if hasattr(value, "__array__") else list(value)
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
-            raise _error(error, name, f"must be one row of integers, not {value.dtype} of shape {value.shape}")
+            raise _error(error, name, f"must be a flat array of integers, not {value.dtype} of shape {value.shape}")
         return value
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool | np.timedelta64)):
             where = next(at for at, item in enumerate(value) if type(item) is kind)
-            raise _error(error, name, f"is {brief(value[where])}; give a list of token ids: integers", first + where)
+            raise _error(error, name, f"is {brief(value[where])}; pass a list of integer token ids", first + where)
     try:
         return np.fromiter(value, np.int64, len(value))
     except OverflowError:
@@ -71,7 +71,7 @@ def _error(error: type[TokentraceError], name: str, problem: str, where: int | N
 
 
 def segments(*columns: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """The stretches in which no column changes. All are of one length.
+    """The stretches in which no column changes. All columns have the same length.
 
     >>> segments(np.asarray([5, 5, 7]), np.asarray([0, 1, 1]))
     [(0, 1), (1, 2), (2, 3)]
@@ -92,7 +92,7 @@ def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def common_prefix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
-    """The number of items that two arrays start with alike. Reads little further than that."""
+    """The number of leading items that two arrays share. Reads little further than that."""
     size = min(len(one), len(other))
     step, at = 64, 0
     while at < size:

@@ -1,4 +1,4 @@
-"""What a token of a stream is: one byte each."""
+"""What a token is in a stream or a conversation: one byte each."""
 
 from enum import IntEnum
 
@@ -14,27 +14,27 @@ class Kind(IntEnum):
     SAMPLED = 1
     """Returned by an engine."""
     CONTEXT = 2
-    """Text of a message that came later: a tool's result, a user's words, an assistant's turn put in by the caller."""
+    """Text of a later message: a tool's result, a user's words, an assistant's turn that the caller inserted."""
     SCAFFOLD = 3
-    """Written by the template around it, the generation prompt included."""
+    """Written by the template around such text, including the generation prompt."""
     SYNTHETIC = 4
-    """Put in to close a turn that was cut off."""
+    """Inserted to close a turn that was cut off."""
 
 
 Kinds = npt.NDArray[np.uint8]
 
 
 class Part(IntEnum):
-    """What a token of a conversation says."""
+    """What a token of a conversation belongs to."""
 
     SCAFFOLD = 0
-    """Nothing of its own: the template's, outside of what an assistant samples."""
+    """Written by the template, outside of what an assistant samples."""
     CONTENT = 1
-    """What a message says."""
+    """The content of a message."""
     REASONING = 2
-    """What an assistant thinks, with the tags around it."""
+    """An assistant's reasoning, with the tags around it."""
     TOOL_CALLS = 3
-    """What an assistant calls, with the tags around it."""
+    """An assistant's tool calls, with the tags around them."""
     STOP = 4
     """The token that ends an assistant's turn."""
     TOOLS = 5

@@ -1,6 +1,6 @@
 """Where tokenizers come from: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
 
-``"pocket"`` names the embedded model, unless there is such a folder with a ``tokenizer.json`` in it.
+``"pocket"`` names the embedded model, unless a folder of that name has a ``tokenizer.json``.
 """
 
 import json
@@ -23,7 +23,7 @@ _REFUSALS: Final[Mapping[str, Sequence[str]]] = {
     "that is not the name of a model on the hub": ["HFValidationError"],
     "the hub could not be reached": ["LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "OSError"],
 }
-"""Why the hub returns nothing, by the error of huggingface_hub; subclasses come before their bases."""
+"""Why the hub returns nothing, by the names of huggingface_hub's errors; subclasses come before their bases."""
 
 
 def load_tokenizer(source: Any) -> Tokenizer:
@@ -91,7 +91,7 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
 
 
 def _text(path: Path) -> str:
-    """A file, with ``\\n`` as line ends."""
+    """The text of a file, with ``\\n`` as line ending."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -114,7 +114,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; a file beside the tokenizer wins over the one in its configuration."""
+    """Chat templates by name; a file next to the tokenizer wins over the one in its configuration."""
     templates = named_templates(config.get("chat_template"))
     templates |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
     single = folder / "chat_template.jinja"
@@ -126,14 +126,14 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def named_templates(value: Any) -> dict[str, str]:
-    """One template, a list of ``{"name", "template"}`` or a mapping: always by name."""
+    """Templates by name, from one template, a list of ``{"name", "template"}`` or a mapping."""
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):
         try:
             return {str(row["name"]): str(row["template"]) for row in value}
         except (KeyError, TypeError) as error:
-            raise TokenizerError("a list of chat templates has rows with a name and a template each") from error
+            raise TokenizerError("each entry in a list of chat templates needs a name and a template") from error
     return {str(name): str(text) for name, text in value.items()} if isinstance(value, Mapping) else {}
 
 

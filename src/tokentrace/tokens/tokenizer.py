@@ -29,17 +29,17 @@ _SAMPLE: Final = (
 """Text on which fastokens must give the ids of tokenizers before it is used."""
 
 _WORTH: Final = 20_000
-"""Characters to encode before fastokens is loaded: that takes longer than everything else at start-up."""
+"""Characters to encode before loading fastokens, which takes longer than everything else at start-up."""
 
 _SEGMENTS: Final = 32 * 2**20
-"""Bytes of fastokens' cache of segments: conversations that grow are encoded in a third of the time."""
+"""Bytes of fastokens' segment cache, with which growing conversations take a third of the time to encode."""
 
 LONG_S: Final = "\u017f"
-"""``'ſ`` under case-insensitive contractions is the one place where the two encoders are known to differ."""
+"""``'ſ`` under case-insensitive contractions is the only known difference between the two encoders."""
 
 
 class Tokenizer:
-    """Text to ids and back. Never decodes to encode again. Immutable and safe to share between threads.
+    """Text to ids and back. Never re-encodes decoded text. Immutable and safe to share between threads.
 
     `templates` are chat templates by name, `variables` the special tokens by their template names (``bos_token``…),
     `eos_ids` the ids at which generation ends according to the model's configuration.
@@ -80,10 +80,10 @@ class Tokenizer:
         try:
             return self.core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
-            raise InputError(f"encode takes text that UTF-8 can hold, not {brief(text)}") from error
+            raise InputError(f"encode takes text that UTF-8 can encode, not {brief(text)}") from error
 
     def encode_plain(self, text: str) -> Ids:
-        """The ids of a text without control tokens, which does not begin the input."""
+        """The ids of `text` in ordinary tokens, never control tokens. The text does not begin the input."""
         return self.core.encode_plain(text, False, False)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -118,7 +118,7 @@ class Tokenizer:
 class _Core:
     """Everything that follows from a ``tokenizer.json`` alone; all tokenizers with the same file share it.
 
-    tokenizers, which loads quickly, encodes first; after `_WORTH` characters fastokens, once its ids were checked.
+    tokenizers loads quickly and encodes first. After `_WORTH` characters fastokens takes over, if its ids are right.
     """
 
     def __init__(self, spec_json: bytes, name: str, fast: bool) -> None:
@@ -152,8 +152,8 @@ class _Core:
             tokenizer = tokenizers.Tokenizer.from_buffer(spec)
         except Exception as error:
             raise TokenizerError(
-                f"{self._name or 'the tokenizer'} does not load: tokenizers {tokenizers.__version__} does not know "
-                "what its tokenizer.json asks for; a newer version may"
+                f"{self._name or 'the tokenizer'} does not load: tokenizers {tokenizers.__version__} does not support "
+                "its tokenizer.json; a newer version may"
             ) from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -206,7 +206,7 @@ class _Core:
         return np.asarray(self.slow.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_plain(self, text: str, first: bool, normalized: bool) -> Ids:
-        """The ids of a text without control tokens. `first`: it begins the input. `normalized`: it is that already."""
+        """The ids of a text in ordinary tokens. `first`: it begins the input. `normalized`: it is so already."""
         if self._is_direct(first):
             pattern = self.vocabulary.control_pattern
             if pattern is None or not pattern.search(text):
@@ -217,7 +217,7 @@ class _Core:
         return with_offsets(self.plain(first, normalized), text)[0]
 
     def _is_direct(self, first: bool) -> bool:
-        """Whether the whole tokenizer encodes plain text as well, if that spells no control token."""
+        """Whether the full tokenizer can encode plain text too, if the text spells no control token."""
         return self.vocabulary.exact and (first or not self.vocabulary.first_prefixed)
 
     def plain(self, first: bool, normalized: bool) -> Any:
@@ -266,7 +266,7 @@ class _Core:
 
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
 _unpickled: dict[str, _Core] = {}
-"""The last two from pickles: a worker receives the same tokenizer with each task, and drops it afterwards."""
+"""The last two cores from pickles: a worker receives the same tokenizer with each task, and drops it afterwards."""
 
 
 def with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:

@@ -72,7 +72,7 @@ class Vocabulary:
         model = spec["model"]
         pieces = _pieces(model)
         self.parts = {**spec, "model": {key: model[key] for key in model if key not in ("vocab", "merges")}}
-        """All but the model's vocabulary and merges."""
+        """The file without the model's vocabulary and merges."""
         added = spec.get("added_tokens") or []
         self.white_space = [row for row in added if not _is_control(str(row["content"]))]
         """Added tokens that are runs of white space, not control tokens: plain text has them too."""
@@ -98,11 +98,11 @@ class Vocabulary:
         strips = any(token.lstrip or token.rstrip for token in rows)
         prefixed = any(node.get("add_prefix_space") for node in splitters)
         self.exact = self.byte_level and not strips and not prefixed and set(kinds) <= {"NFC", "Sequence"}
-        """Whether tokens spell the (composed) text byte for byte: lengths that add up are proof enough."""
+        """Whether tokens spell the (composed) text byte for byte. Then lengths that add up are proof enough."""
         self.first_prefixed = any(node.get("prepend_scheme") == "first" for node in splitters)
         spelled = self._spell(pieces)
         self.byte_lengths: npt.NDArray[np.int32] = np.fromiter(map(len, spelled), np.int32, self.size)
-        """How many bytes of text each token spells; 0 for ids that the vocabulary does not have."""
+        """How many bytes of text each token spells; 0 for ids that are not in the vocabulary."""
         self.spelled = b"".join(spelled)
         self.spelled_ends: npt.NDArray[np.int32] = np.cumsum(self.byte_lengths, dtype=np.int32)
         """Where the bytes of each token end in `spelled`."""
@@ -110,7 +110,7 @@ class Vocabulary:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The whole file, parsed anew."""
+        """The whole file, parsed on each access."""
         spec: dict[str, Any] = json.loads(self._raw.decode("utf-8", "surrogatepass"))
         return spec
 
@@ -158,11 +158,11 @@ class Vocabulary:
 
     @computed
     def control_pattern(self) -> re.Pattern[str] | None:
-        """Finds control tokens in text, the longest of those that begin at one place."""
+        """Finds control tokens in text; where several begin, the longest."""
         return longest_first(self.control)
 
     def token_bytes(self, index: int) -> bytes:
-        """The bytes of a token; ``b""`` for an id the vocabulary does not have."""
+        """The bytes of a token; ``b""`` for an id that is not in the vocabulary."""
         cached = self._bytes.get(index)
         if cached is None:
             at = operator.index(index)
@@ -218,7 +218,7 @@ class Vocabulary:
 
 
 def longest_first(names: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern for some names, the longest first where several begin; None if there are none."""
+    """A pattern that finds names; where several begin, the longest. None if there are no names."""
     ordered = sorted(names, key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 

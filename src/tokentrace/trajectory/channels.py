@@ -1,4 +1,4 @@
-"""Side channels: values that an engine returns for each sampled token beside its logprob, such as routed experts."""
+"""Side channels: values other than logprobs that an engine returns for each sampled token, such as routed experts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 """One entry per token: an array with a row for each, or JSON values. None means no entry."""
 
 MOST_BYTES: Final = 1 << 28
-"""The most bytes of one channel of one completion."""
+"""The most bytes in one channel of one completion."""
 _INTEGERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
 _DTYPES: Final = frozenset(dtype.str for dtype in (*_INTEGERS, *map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8"))))
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A channel of one completion: `count` entries. Bytes are rows of `dtype` and `shape`, or a JSON array in zlib."""
+    """A channel of one completion: `count` entries. `data` is rows of `dtype` and `shape`, or compressed JSON."""
 
     count: int
     data: bytes
@@ -47,7 +47,7 @@ class Packed:
             raise ValueError("the compressed text does not end where it should")
         entries = from_json(text)
         if not isinstance(entries, list) or len(entries) != self.count or self.shape:
-            raise ValueError("it must be a JSON array of as many entries")
+            raise ValueError("it must be a JSON array with that many entries")
         return entries
 
     def check(self, what: str) -> None:
@@ -66,7 +66,7 @@ def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     """Check and pack the channels of a completion of `count` tokens; a completion without tokens has none.
 
     Integers of one shape become the smallest array that holds them, arrays of finite numbers keep their type, and
-    all else must be JSON.
+    everything else must be JSON.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(f"channels must map names to one entry for each token, not {brief(channels)}")
@@ -103,7 +103,7 @@ def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
     """Integers of one shape, in the smallest type that holds them; None for anything else."""
     try:
         array = np.array(entries)
-    except Exception:  # lists of several lengths, and whatever objects raise that claim to be arrays
+    except Exception:  # lists of different lengths, and any error from objects that claim to be arrays
         return None
     if array.dtype.kind not in "iu" or not array.size or _has_bools(entries):
         return None
@@ -122,7 +122,7 @@ def _has_bools(entries: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: arrays and tuples become lists, mappings dicts. Raises TypeError for other keys."""
+    """A value as JSON holds it: arrays and tuples become lists, mappings dicts. Raises TypeError for other keys."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
-    """One side channel along a stream or a row: entries for tokens that were sampled, None for the others.
+    """One side channel along a stream or a row: entries for sampled tokens, None for the others.
 
     `pieces` are runs of tokens with entries: where each run begins, and an entry for each of its tokens.
 
@@ -153,7 +153,7 @@ class Channel:
         for start, entries in self.pieces:
             ends += [start, start + len(entries)]
         if any(after < before for before, after in pairwise([*ends, self.length])):
-            raise TrajectoryError(f"the pieces of a channel are in order, apart and within its {self.length} tokens")
+            raise TrajectoryError(f"pieces of a channel must be in order, apart and within its {self.length} tokens")
 
     @classmethod
     def of(cls, entries: Iterable[Any]) -> Channel:

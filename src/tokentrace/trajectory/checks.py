@@ -33,7 +33,7 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> Kinds:
     """One kind per token as uint8; a single kind applies to all.
 
-    None but the first `skip` may be SAMPLED; PROMPT only if they open a branch.
+    The first `skip` may be of any kind. The others may not be SAMPLED, and may be PROMPT only if they open a branch.
     """
     is_single = isinstance(value, int | np.integer) and not isinstance(value, bool)
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
@@ -52,7 +52,7 @@ def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> 
 def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> Logprobs | None:
     """One logprob per sampled token as float32, exact for float32 input; None in a trajectory that records none."""
     if not recorded and value is not None:
-        raise TrajectoryError("the trajectory was made with logprobs=False: give None, or make it with logprobs")
+        raise TrajectoryError("the trajectory was made with logprobs=False: pass None, or make it with logprobs=True")
     if not recorded:
         return None
     if value is None:
@@ -83,7 +83,7 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
     try:
         return np.array(value, np.float64)
     except OverflowError as error:
-        raise TrajectoryError("logprobs must be finite and at most 0; one is an integer beyond floats") from error
+        raise TrajectoryError("logprobs must be finite and at most 0; one is too large for a float") from error
 
 
 def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
@@ -96,11 +96,11 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
         start, stop = (as_count(at, what) for at in place)
         is_integer = isinstance(version, int | np.integer) and not isinstance(version, bool)
         if not isinstance(version, str) and not (is_integer and -(2**63) <= int(version) < 2**63):
-            raise TrajectoryError(f"a version is a str or an int of 64 bits, or spans of them, not {brief(version)}")
+            raise TrajectoryError(f"a version must be a str, a 64-bit int, or spans of these, not {brief(version)}")
         spans.append(VersionSpan(version if isinstance(version, str) else int(version), start, stop))
     starts, ends = [span.start for span in spans], [0, *(span.stop for span in spans)]
     if starts != ends[:-1] or ends[-1] != length or (len(spans) > 1 and len({*ends}) < len(ends)):
-        raise TrajectoryError(f"version: spans must cover the {length} sampled tokens in order, and none is empty")
+        raise TrajectoryError(f"version: spans must cover the {length} sampled tokens in order, and none may be empty")
     return tuple(spans)
 
 
@@ -119,7 +119,7 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
             law = f"spans come in order, do not overlap, are not empty, and lie in {start}..{start + length}"
             raise TrajectoryError(f"{what} is {begin}..{end}: {law}")
         if message >= messages:
-            raise TrajectoryError(f"{what} names message {message} of {messages}: say how many with messages=")
+            raise TrajectoryError(f"{what} names message {message} of {messages}: pass the number with messages=")
         owners[begin - start : end - start] = first + message
         reached = end
     return owners

@@ -50,7 +50,7 @@ class _Stream:
 class Record:
     """The reading half of a `Trajectory`. Arrays that it returns are read-only and never change.
 
-    A branch is the list of its writes. Its stream is the beginning of its parent's, then its own writes.
+    A branch is the list of its writes. Its stream is the beginning of its parent's stream, then its own writes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Record:
         self.vocab_size: Final = vocab_size
         self.name: Final = instance("name", name, str, TrajectoryError)
         self.has_logprobs: Final = instance("logprobs, whether they are recorded,", logprobs, bool, TrajectoryError)
-        """Whether every sampled token has a logprob; otherwise none has."""
+        """Whether every sampled token has a logprob; otherwise none does."""
         self.reward: float | None = None
         """The reward of the whole rollout, None if there is none. Turns have their own."""
         self._metadata = mapping_json({} if metadata is None else metadata, "metadata")
@@ -101,20 +101,20 @@ class Record:
         return frozen(join([write.tokens for write in self._along(self._index(branch))]))
 
     def loss_mask(self, branch: int | None = None) -> npt.NDArray[np.bool_]:
-        """True where a token was sampled that the branch owns: once over all branches."""
+        """True for sampled tokens that the branch owns: each is True in exactly one branch."""
         mask = self.table(branch).mask.copy()
         mask[: self._by_branch[self._index(branch)][0].start] = False
         return mask
 
     def logprobs(self, branch: int | None = None) -> Logprobs:
-        """The logprob of each token, NaN where none was sampled; shared prefixes included."""
+        """The logprob of each token, NaN if it was not sampled; shared prefixes included."""
         if not self.has_logprobs:
             raise TrajectoryError("the trajectory was made with logprobs=False: it has none")
         table = self.table(branch)
         return np.full(len(table), np.nan, np.float32) if table.logprobs is None else table.logprobs
 
     def turns(self, branch: int | None = None) -> list[Turn]:
-        """The turns along a stream, inherited ones included. One that the branch left in the middle of is `cut`."""
+        """The turns along a stream, inherited ones included. A turn is `cut` if the branch starts in its middle."""
         return [write for write in self._along(self._index(branch)) if isinstance(write, Turn)]
 
     def channels(self, branch: int | None = None) -> dict[str, Channel]:
@@ -136,7 +136,7 @@ class Record:
     # -- the whole record
 
     def shared_prefix(self, prompt_ids: IdsLike) -> SharedPrefix:
-        """How much of a prompt is recorded, and where: whether to record it with `extend_to` or with `branch`."""
+        """How much of a prompt is recorded, and where: this decides between `extend_to` and `branch`."""
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         lengths: list[int] = []  # by branch; parents come before their children
         for writes in self._by_branch:
@@ -197,7 +197,7 @@ class Record:
 
     @property
     def num_samples(self) -> int:
-        """How many branches own sampled tokens: the rows it takes to train each of them once."""
+        """How many branches own sampled tokens: the number of rows that train each sampled token once."""
         return len({write.branch for write in self._writes if isinstance(write, Turn) and len(write)})
 
     def __len__(self) -> int:
@@ -213,7 +213,7 @@ class Record:
 
     def _index(self, branch: int | None) -> int:
         if not self._writes:
-            raise TrajectoryError("nothing is recorded yet: begin(prompt_ids) first")
+            raise TrajectoryError("nothing is recorded yet: call begin(prompt_ids) first")
         if branch is None:
             return self.current
         if as_count(branch, "branch") >= self.num_branches:
@@ -224,7 +224,7 @@ class Record:
         return self._by_branch[self._index(branch)][-1]
 
     def _along(self, index: int, since: int = 0) -> Iterator[Write]:
-        """The writes of a stream from `since` on; of one that the branch left in the middle, the head."""
+        """The writes of a stream from `since` on. A write is cut if the branch starts in its middle."""
         lineage: list[tuple[list[Write], int]] = []
         limit = INT32_MAX + 1
         while index >= 0:
@@ -254,7 +254,7 @@ class Record:
 
 
 def frozen(table: TokenTable) -> TokenTable:
-    """The table, its columns read-only."""
+    """The table, with read-only columns."""
     for column in table.columns().values():
         column.flags.writeable = False
     return table

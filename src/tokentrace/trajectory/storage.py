@@ -1,4 +1,4 @@
-"""A trajectory as bytes and in files: a form that can be appended to, and read up to where it was cut off.
+"""A trajectory as bytes and in files: a format that can be appended to, and read up to where it was cut off.
 
 docs/trajectory.md is the specification.
 """
@@ -23,9 +23,9 @@ from .trajectory import Trajectory
 from .turns import Turn, Write
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
-"""No text begins like this, and a transfer that changes line ends damages it."""
+"""No text begins like this, and a transfer that changes line endings damages it."""
 VERSION: Final = 3
-"""The version that is written and read."""
+"""The version of the format that is written and read."""
 
 _HEAD = struct.Struct("<QB")  # length of the payload, type
 _U32 = struct.Struct("<I")
@@ -154,9 +154,9 @@ def _record(fields: _Record, *arrays: bytes) -> bytes:
 
 
 def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
-    """Read a trajectory up to its last whole record; `Loaded.truncated` says whether that is all.
+    """Read a trajectory up to its last whole record; `Loaded.truncated` says whether anything was left out.
 
-    Raises `TrajectoryError` for bytes of another kind or another version, and for a whole record that no
+    Raises `TrajectoryError` for bytes of another format or version, and for a whole record that no
     trajectory could have written. Bytes that end before the header is whole give an empty trajectory.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
@@ -165,27 +165,27 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     position = len(MAGIC) + _U32.size
     magic = bytes(view[: len(MAGIC)])
     if magic != MAGIC[: len(view)]:
-        raise TrajectoryError(f"not a trajectory: it begins with {magic!r}, and a trajectory with {MAGIC!r}")
+        raise TrajectoryError(f"not a trajectory: it begins with {magic!r} instead of {MAGIC!r}")
     version = int.from_bytes(view[len(MAGIC) : position], "little")
     if version != VERSION and len(view) >= position:
         versions = f"a trajectory of version {version}; this tokentrace reads version {VERSION}"
-        raise TrajectoryError(f"{versions}: load it with the one that wrote it")
+        raise TrajectoryError(f"{versions}: load it with the tokentrace that wrote it")
     ends, problem = _scan(view, position)
     trajectory: Trajectory | None = None
     for number, (start, stop) in enumerate(pairwise([position, *ends])):
         try:
             trajectory = _read(view[start:stop], trajectory)
         except TrajectoryError as error:
-            raise TrajectoryError(f"record {number} at byte {start} is whole but wrong: {error}") from error
+            raise TrajectoryError(f"record {number} at byte {start} is whole but invalid: {error}") from error
     if trajectory is None:
         return Loaded(Trajectory(), 0, problem or "it ends before its header")
     return Loaded(trajectory, ends[-1], problem)
 
 
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> None:
-    """Add records of `write_records` to a trajectory that has all those before them.
+    """Add records of `write_records` to a trajectory that has all earlier ones.
 
-    Raises `TrajectoryError` for a record that is not whole or does not follow; those before it have been added then.
+    Raises `TrajectoryError` for a record that is not whole or does not follow; records before it stay added.
     """
     for record in records:
         view = memoryview(record)
@@ -200,7 +200,7 @@ def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> None:
 
 
 def restore(data: bytes) -> Trajectory:
-    """The trajectory of bytes that are whole; what unpickling calls."""
+    """Read a trajectory from bytes that must be whole. Unpickling calls this."""
     loaded = from_bytes(data)
     if loaded.truncated:
         raise TrajectoryError(f"the trajectory is not whole: {loaded.problem}")
@@ -208,19 +208,19 @@ def restore(data: bytes) -> Trajectory:
 
 
 def _scan(view: memoryview, position: int) -> tuple[list[int], str | None]:
-    """Where each whole record ends, from `position` on, and why the bytes after the last are none."""
+    """Where each whole record ends, from `position` on, and why the bytes after the last are not one."""
     ends: list[int] = []
     while position < len(view):
         payload, problem = position + _FRONT, f"it ends inside the record that begins at byte {position}"
         if payload > len(view):
             return ends, problem
         if not _fits(view, position, position + _HEAD.size):
-            return ends, f"the head of the record at byte {position} does not fit its checksum"
+            return ends, f"the head of the record at byte {position} does not match its checksum"
         stop = payload + _HEAD.unpack_from(view, position)[0]
         if stop + _U32.size > len(view):
             return ends, problem
         if not _fits(view, payload, stop):
-            return ends, f"the record at byte {position} does not fit its checksum"
+            return ends, f"the record at byte {position} does not match its checksum"
         position = stop + _U32.size
         ends.append(position)
     return ends, None
@@ -234,7 +234,7 @@ def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
     """Add one whole record to a trajectory; the header makes a new one."""
     kind = _HEAD.unpack_from(record)[1]
     if not 0 < kind <= len(_TYPES) or (_TYPES[kind - 1] is _Header) != (trajectory is None):
-        raise TrajectoryError(f"a record of type {kind} cannot stand here")
+        raise TrajectoryError(f"a record of type {kind} cannot appear here")
     payload = record[_FRONT : -_U32.size]
     size = _U32.unpack_from(payload)[0] if len(payload) >= _U32.size else len(payload)
     end = _U32.size + size
@@ -246,7 +246,7 @@ def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
         raise TrajectoryError(f"its JSON is not valid: {error}") from error
     arrays = payload[end:]
     if not isinstance(fields, _Tokens) and len(arrays):
-        raise TrajectoryError(f"{len(arrays)} bytes after its JSON")
+        raise TrajectoryError(f"{len(arrays)} unexpected bytes after its JSON")
     if trajectory is None:
         return Trajectory(**msgspec.structs.asdict(fields))
     if isinstance(fields, _Tokens):
@@ -268,7 +268,7 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     channels: dict[str, Packed] = {}
     for one in () if turn is None else turn.channels:
         if one.name in channels:
-            raise TrajectoryError(f"channel {brief(one.name)} is there twice")
+            raise TrajectoryError(f"channel {brief(one.name)} appears twice")
         channels[one.name] = Packed(fields.tokens, bytes(arrays[at : at + one.bytes]), one.dtype, tuple(one.shape))
         at += one.bytes
     if at != len(arrays):

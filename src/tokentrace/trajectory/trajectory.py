@@ -50,7 +50,7 @@ class Trajectory(ShowsItself, Record):
     """
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole trajectory to a file that only its owner may read, or nothing. See `load_trajectory`."""
+        """Save to a file that only its owner may read, completely or not at all. See `load_trajectory`."""
         from .storage import to_bytes
 
         write_whole(Path(path), [to_bytes(self)], private=True)
@@ -79,7 +79,7 @@ class Trajectory(ShowsItself, Record):
         messages: int = 0,
         branch: int | None = None,
     ) -> None:
-        """Record what follows the stream without being sampled: tool results, scaffold, a generation prompt, a close.
+        """Record tokens after the stream that were not sampled: tool results, scaffold, a generation prompt, a close.
 
         It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`, and
         the number of the new message, counted from 0. The cost depends on the new ids alone.
@@ -117,7 +117,7 @@ class Trajectory(ShowsItself, Record):
         """Record the tokens that an engine returned for the stream as its prompt.
 
         - `version`: the weights, one version for all tokens, or rows ``(version, start, stop)`` that cover them.
-        - `logprobs_kind` and `sampling`: the distribution that the logprobs are of, and the temperature, top-p and
+        - `logprobs_kind` and `sampling`: the distribution the logprobs come from, and the temperature, top-p and
           top-k of the request. Without both, the meaning of a logprob is unknown.
         - `cached_tokens`: how many ids of the prompt the engine had cached.
         - `channels`: more values per token by name, such as routed experts or top logprobs: arrays or JSON values.
@@ -131,13 +131,13 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"finish_reason must say why the engine stopped, not {brief(finish_reason)}")
         instance("continues", continues, bool, TrajectoryError)
         if not continues and isinstance(last, Turn):
-            advice = "append what the engine received after it, or say continues=True for an unfinished message"
+            advice = "append what the engine received after it, or pass continues=True for an unfinished message"
             raise TrajectoryError(f"branch {index} ends with a completion: {advice}")
         message = self._continued(index) if continues else last.messages
         values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
         kind = choose(LogprobKind, "logprobs_kind", logprobs_kind, TrajectoryError)
         if not self.has_logprobs and kind is not LogprobKind.UNKNOWN:
-            raise TrajectoryError(f"logprobs_kind is {kind}, and the trajectory was made with logprobs=False")
+            raise TrajectoryError(f"logprobs_kind is {kind}, but the trajectory was made with logprobs=False")
         turn = Turn(
             write=self.num_writes,
             branch=index,
@@ -168,7 +168,7 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole next prompt; returns how many of its ids are new.
 
-        It must begin with the stream; `ExtensionError` names the first position that differs. `kinds`, `message_spans`
+        It must begin with the stream, or `ExtensionError` names the first different position. `kinds`, `message_spans`
         and `messages` (how many it holds) describe the whole prompt, of which only the new part is recorded.
         """
         index = self._index(branch)
@@ -187,7 +187,7 @@ class Trajectory(ShowsItself, Record):
         if len(ids) > shared:
             self.record_context(index, shared, ids, kinds, owners, total, skip=shared)
         elif total != last.messages:
-            raise TrajectoryError(f"messages is {total}, and the prompt of {last.messages} messages has no new token")
+            raise TrajectoryError(f"messages is {total}, but the prompt of {last.messages} messages has no new token")
         return len(ids) - shared
 
     def branch(
@@ -230,7 +230,7 @@ class Trajectory(ShowsItself, Record):
         *,
         skip: int = 0,
     ) -> None:
-        """Record ids at `start` of a branch, which then holds `messages` messages: every context comes in here.
+        """Record ids at `start` of a branch, which then holds `messages` messages. All contexts are recorded here.
 
         With a `parent`, the branch that owns the token before `start` (-1 for none), it opens the next branch. The
         first `skip` ids are recorded already.
@@ -243,7 +243,7 @@ class Trajectory(ShowsItself, Record):
         elif branch != count or not (self._owns(parent, start) if start else parent == -1 and len(ids)):
             raise TrajectoryError(
                 f"branch {branch} cannot open at {start} of branch {parent} with {len(ids)} ids: the next branch is "
-                f"{count}, its parent owns the token before it and goes on, and a prompt needs at least one id"
+                f"{count}, its parent owns the tokens on both sides, and a prompt needs at least one id"
             )
         instance("cause", cause, str, TrajectoryError)
         before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
@@ -269,7 +269,7 @@ class Trajectory(ShowsItself, Record):
         writes = self._by_branch[index]
         turn = next((write for write in reversed(writes) if isinstance(write, Turn)), None)
         if turn is None or turn.messages != writes[-1].messages:
-            raise TrajectoryError("there is no turn to continue, or new messages came after it: leave continues out")
+            raise TrajectoryError("there is no turn to continue, or new messages came after it: omit continues=True")
         if turn.finish_reason not in ("abort", "length") and len(turn):
             problem = f"the turn before finished with {turn.finish_reason!r}"
             raise TrajectoryError(f"{problem}: a message continues only after 'abort' or 'length'")

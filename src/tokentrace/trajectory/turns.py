@@ -25,20 +25,20 @@ SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 
 PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-"""The sampling parameters that change logits by earlier tokens, each with the value that turns it off."""
+"""The sampling parameters that change logits based on earlier tokens, each with the value that turns it off."""
 POSITIVE_NOISE: Final = 1e-4
-"""How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
+"""How far above 0 a logprob may be: rounding noise of a softmax, not a probability above 1."""
 
 
 class LogprobKind(StrEnum):
-    """The distribution that logprobs are of. Kinds differ where temperature is not 1, or top-p or top-k exclude ids."""
+    """The distribution that logprobs come from. Kinds differ if temperature is not 1, or top-p or top-k exclude ids."""
 
     PROCESSED = "processed"
     """The distribution that was sampled from: temperature, top-p and top-k included."""
     SCALED = "scaled"
-    """After temperature, before top-p and top-k. Equals `PROCESSED` where these exclude nothing."""
+    """After temperature, before top-p and top-k. Equals `PROCESSED` if these exclude nothing."""
     RAW = "raw"
-    """The model's, before temperature, top-p and top-k; a greedy completion (temperature 0) always has this one."""
+    """The model's own, before temperature, top-p and top-k. Always the kind of greedy completions (temperature 0)."""
     UNKNOWN = "unknown"
     """The engine did not report it."""
 
@@ -114,7 +114,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """Tokens that were added to a stream without sampling: a prompt, a rewritten one, or what follows a completion."""
+    """Tokens added to a stream without sampling: a prompt, a rewritten one, or what follows a completion."""
 
     branch: int
     start: int

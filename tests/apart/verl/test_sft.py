@@ -146,5 +146,5 @@ def test_too_long_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     file = parquet(tmp_path, PLAIN)
     with pytest.raises(SampleError, match=r"row 1 has \d+ tokens, more than data.max_length, 12.*truncation"):
         SFTDataset(file, tokenizer(), settings(max_length=12))[1]
-    with pytest.warns(UserWarning, match="row 1: nothing that carries loss is left"):
+    with pytest.warns(UserWarning, match="row 1: truncation removed everything"):
         SFTDataset(file, tokenizer(), settings(max_length=8, truncation="right"))[1]

@@ -1,1 +1,1 @@
-"""The page at ``/`` of a gateway: sessions as they come, the tree of each, and every token by its kind."""
+"""The gateway's page at ``/``: live sessions, the tree of each one, and every token with its kind."""

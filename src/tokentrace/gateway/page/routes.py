@@ -1,6 +1,6 @@
-"""The routes of the page, for administrators: its files, the list of sessions, tokens and turns.
+"""The page's routes, for administrators: its files, the session list, tokens and turns.
 
-A browser may run nothing but the page's files. What comes from agents is JSON, and is shown as text.
+A browser may run only the page's own files. Data from agents is sent as JSON and shown as text.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from ..session import SessionRecord
 
 TOKENS: Final = 4_000
 _AROUND: Final = 4
-"""How many tokens beyond either end are decoded: a character may need several tokens."""
+"""This many tokens on either side are decoded too, since a character may span several tokens."""
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -48,7 +48,7 @@ _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"
 
 
 def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> dict[str, Any]:
-    """Tokens of a branch's stream one by one, and pieces of one kind, message and turn."""
+    """A branch's stream token by token, and as pieces that share a kind, message and turn."""
     trajectory, branch = session.trajectory, query.branch
     ids, table = trajectory.stream(branch), trajectory.table(branch)
     limit = min(len(ids), query.start + TOKENS)
@@ -61,7 +61,7 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
         turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get((turn.branch, turn.start), -1)
     logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(turns)
     counts = np.bincount(table.kinds, minlength=len(Kind)).tolist()
-    first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)  # texts are the same wherever the cut is
+    first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)  # so that texts do not depend on the cut
     columns = token_columns(tokenizer, ids[first:last])
     inside = slice(start - first, stop - first)
     kinds = table.kinds[start:stop]
@@ -130,14 +130,14 @@ async def _file(gateway: Gateway, http: HTTPRequest) -> Response:
 
 @functools.cache
 def page_files() -> dict[str, bytes]:
-    """The files of the page by name: its own, and those of the viewer that shows its tokens."""
+    """The page's files by name, including those of the token viewer."""
     folder = resources.files(__package__).iterdir()
     files = {file.name: file.read_bytes() for file in folder if file.name.rpartition(".")[2] in _TYPES}
     return files | {name: asset(name).encode() for name in SHARED}
 
 
 async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
-    """The newest sessions, and how the gateway is. ``session`` names one that is always included."""
+    """The newest sessions, the session that the query names, and the gateway's state."""
     query, store = read_query(http), gateway.store
     infos = await find_sessions(gateway, query)
     chosen = await gateway.sessions.find(query.session)
@@ -145,7 +145,7 @@ async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
     rewards = await store.values("reward", [info.id for info in listed])
     under_way = Counter(claim.session for claim in gateway.admission.claims)
     glances = [_glance(gateway, info, rewards.get(info.id), under_way[info.id]) for info in listed]
-    if chosen is not None:  # numbers that change when there is something new to show of it
+    if chosen is not None:  # when these counts change, the page reads the session again
         counts = {"labels": len(await store.labels(chosen.id)), "incomplete": len(await store.incomplete(chosen.id))}
     about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
     return {
@@ -179,7 +179,7 @@ async def _tokens(gateway: Gateway, http: HTTPRequest) -> Any:
     async with gateway.sessions.locked(id) as live:
         branches = live.session.trajectory.num_branches
         if query.branch >= branches:
-            raise RequestError(f"the session has {branches} branches, and none is {query.branch}", field="branch")
+            raise RequestError(f"there is no branch {query.branch}; the session has {branches}", field="branch")
         return await asyncio.to_thread(tokens_view, live.session, gateway.renderer.tokenizer, query)
 
 
@@ -189,7 +189,7 @@ async def _turn(gateway: Gateway, http: HTTPRequest) -> Any:
     async with gateway.sessions.locked(id) as live:
         turns = len(live.session.turns)
         if not (turn.isascii() and turn.isdigit() and len(turn) < 20 and int(turn) < turns):
-            raise RequestError(f"the session has {turns} turns, and none is {brief(turn)}", status=404, code="no_turn")
+            raise RequestError(f"there is no turn {brief(turn)}; the session has {turns}", status=404, code="no_turn")
         return await asyncio.to_thread(turn_view, live.session, int(turn), labels)
 
 
