@@ -1,4 +1,4 @@
-# make demo: sets up, compares rollouts by three client paths.
+# make demo: sets up, compares rollouts on three client paths.
 # make test: sets up, fetches assets, runs all tests.             CONTRIBUTING.md says what each takes.
 PYTHON ?= python3
 VENV   ?= .venv

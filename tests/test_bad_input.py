@@ -85,6 +85,7 @@ SURROGATE = "a\ud800b"
         (calls({"function": "f"}), 1, "tool_calls.0.function", "must be a mapping"),
         (calls({}), 1, "tool_calls.0.name", "is missing"),
         (calls({"function": {"arguments": {}}}), 1, "tool_calls.0.function.name", "is missing"),
+        (calls(call() | {"id": ["x"]}), 1, "tool_calls.0.id", "not a list"),
         (calls(call(name=5)), 1, "tool_calls.0.function.name", "not an int"),
         (calls(call(arguments=[1])), 1, "tool_calls.0.function.arguments", "not a list"),
         (calls(call(), call(arguments=True)), 1, "tool_calls.1.function.arguments", "not a bool"),
@@ -298,13 +299,13 @@ def test_messages_that_are_not_quite_mappings() -> None:
 # -- renderers that cannot be made
 
 
-@pytest.mark.parametrize("trusted", ["user", 5, None, [5], [["user"]]])
+@pytest.mark.parametrize("trusted", ["user", 5, None, [5], [["user"]], np.array(5)])
 def test_who_is_trusted_is_a_set_of_roles(trusted: Any) -> None:
     with pytest.raises(RendererError, match="trusted"):
         create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, trusted=trusted)
 
 
-@pytest.mark.parametrize("template", [5, [], {}, ["x"], object()])
+@pytest.mark.parametrize("template", [5, [], {}, ["x"], object(), [np.int64(3)], {"default": None}])
 def test_templates_that_are_none(template: Any) -> None:
     with pytest.raises((RendererError, TemplateError, TokenizerError)):
         create_renderer(TOKENIZER, "default", chat_template=template)

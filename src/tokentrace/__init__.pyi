@@ -1,4 +1,4 @@
-"""The top-level names; each stage has more (docs/names.md). They are declared only here: `lazy.py` reads this file."""
+"""The top-level names. They are declared only here: `lazy.py` reads this file."""
 
 from .conversation import Message as Message
 from .conversation import Tool as Tool

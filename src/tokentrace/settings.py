@@ -22,7 +22,7 @@ def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceErr
     except (ValueError, TypeError, RecursionError):
         choices = ", ".join(repr(str(choice)) for choice in kind)
         hint = near(value, map(str, kind)) if isinstance(value, str) else ""
-        raise error(f"{name} is one of {choices}, not {brief(value)}{hint}") from None
+        raise error(f"{name} must be one of {choices}, not {brief(value)}{hint}") from None
 
 
 def whole(

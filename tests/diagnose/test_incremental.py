@@ -164,7 +164,7 @@ def test_a_refused_message_is_named() -> None:
         tokenize_incrementally(shipped("mistral-nemo"), messages)
     with pytest.raises(TemplateError, match=r"message 1: .* assistant message after the messages before it"):
         tokenize_incrementally(shipped("gpt-oss"), CONVERSATIONS["content_none_alone"].messages, mode="delta")
-    with pytest.raises(RendererError, match="mode is one of 'fixed_base', 'delta', not 'base'"):
+    with pytest.raises(RendererError, match="mode must be one of 'fixed_base', 'delta', not 'base'"):
         tokenize_incrementally(renderer_of("pocket"), messages, mode="base")
 
 

@@ -236,7 +236,7 @@ def test_any_name_of_a_field_that_nobody_reads_fits_into_a_header(served: Served
 def test_odd_paths_and_headers_are_answered_with_an_error_that_has_an_id(served: Served) -> None:
     status, answer = served.chat("typo/v1", {"messages": [ASK]})
     assert status == 404
-    assert "twice" in answer["error"]["message"]
+    assert "repeated" in answer["error"]["message"]
     status, answer = served.call("POST", "/sessions/typo/v1/messages", {"messages": []})
     assert (status, bool(answer["request_id"])) == (400, True)
     for session in ("a%00b", "%2e%2e", "x" * 129, "%F0%9F%8C%9E"):

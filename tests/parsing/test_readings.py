@@ -126,7 +126,7 @@ def test_what_is_in_order_is_read_the_same(any_family: str) -> None:
 
 def test_a_reading_is_one_of_two_and_the_servers_needs_the_whole() -> None:
     made = make_renderer("qwen3")
-    with pytest.raises(RendererError, match="calls is one of 'strict', 'lenient', not 'lax'"):
+    with pytest.raises(RendererError, match="calls must be one of 'strict', 'lenient', not 'lax'"):
         made.parse_response([1], calls="lax")
     parser = made.streaming_parser(tools=TOOLS, prompt_ids=ids_of(made, ("<|im_start|>assistant\n<think>\n",)))
     for index in ids_of(made, (f"Hm {HERMES}",)):

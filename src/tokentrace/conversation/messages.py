@@ -92,7 +92,7 @@ def is_usual(message: Any) -> bool:
 
 def _is_usual_call(call: Any) -> bool:
     function = call.get("function") if type(call) is dict else None
-    if type(function) is not dict or type(function.get("name")) is not str:
+    if type(function) is not dict or type(function.get("name")) is not str or type(call.get("id", "")) is not str:
         return False
     arguments = function.get("arguments")
     return type(arguments) is str or is_flat(arguments)
@@ -164,7 +164,8 @@ def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[
 def _check_calls(place: Place, calls: Any) -> None:
     if not is_list(calls):
         raise place.wrong(calls, "a list of calls")
-    for inner, _, function in placed_functions(calls, place):
+    for at, (inner, call, function) in enumerate(placed_functions(calls, place)):
+        place.at(at).get(call, "id", str | int | float | None, "a string")
         inner.string(function, "name")
         arguments = inner.get(function, "arguments", ARGUMENTS, "a mapping or a JSON string")
         check_depth(arguments, inner.at("arguments"))

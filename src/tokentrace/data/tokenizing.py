@@ -240,9 +240,11 @@ class RowTokenizer:
 def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[RowResult]:
     """Tokenize rows in memory: dicts, or a ``datasets.Dataset``."""
     tokenizer = RowTokenizer(settings)
-    if not isinstance(rows, Iterable):
-        raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")
-    for number, value in enumerate(rows, 1):
+    try:
+        numbered = enumerate(rows, 1)
+    except (TypeError, ValueError):
+        raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}") from None
+    for number, value in numbered:
         yield tokenizer.tokenize(Row(number, None, value, filled=True))
 
 

@@ -26,7 +26,10 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
     """The trusted roles and sources of text. Raises RendererError for a name that is neither."""
-    names: list[Any] = list(trusted) if isinstance(trusted, Iterable) and not isinstance(trusted, str) else [None]
+    try:
+        names: list[Any] = [None] if isinstance(trusted, str) else list(trusted)
+    except (TypeError, ValueError):
+        names = [None]
     if not all(isinstance(name, str) for name in names):
         raise RendererError(f"trusted must be a set of roles (strings), not {brief(trusted)}")
     usual = ROLES | {"tools", "kwargs", "documents"} | {f"kwargs.{name}" for name in kwargs}

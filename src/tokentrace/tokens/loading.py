@@ -129,12 +129,12 @@ def named_templates(value: Any) -> dict[str, str]:
     """Templates by name, from one template, a list of ``{"name", "template"}`` or a mapping."""
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, list):
-        try:
-            return {str(row["name"]): str(row["template"]) for row in value}
-        except (KeyError, TypeError) as error:
-            raise TokenizerError("each entry in a list of chat templates needs a name and a template") from error
-    return {str(name): str(text) for name, text in value.items()} if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        value = [{"name": name, "template": text} for name, text in value.items()]
+    for row in value if isinstance(value, list) else []:
+        if not isinstance(row, Mapping) or not all(isinstance(row.get(key), str) for key in ("name", "template")):
+            raise TokenizerError("chat templates need a name and a source each, both of them strings")
+    return {row["name"]: row["template"] for row in value} if isinstance(value, list) else {}
 
 
 def _from_transformers(source: Any) -> Tokenizer:
