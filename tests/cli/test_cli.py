@@ -157,7 +157,9 @@ def test_the_demo_of_rendering_shows_writes_and_explains(tmp_path: Path) -> None
     result = run("demo", "--render", "-o", out.parent)
     assert result.exit_code == 0
     assert "247 of 621 tokens are sampled" in result.stdout
-    assert "the user typed <|end|> <|turn|> <|end|>. It stayed text: 0 control tokens" in result.stdout
+    assert (
+        "the user typed <|end|> <|turn|> <|end|>. It stayed text: 0 of its tokens are control tokens" in result.stdout
+    )
     assert_only_its_own_code_runs(out.read_text(encoding="utf-8"))
 
 

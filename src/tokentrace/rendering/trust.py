@@ -34,10 +34,9 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
         raise RendererError(f"trusted must be a set of roles (strings), not {brief(trusted)}")
     usual = ROLES | {"tools", "kwargs", "documents"} | {f"kwargs.{name}" for name in kwargs}
     allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
-    for name in names:
-        if name not in allowed:
-            listed = ", ".join(sorted(usual))
-            raise RendererError(f"trusted: {brief(name)} is neither a role nor a source of text; use {listed}")
+    for name in sorted({*names} - allowed):
+        known = ", ".join(sorted(usual))
+        raise RendererError(f"trusted: {brief(name)} is neither a role nor a source of text; use {known}")
     return frozenset(names)
 
 
@@ -79,8 +78,7 @@ def forged_error(forged: ForgedControl, origin: Origin | None, messages: Message
     at = value.find(forged.token) if isinstance(value, str) else -1
     place = f" at character {at}" if at >= 0 else ""
     return ControlTokenError(
-        f"holds the control token {forged.token!r}{place}; remove it, or use control_tokens='literal' to keep it as "
-        "plain text",
+        f"holds the control token {forged.token!r}{place}; remove it, or keep it as text with control_tokens='literal'",
         **_place(origin),
         position=at if at >= 0 else None,
         token=forged.token,
