@@ -1,6 +1,6 @@
 """One bridge with a tool result of 1 KB after histories of 1k to 1M tokens.
 
-Beside it, on the same histories: the bridge of `renderers`, and a client that renders the whole conversation anew with
+Rivals on the same histories: the bridge of `renderers`, and a client that renders the whole conversation with
 transformers, both also with our encoder. Ids are asserted equal before a figure counts. The limit is one raw encode of
 what is new.
 """
@@ -33,9 +33,9 @@ from tokentrace.trajectory import Trajectory, Turn
 
 LENGTHS = (1_000, 8_000, 32_000, 128_000, 1_000_000)
 ROUNDS, QUICK_ROUNDS = 200, 20
-RENDERED_ANEW = {"transformers": 500_000, "transformers + fastokens": 10_000_000}
+FULL_RENDERS = {"transformers": 500_000, "transformers + fastokens": 10_000_000}
 """transformers renders a history so often that it comes to about so many tokens, and at least once."""
-CHECKED_ANEW = 32_000
+CHECKED_FULL = 32_000
 """Up to this length of history the bridges of all shapes are compared with full renders by transformers."""
 LINES_PER_RESULT = (20, 60, 40, 120)
 RESULT_BYTES = 1024
@@ -149,9 +149,9 @@ class Contest:
             if (peer := peer_renderer(family, tokenizer)) is not None:
                 self.calls[name] = partial(self.renderers, peer)
 
-    def expected(self, rollout: Rollout, new: list[Message], *, is_anew: bool = False) -> Any:
-        """What has to be added: by our bridge, which `transformers` is compared with; `is_anew`: by transformers."""
-        if is_anew and rollout.length <= CHECKED_ANEW:
+    def expected(self, rollout: Rollout, new: list[Message], *, is_full: bool = False) -> Any:
+        """What has to be added: by our bridge, which `transformers` is compared with; `is_full`: by transformers."""
+        if is_full and rollout.length <= CHECKED_FULL:
             return self.calls["transformers + fastokens"](rollout, new)[1]
         return self.ours.bridge_to_next_turn(*rollout.stream, new, tools=self.schemas).new_ids
 
@@ -186,7 +186,7 @@ class Contest:
         return spent, ids[len(prompt) + len(completion) :] if same else []
 
     def transformers(self, hf: Any, rollout: Rollout, new: list[Message]) -> Timed:
-        """The whole conversation rendered anew. The agent's rollout has one user's message, so it is append-only."""
+        """Render the whole conversation. The agent's rollout has one user message, so it is append-only."""
         messages = [*rollout.messages, *new]
         asked = {"tools": self.schemas, "add_generation_prompt": True, "return_dict": False}
         spent, ids = cpu_time(lambda: hf.apply_chat_template(messages, **asked))
@@ -196,7 +196,7 @@ class Contest:
 
 
 def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Times]:
-    """Every call at every length, in an order that is drawn anew each round: what disturbs, disturbs all alike."""
+    """Every call at every length, in a new random order each round, so that disturbances hit all of them alike."""
     found: dict[int, Times] = {
         rollout.length: {name: Spent() for name in contest.calls} for rollout in contest.rollouts
     }
@@ -208,12 +208,12 @@ def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Time
             jobs = list(itertools.product(contest.calls, contest.rollouts))
             order.shuffle(jobs)
             for name, rollout in jobs:
-                anew = RENDERED_ANEW.get(name)
-                if anew and number % max(1, rounds * rollout.length // anew):
+                limit = FULL_RENDERS.get(name)
+                if limit and number % max(1, rounds * rollout.length // limit):
                     continue
                 new = [rollout.result(next(contest.texts))]
                 spent, ids = contest.calls[name](rollout, new)
-                if not np.array_equal(ids, contest.expected(rollout, new, is_anew=name == "shapes")):
+                if not np.array_equal(ids, contest.expected(rollout, new, is_full=name == "shapes")):
                     wrong.add(name)
                 if number >= 0:
                     found[rollout.length][name].values.append(spent)
@@ -237,7 +237,7 @@ def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: 
         contest = Contest(family, lengths, progress)
         found = measure(contest, rounds, progress)
         rows = [Row(rollout, found[rollout.length]) for rollout in contest.rollouts]
-        said += [f"**{family}**, microseconds of CPU time, medians of {rounds} unless said:", _table(rows, contest)]
+        said += [f"**{family}**, microseconds of CPU time, medians of {rounds} unless noted:", _table(rows, contest)]
         said.append("\n".join(f"- {line}" for line in _verdicts(rows)))
         short = short or _short(family, rows)
     return [Block("bridge", "\n\n".join([*said, where(load)])), Block("bridge-short", short)]
@@ -253,7 +253,7 @@ def _table(rows: list[Row], contest: Contest) -> str:
     ]
     for name in ("renderers", "renderers + fastokens", "transformers", "transformers + fastokens"):
         if name in contest.calls:
-            how = "bridge" if name.startswith("renderers") else "render anew"
+            how = "bridge" if name.startswith("renderers") else "full render"
             lines.append([f"{name}: {how}", *(_micro(row.times[name]) for row in rows)])
             lines.append(["– over our bridge", *(_ratio(row, name) for row in rows)])
     return table(["tokens of history", *(f"{len(row.rollout.trajectory):,}" for row in rows)], lines)
@@ -272,7 +272,7 @@ def _short(family: str, rows: list[Row]) -> str:
         f"- **A bridge** over a tool result of 1 KB ({family}): {micro(last.times['bridge'].median)} µs after "
         f"{last.rollout.length // 1000}k tokens, the same after 1k and 1M; one raw encode of what is new takes "
         f"{micro(last.times['encode'].median)}. `renderers` with our encoder takes "
-        f"{rivals['renderers + fastokens']} as long there, transformers with it, which renders anew, "
+        f"{rivals['renderers + fastokens']} as long there, transformers with it, which renders everything, "
         f"{rivals['transformers + fastokens']}."
     )
 

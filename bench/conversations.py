@@ -89,7 +89,7 @@ def prompt(tokens: int, lines: Iterator[str], sizes: Sequence[int] = LINES_PER_R
 
 
 def varied(tokens: int, lines: Iterator[str], shapes: random.Random) -> list[dict[str, Any]]:
-    """The same with turns of all shapes, drawn anew for every conversation: most of them nobody has seen."""
+    """The same with turns of random shapes, drawn again for every conversation, so that caches rarely help."""
     messages = conversation(tokens, lines)[:-1]
     found: list[dict[str, Any]] = messages[:2]
     for at in range(2, len(messages), 2):

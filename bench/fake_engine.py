@@ -1,4 +1,4 @@
-"""A server that speaks vLLM's token protocol and samples nothing, to measure and load what stands before it.
+"""A server that speaks vLLM's token protocol and samples nothing, to measure and load the gateway.
 
     python -m bench.fake_engine --answers '[[40, 41, 2]]' --piece 1 --port 8000
 

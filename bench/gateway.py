@@ -1,6 +1,6 @@
 """The gateway over HTTP: CPU time a turn beside a raw call of the same engine, the first streamed byte, many sessions.
 
-A real ``tokentrace serve`` with a store on disk stands before `bench.fake_engine`, each in a process of its own. An
+A real ``tokentrace serve`` with a store on disk talks to `bench.fake_engine`, each in its own process. An
 agent with tools sends its whole conversation with every request, and the conversation grows. Every prompt that
 the engine saw is compared with the stream that the store has before a figure counts.
 """

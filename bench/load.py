@@ -1,6 +1,6 @@
 """Loading a tokenizer: CPU time and memory from the start of a process to the first render.
 
-Each is a process of its own. Of transformers and fastokens it is the tokenizer alone, and one encode.
+Each load runs in its own process. For transformers and fastokens this is the tokenizer alone, and one encode.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: 
                 *(micro((row.figure(name) or 0.0) / row.tokens) for name in STREAMED),
             ]
         )
-    text = "\n\n".join(["Milliseconds of CPU time, medians unless said.", table(heads, cells), where(load)])
+    text = "\n\n".join(["Milliseconds of CPU time, medians unless noted.", table(heads, cells), where(load)])
     return [Block("parse", text)]
 
 

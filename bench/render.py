@@ -131,7 +131,7 @@ def measure(
 def _with_oracle(
     timed: dict[str, Call], calls: dict[str, Call], order: random.Random, row: Row
 ) -> Iterator[tuple[str, tuple[float, Any]]]:
-    """The round's times; what has other ids than the template under transformers is counted."""
+    """The times of a round. Counts results whose ids differ from the template's under transformers."""
     found = take_turns(timed, order)
     expected = np.asarray(found["transformers"][1] if "transformers" in found else calls["transformers"]())
     for name, (spent, ids) in found.items():
@@ -165,10 +165,10 @@ def run(
             make = partial(prompt, 2_000, lines, lines_per_result)
             others.append(measure(contenders, kind, make, schemas, rounds, slow, progress))
     said = [
-        "Milliseconds of CPU time, medians unless said; a dash: the library has no renderer for the family, or other "
-        "ids than the template (said below).",
+        "Milliseconds of CPU time, medians unless noted. A dash means that the library has no renderer for the "
+        "family, or gives other ids than the template (see below).",
         _table(rows, is_by_size=True),
-        "Other conversations: 8k tokens in which every conversation has a shape of its own (reasoning or content, one "
+        "Other conversations: 8k tokens in which every conversation has its own shape (reasoning or content, one "
         "call or two, arguments of all types); 2k tokens without tools; and with 200 tools, the same 200 each time:",
         _table(others, is_by_size=False),
         *_said_of_differing([*rows, *others]),

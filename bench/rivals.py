@@ -69,7 +69,7 @@ def peer_renderer(family: str, tokenizer: Any) -> Any:
 
 
 class NativeRenderer:
-    """`tml-renderers`, in Rust with tokenizers of its own."""
+    """`tml-renderers`, in Rust with its own tokenizers."""
 
     def __init__(self, family: str) -> None:
         from tml_renderers import renderers
@@ -92,7 +92,7 @@ class NativeRenderer:
         return [index for span in self._renderer.render_for_completion(messages)[0] for index in span.span.tokens]
 
     def parser(self, messages: list[Message], tools: list[Message]) -> Any:
-        """A parser for the completion of a prompt. It has a state, so each completion needs one of its own."""
+        """A parser for the completion of a prompt. It has a state, so each completion needs its own."""
         return self._renderer.render_for_completion(self.read(messages, tools))[1]
 
 

@@ -1,7 +1,7 @@
 """Training rows beside TRL's way (a tagged template under transformers) and `renderers`; ids and masks asserted equal.
 
 A row is ids and loss mask of one conversation; what else a row of ours knows of each token is worked out when it is
-asked for. TRL swaps in a training template of its own, so it is measured on that one, and we with it; `renderers` has
+asked for. TRL swaps in its own training template, so it is measured on that one, and we with it; `renderers` has
 the shipped template written out by hand. TRL asks the encoder where in the text each token lies, which fastokens does
 not tell: there is no TRL with fastokens. The limit is one raw encode of the text.
 """
@@ -179,7 +179,7 @@ def run(families: Sequence[str], rounds: int, counts: Sequence[int], progress: P
                     times(own.median / limit.median),
                 ]
             )
-    said = "Milliseconds of CPU time, medians unless said."
+    said = "Milliseconds of CPU time, medians unless noted."
     firsts = [
         row for _, row in rows if row.family == rows[0][1].family and "TRL" in row.spent and not row.differ["TRL"]
     ]
