@@ -164,7 +164,7 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     for at, reward in enumerate(rewards):
         path, turn = f"rewards.{at}", reward.pop("turn", None)
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
-            raise RequestError(f"must be a turn from 0 to {turns - 1}, not {brief(turn)}", field=f"{path}.turn")
+            raise RequestError(f"must be one of {turns} turns, from 0, not {brief(turn)}", field=f"{path}.turn")
         if not reward:
             raise RequestError('has no value; send {"reward": 1.0}, or another name', field=path)
         for name, value in reward.items():

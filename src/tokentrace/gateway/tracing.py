@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from ..errors import InputError
+
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -37,11 +39,14 @@ def configured_tracing() -> Tracing:
     """Tracing by OpenTelemetry's environment variables: on if an endpoint is set. Needs ``tokentrace[telemetry]``."""
     if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return Tracing()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        needs = 'pip install "tokentrace[telemetry]", or unset OTEL_EXPORTER_OTLP_ENDPOINT'
+        raise InputError(f"tracing needs extra packages: {needs} ({error})") from None
     name = os.environ.get("OTEL_SERVICE_NAME", "tokentrace-gateway")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

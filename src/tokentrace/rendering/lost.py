@@ -88,7 +88,7 @@ def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
         one = lost[0]
         raise LostTextError(f"{one.why}: {one.text[:80]!r}{more}", message=one.message, field=one.field, lost=lost)
     excerpt = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
-    warning = LostTextWarning(f"text reached no token: {excerpt} (see rendered.lost; or set lost='error' or 'ignore')")
+    warning = LostTextWarning(f"text reached no token: {excerpt} (see result.lost; or set lost='error' or 'ignore')")
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
         frame, level = frame.f_back, level + 1
