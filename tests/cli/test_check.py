@@ -107,7 +107,7 @@ def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
     chats.rename(tmp_path / "moved.jsonl")
     gone = run(out, "-t", POCKET)
     assert (gone.exit_code, "unchecked" in gone.stdout) == (1, True)
-    assert "no longer exists: pass it with --source" in " ".join(gone.stdout.split())
+    assert "was not found: pass it with --source" in " ".join(gone.stdout.split())
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "chats.jsonl").write_bytes(before)
     assert run(out, "-t", POCKET, "--source", tmp_path / "elsewhere" / "chats.jsonl").exit_code == 0

@@ -31,7 +31,7 @@ def row(report: AuditReport) -> str:
     stops = " ".join(f"`{one.text}`" for one in facts.stop_tokens if one.from_template)
     words = f"stops at {stops or 'no token'}" + (f"; the prompt prefills `{facts.prefill!r}`" * bool(facts.prefill))
     words += f"; calls are {report.dialect or ('in no known dialect' if facts.calls else 'not written')}"
-    words += "; holds the date of the day" * bool(facts.date)
+    words += "; contains the current date" * bool(facts.date)
     cells = [report.name, *(SIGNS[one].text for one in report.grades), words.replace("|", "\\|")]
     return f"| {' | '.join(cells)} |"
 

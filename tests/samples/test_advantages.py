@@ -43,7 +43,7 @@ def test_groups_do_not_meet_and_what_cannot_be_compared_is_said() -> None:
 
 @pytest.mark.parametrize("bad", [None, math.nan, math.inf, "1", True])
 def test_what_is_no_reward_is_refused(bad: Any) -> None:
-    with pytest.raises(SampleError, match="'a': a reward is a finite number"):
+    with pytest.raises(SampleError, match="'a': a reward must be a finite number"):
         relative_to_group({"a": bad}, {})
 
 

@@ -35,7 +35,7 @@ def export(*, store: str, **chosen: Any) -> None:
 
     STORE is a file, or postgresql://user@host/database; a gateway may be writing to it. docs/rows.md has the columns.
     Sealed sessions are marked as exported once the file is complete; open ones stay open. With --for, the file has
-    only ids and labels, of every row regardless of its reward.
+    only the columns that the trainer reads, and every row, regardless of its reward.
 
     An existing file is replaced only with --overwrite. If there are no rows, no file is written.
 
@@ -55,7 +55,7 @@ def export(*, store: str, **chosen: Any) -> None:
     if job.sessions and (job.state or job.search):
         raise click.UsageError("--session names the sessions: it cannot be combined with --state or --search")
     if "://" not in store and not Path(store).is_file():
-        what = "is a folder" if Path(store).is_dir() else "is not there"
+        what = "is a folder" if Path(store).is_dir() else "does not exist"
         raise InputError(f"{store} {what}: name the file that you gave to `tokentrace serve --store`")
     done = asyncio.run(_export(store, job, target))
     names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")

@@ -37,7 +37,7 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="How many rollouts run at once.")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="The seed from which all rollouts get theirs.")
 @click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of continuing it.")
-@click.option("--retry", is_flag=True, help=f"Run rollouts again that ended with {', '.join(_FAILED)}.")
+@click.option("--retry", is_flag=True, help=f"Rerun rollouts that ended with {', '.join(_FAILED)}.")
 @click.option("--continue-aborted", is_flag=True, help="Continue unfinished rollouts from their tokens.")
 @ray_option
 @click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Actors on Ray.  [default: all CPUs]")
@@ -90,7 +90,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not job.quiet and (store.finished or store.unfinished):
-            under_way = f", {len(store.unfinished):,} were unfinished and run again" if store.unfinished else ""
+            under_way = f", {len(store.unfinished):,} are unfinished and will run again" if store.unfinished else ""
             note(f"continuing: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
         try:
             cluster = None
@@ -117,7 +117,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     if not job.quiet:
         _summarize(summary, metrics, circuits, job.as_json)
     if problem is not None:
-        raise InputError(f"{problem}; the trajectories are kept; after a fix, the same command writes the rows")
+        raise InputError(f"{problem}; the trajectories are kept: fix this, and the same command writes the rows")
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 

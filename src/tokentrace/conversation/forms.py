@@ -31,7 +31,7 @@ MEDIA_PARTS: Final = frozenset(
         *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
     }
 )
-"""Types of media parts. A part without a type has one of these words as a key."""
+"""Types of media parts. A media part without a type has one of these words as a key."""
 
 SEPARATOR: Final = "\n"
 """Joins text parts, as in vLLM and TensorRT-LLM (SGLang: a space)."""

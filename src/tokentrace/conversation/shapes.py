@@ -82,7 +82,7 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     """`messages` as they are, except that an assistant's legacy ``function_call`` becomes ``tool_calls``.
 
-    Raises InputError for anything but a list of mappings, and for both ``function_call`` and ``tool_calls``.
+    Raises InputError for anything but a list of mappings, and for a message with ``function_call`` and ``tool_calls``.
     """
     converted: list[Mapping[str, Any]] = []
     for place, message in placed_messages(messages):

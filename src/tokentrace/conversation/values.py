@@ -20,7 +20,7 @@ _SCALARS: Final = frozenset({str, bool, type(None)})
 _TEXT: Final = frozenset({str})
 _KINDS: Final[Any] = ((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple))
 _NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
-"""Numbers that JSON cannot express."""
+"""Numbers that do not count as valid JSON."""
 
 
 def json_like(value: Any, default: Any) -> Any:

@@ -96,9 +96,9 @@ def tokenize_files(
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
     With a `trainer` ("trl", "axolotl", …) the file has only the columns that it reads. Rows without a sample go to the
-    file of bad rows, with their line and the reason. With the address of a `ray` cluster, its nodes tokenize and write
-    the same file: ``"auto"`` is this machine's cluster, ``"local"`` is a cluster on its cores for this call, and an
-    empty string is the default of ``ray.init()``. An existing connection is reused.
+    file of bad rows, with their line and the reason. With the address of a `ray` cluster, its nodes tokenize, and the
+    file is the same: ``"auto"`` is the cluster of this machine, ``"local"`` starts one on its cores for this call, and
+    an empty string is the default of ``ray.init()``. An existing connection is reused.
 
     Raises InputError if there is nothing to read or no row gives a sample, or for an existing file without `overwrite`;
     WriteError if the system refuses to write. If a run ends early, the output stays as it was.
@@ -178,9 +178,9 @@ Results = Generator[tuple[Batch, BatchResult]]
 
 
 def tokenize_batch(tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors: bool = False) -> BatchResult:
-    """Tokenize rows, in every worker, here and on Ray.
+    """Tokenize rows. Every worker runs this, here and on Ray.
 
-    The table leaves out bad rows, or, `with_errors`, has an empty sample for each problem with the reason in `error`.
+    The table leaves out bad rows; `with_errors`, it has an empty sample for each problem, with the reason in `error`.
     """
     counts = Counts()
     samples, places, bad_rows = [], [], []

@@ -313,7 +313,7 @@ def write_samples(
     *,
     trainer: str | None = None,
 ) -> None:
-    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file at the end.
+    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file only when complete.
 
     With a `trainer` ("trl", "axolotl", …) the file has only the columns that it reads for supervised training. Raises
     WriteError if the system refuses.

@@ -68,7 +68,7 @@ class Blame:
 
 
 def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool) -> Blame | None:
-    """Find the line that makes the texts of two requests differ at character `at`; None if they differ elsewhere.
+    """Find the line that makes the texts of two requests differ at character `at`; None if not found.
 
     Unless the template `rewrites` the first text, this is the line that writes the second.
     """

@@ -311,7 +311,7 @@ def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None
 
 
 def _unread(renderer: Renderer) -> str:
-    """Name the first argument that cannot be read back from a rendered call; empty if not even a plain one can."""
+    """Name the first argument that cannot be read back from a call; empty if there is none, or a plain one fails."""
     for arguments in _ARGUMENTS:
         properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
         schema = {"type": "object", "properties": properties}

@@ -96,7 +96,7 @@ class ViewTokens(NamedTuple):
 class Step:
     """What each view holds up to the end of a turn, or up to its prompt for the turn to come (`message` is None).
 
-    Training may hold no such turn. `refusal`: why the rollout could not continue, and starts another `branch`.
+    Training may hold no such turn. `refusal`: why the rollout could not continue. It then starts another `branch`.
     """
 
     index: int
@@ -281,7 +281,7 @@ class HistoryReport(ShowsItself):
             yield data | {"break": refusal, "tokens": tokens, "differences": differences}
 
     def document(self, _: Any = None) -> Document:
-        """Return the report as a document. It has production and training only where they differ from the rollout."""
+        """Return the report as a document. Contrasts show production and training only where they differ."""
         last = {step.branch: step.rollout.rows for step in self.steps}
         streams = {at: self._track(f"rollout, stream {at}" if at else "rollout", rows) for at, rows in last.items()}
         row = replace(rendering_track(self.row), name="training row")

@@ -196,7 +196,7 @@ class Fields:
         return mask
 
     def logprobs(self, sampled: Mask, sizes: Sequence[int]) -> Floats | None:
-        """Logprobs by token. The record has one per sampled token, or one for each of the last `sizes` tokens."""
+        """Logprobs by token. The record has one for each sampled token, or for the last n tokens (n in `sizes`)."""
         name, count = first_of(self.value, LOGPROBS) or "", int(sampled.sum())
         try:
             values = np.asarray(self.value[name] if name else [], np.float64)
@@ -236,7 +236,7 @@ class Fields:
     def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Line] = ()) -> None:
         """Add the object as a row. `requests`, if known, belong to its trained runs.
 
-        Mask and logprobs may begin with the response, at `first`. Without mask and labels, all of it is trained.
+        Mask and logprobs may begin with the response, at `first`. Without mask and labels, the response is trained.
         """
         total, sampled, mask = len(ids), None, self.trained(ids, first)
         if mask is None:
@@ -294,7 +294,7 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
         columns = {name: values for name, values in columns.items() if isinstance(values, list)}
         columns["response_ids"] = columns.pop("completion_ids", [])
         if len({len(values) for values in columns.values()}) > 1:
-            raise InputError("the lists differ in length", field="prompt_ids")
+            raise InputError("the lists differ in length; each needs one entry per rollout", field="prompt_ids")
         for at in range(len(prompts)):
             yield _rollout({name: values[at] for name, values in columns.items()}, f"{where}, [{at}]")
     else:

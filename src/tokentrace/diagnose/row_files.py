@@ -92,7 +92,7 @@ class _Conversations:
         for file, entry in recorded:
             name, source = entry["name"], None
             if not names and (source := _recorded_source(file, entry)) is None:
-                missing.append(f"{name}, which {file.name} was made from, no longer exists: {_HOW}")
+                missing.append(f"{name}, which {file.name} was made from, was not found: {_HOW}")
             if source is not None and source not in self.sources:
                 self.sources.append(source)
             matches, digest = self.find(name), entry.get("digest")
@@ -176,7 +176,7 @@ def check_dataset(
     - `sources`: the files that rows name, if our files do not say where they are.
     - `columns`: the column of ids, then that of mask or labels; None takes the first usual name.
     - `pad_token`: what rows are padded with; by default the tokenizer's own.
-    - `assumed`: the tokenizer is only a default. Raises InputError if rows have another one, or another template.
+    - `assumed`: the tokenizer is a default. Raises InputError if rows were made with another tokenizer or template.
 
     Raises InputError if nothing can be read, TokentraceError without a working template.
     """

@@ -146,7 +146,7 @@ def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> 
 
 @asynccontextmanager
 async def connecting(base_url: str | Connection, settings: HTTPSettings | None) -> AsyncIterator[Connection]:
-    """Open a connection. On an error, closes it and adds the address to the message."""
+    """Open a connection, or use the given one. Errors name the address, and close a connection opened here."""
     connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
     try:
         with errors_at(connection.base_url):
@@ -171,8 +171,8 @@ _PROBES: Final = 6
 async def probed_kind(engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None) -> LogprobKind:
     """Return which distribution an engine's logprobs describe: the user's `setting`, or what probes show.
 
-    Compares logprobs of the *likeliest* token, the same at every temperature. Raw ones do not change with temperature;
-    two prompts must show that, because a tie of two tokens changes as little. Processed ones also change with `top_k`.
+    Compares logprobs of the *likeliest* token, which is the same at every temperature. Raw ones do not change with it;
+    two prompts must show that, since ties of two tokens do not change either. Processed ones also change with `top_k`.
     """
     if setting is not None:
         return choose(LogprobKind, "logprobs", setting, EngineError)

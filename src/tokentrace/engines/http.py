@@ -382,7 +382,7 @@ def _address(address: Any) -> tuple[str, str | None]:
     if not is_valid:
         raise EngineError(f"{public!r} is not the address of a server, such as 'http://host:port'")
     if parts.query or parts.fragment:
-        raise EngineError(f"{public!r}: an address has no query or fragment; send keys in HTTPSettings.headers")
+        raise EngineError(f"{public!r}: an address must have no query or fragment; send keys in HTTPSettings.headers")
     user, at, host = parts.netloc.rpartition("@")
     user = user if ":" in user else f"{user}:"
     return f"{parts.scheme}://{host}{parts.path}".rstrip("/"), user if at else None

@@ -1,7 +1,7 @@
 """llama.cpp's server: ``/completion``.
 
-It stops only at the model's own stop tokens, so the adapter cuts off ids after any other one. Answers are not streamed:
-streams drop ids that are not whole characters. Whole answers have them; one without a logprob is an EngineAnswerError.
+It stops only at the model's own stop tokens, so the adapter cuts answers after any other. Answers are not streamed:
+streams drop ids that are not whole characters. Whole answers have them; EngineAnswerError if one lacks its logprob.
 """
 
 from __future__ import annotations

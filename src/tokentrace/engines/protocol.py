@@ -209,12 +209,12 @@ class Completion(Delta):
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
-    """Join a stream into one completion. Raises EngineAnswerError without a finish reason."""
+    """Join a stream into one completion. Raises EngineAnswerError if it has no finish reason."""
     return joined([delta async for delta in deltas])
 
 
 def joined(pieces: Sequence[Delta]) -> Completion:
-    """Join pieces into one completion. Raises EngineAnswerError without a finish reason."""
+    """Join pieces into one completion. Raises EngineAnswerError if the last has no finish reason."""
     last = pieces[-1] if pieces else None
     if last is None or last.finish_reason is None:
         raise EngineAnswerError("the stream ended without a finish reason")
@@ -271,7 +271,7 @@ class Capabilities:
     version: str | None = None
     model: str | None = None
     max_length: int | None = None
-    """The maximum length of prompt and completion together; None if unknown."""
+    """The maximum number of tokens in prompt and completion together; None if unknown."""
     vocab_size: int | None = None
     logprobs: LogprobKind = LogprobKind.UNKNOWN
     """Which distribution its logprobs describe. Greedy completions have raw logprobs."""

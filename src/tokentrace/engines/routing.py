@@ -73,10 +73,10 @@ class Circuit:
 class Router(Engine):
     """Several engines that serve the same model, as one.
 
-    Requests of a session go to the endpoint of its first request, others to the least busy one. If an endpoint fails
-    before it returns a token, the request moves to another one, and its session with it. An endpoint that failed gets
-    no requests for a while, longer with each failure. A request fails only after every endpoint was tried. Requests of
-    a group go to one endpoint, until `GROUP_LEAD` more run there than at the idlest one.
+    Requests of a session go to the endpoint of its first request, others to the least busy one. If an endpoint is
+    unavailable and has returned no token, the request moves to another one, and its session with it, until all were
+    tried once. An endpoint that failed gets no requests for a while, longer with each failure, unless all have failed.
+    Requests of a group go to one endpoint, until `GROUP_LEAD` more run there than at the idlest one.
 
     Raises EngineError if the engines differ in vocabulary or in the kind of their logprobs.
     """

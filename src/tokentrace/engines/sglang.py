@@ -101,8 +101,8 @@ class SGLangEngine(HTTPEngine):
     ) -> SGLangEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `vocab_size` is required unless the server reports it, which few do. `logprobs` names their kind,
-        usually ``SCALED``, and skips the probe for it.
+        `vocab_size` is required unless the server reports it, which few do. `logprobs` names the kind of
+        logprobs, usually ``SCALED``, and skips its probe.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)
@@ -205,7 +205,7 @@ class SGLangEngine(HTTPEngine):
         if new < 0 or len(ids) not in (total, new):
             raise EngineAnswerError(f"{len(ids)} ids came after {before}, but SGLang has sampled {total}")
         if len(ids) > new and before and ids[before - 1] != reader.last_id:
-            raise EngineAnswerError(f"id {before - 1} was {reader.last_id}, but is now {ids[before - 1]}")
+            raise EngineAnswerError(f"the id at {before - 1} was {reader.last_id}, but is now {ids[before - 1]}")
         ids, where = ids[len(ids) - new :], "output_token_logprobs"
         triples = (meta.output_token_logprobs or [])[-new:] if new else []
         rows = (meta.output_top_logprobs or [])[-new:] if new else []

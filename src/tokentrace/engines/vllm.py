@@ -111,8 +111,8 @@ class VLLMEngine(HTTPEngine):
     ) -> VLLMEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `model` is required if the server has several. `vocab_size` enables checks of ids. `logprobs` names their kind
-        and skips the probe for it. Without `check_echo`, only the length of the prompt that the server read is checked.
+        `model` is required if the server has several. `vocab_size` enables checks of ids. `logprobs` names the kind of
+        logprobs and skips its probe. Without `check_echo`, checks only the length of the prompt that the server read.
         """
         async with connecting(base_url, settings) as connection:
             cards = {card.id: card for card in (await connection.get("/v1/models", Models)).data}
@@ -267,7 +267,7 @@ def _check_echo(echo: bytes, reader: AnswerReader) -> None:
     at = common_prefix(ids, prompt)
     if not at == len(ids) == len(prompt):
         raise EngineAnswerError(
-            f"the engine read a prompt of {len(ids)} ids, not the {len(prompt)} that were sent: they differ at {at}"
+            f"the engine read a prompt of {len(ids)} ids, not the {len(prompt)} that were sent: different from {at} on"
         )
 
 

@@ -204,7 +204,7 @@ def deepseek_v4(
 
     Variables: as V3.2's. In thinking mode, and unless there are tools, ``drop_thinking`` leaves out the reasoning and
     the developer messages before the last user or tool message. ``reasoning_effort`` is None, "high" (which writes the
-    same) or "max". Messages may have ``task`` (one of `TASKS`), and the assistant's ``wo_eos`` (leave the turn open).
+    same) or "max". Messages may have ``task`` (one of `TASKS`), an assistant's also ``wo_eos`` (leave the turn open).
 
     Tool results are part of a user's turn, in the order of the calls they answer, not of their messages.
     """

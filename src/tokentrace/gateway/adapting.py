@@ -31,8 +31,8 @@ Message = Mapping[str, Any]
 def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apart: int = 0) -> Sequence[Message]:
     """The messages with instructions in roles that the template renders; the same sequence if nothing has to change.
 
-    Opening instructions become system messages, are joined to the first, or become user messages. Late ones become user
-    messages. Joins nothing to the first `apart` messages, because a later request may replace them.
+    Opening instructions become system messages, are joined to the first, or become user messages. They stay if the
+    template takes none. Late ones become user messages. Joins nothing to the first `apart`, as they may be replaced.
     """
     first = next((at for at, message in enumerate(messages) if message.get("role") not in INSTRUCTIONS), len(messages))
     opening = _opening(renderer, messages[:first], apart)

@@ -139,7 +139,7 @@ class Admission:
                 raise RequestError(problem, status=403, code="budget_exhausted")
 
     async def drain(self, seconds: float | None = None) -> bool:
-        """Admit no more requests, and wait for the others (while paused, only running ones). True if none is left."""
+        """Admit no more requests, and wait for the others (if paused, only running ones). True if none is running."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -29,7 +29,7 @@ _ATTEMPTS: Final = 100
 _AT_ONCE_SECONDS: Final = 0.05
 """An unnamed request that is sampled faster is never recorded as under way."""
 _FIRST_PIECES: Final = 8
-"""Other tasks run after each of the first pieces, so that a stream opens without delay."""
+"""Other tasks run after each of this many first pieces, so that a stream opens without delay."""
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", bound=Delta)
 Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]

@@ -1,7 +1,7 @@
 """A dialect is an API that agents speak: it reads requests and writes answers. It knows nothing of sessions. Pure.
 
 `ItemStream` turns a parser's events into changes of items (reasoning, text and calls), each as soon as it is certain. A
-`Dialect` writes the changes as a stream, or the items as a whole answer. Both say the same.
+`Dialect` writes the changes as a stream, or the items as a whole answer. Both have the same content.
 """
 
 import hashlib

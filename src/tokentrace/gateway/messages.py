@@ -6,7 +6,7 @@ streaming. In addition to the conversation, Claude Code sends:
 - A block ``x-anthropic-billing-header`` in its system prompt, for Anthropic's servers. The gateway ignores it.
 - Tools with ``defer_loading``, which are not shown at the beginning. A ``tool_reference`` in a result, or a
   ``tool_addition``, becomes the tool's definition, as text, so that everything before it stays the same.
-- ``context_management``, and efforts in mid-conversation. They would change earlier tokens, so they are wishes.
+- ``context_management``, and an effort in mid-conversation. They would change earlier tokens, so they are wishes.
 - ``__unparsedToolInput`` for input that it could not parse as JSON. The gateway restores the original text.
 """
 

@@ -1,7 +1,7 @@
 """What a request asks for, whatever its dialect. Pure.
 
-Each dialect describes its body as a msgspec struct and turns it into a `Request`. It serves a field,
-refuses it by name if it would change what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
+Each dialect describes its body as a msgspec struct and turns it into a `Request`. It serves a field, refuses it by name
+if it would change what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
 """
 
 import re

@@ -195,7 +195,7 @@ class Export:
         return None
 
     async def mark(self) -> None:
-        """Mark the sessions that were sealed when read as exported. Call this once the rows are safe."""
+        """Mark as exported the sessions that were sealed when they were read. Call this once the rows are safe."""
         while self._sealed:
             with suppress(Closed):  # dropped meanwhile
                 await self._store.set_state(self._sealed.pop(), State.EXPORTED)
@@ -205,7 +205,7 @@ class Export:
 async def export_rows(
     store: Store, sessions: Infos, format: ExportFormat, *, keep_state: bool = False
 ) -> AsyncGenerator[bytes]:
-    """The bytes of a file of rows. After the last byte, marks sealed sessions as exported, unless `keep_state`."""
+    """Yield a file of rows. Marks sealed sessions as exported after the last byte, unless `keep_state` is set."""
     export, pipe = Export(store, sessions), io.BytesIO()
 
     def take() -> bytes:

@@ -2,7 +2,7 @@
 
 `SessionRecord.place` finds the recorded turn that a request continues. The prompt is that turn's stream, id for id,
 plus what is new. If no turn matches, it renders the whole conversation, which shares the record's tokens up to the
-first different id. `prepare` makes a turn and changes nothing. `apply` adds it once stored, `replay` a stored one.
+first different id. `prepare` makes a turn and changes nothing; `apply` adds it once stored. `replay` adds a stored one.
 """
 
 import copy
@@ -60,7 +60,7 @@ class SessionRecord:
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     def place(self, conversation: Conversation) -> Placement:
-        """The prompt for a request: the stream of the longest recorded conversation in it, plus what is new."""
+        """The prompt for a request: the stream of the longest recorded conversation it begins with, and what is new."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids)

@@ -112,7 +112,7 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
 
 
 def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
-    """Return the whole prompt of each call, except of calls that continue a missing one."""
+    """Return the whole prompt of each call, except for calls that continue a missing one."""
     calls = {entry.model_call_id: entry for entry in entries}
     whole: dict[str, list[int]] = {}
     before = -1

@@ -109,7 +109,7 @@ class TokentraceRenderer:
         return _rendered(bridged.token_ids, new, bridged.messages.tolist(), [False] * len(bridged), content)
 
     def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
-        """Parse a completion. Without prompt ids, it follows the template's own generation prompt."""
+        """Parse a completion. Without prompt ids, assumes the template's own generation prompt."""
         prompt = None if isinstance(prompt_ids, Sized) and not len(prompt_ids) else prompt_ids
         parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt)
         return ParsedResponse(

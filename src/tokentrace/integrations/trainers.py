@@ -116,7 +116,7 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
     A rollout that failed or sampled nothing needs a `failed_reward`, and is not trained (``remove_sample``).
     """
     failed = failed_row(rollout, failed_reward, "slime")
-    if failed is not None:  # without a reward, slime would ask its reward model, or no one if the sample was aborted
+    if failed is not None:  # without a reward, slime asks its reward model, or leaves an aborted sample without one
         metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
         return [_slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)]
     samples = []

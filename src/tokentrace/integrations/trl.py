@@ -71,7 +71,7 @@ class BackgroundLoop:
 
 @dataclass(eq=False)
 class TrainerRollouts:
-    """Runs an agent's rollouts for a trainer that is not asynchronous."""
+    """Runs an agent's rollouts for a trainer that does not use asyncio."""
 
     agent: Runs
     _: KW_ONLY
@@ -110,7 +110,7 @@ class RolloutFunction(TrainerRollouts):
 
     - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
     - `task`: makes a `Task` from a prompt that is not just a list of messages.
-    - `one_of`: chooses a row if the history was rewritten and there are several; without it, they raise SampleError.
+    - `one_of`: chooses a row if a rewritten history gives several. Without it, that raises SampleError.
 
     Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` for each row). TRL leaves a failed
     rollout out of its group only if all functions return None for it: see `rollout_reward` and `unless_failed`. A

@@ -29,7 +29,7 @@ from .trainers import VERL_SAMPLING, ServerEngine, sampling_of
 from .verl_sft import plain, renderer_of
 
 ROLLOUT_REWARD: Final = "rollout"
-"""The setting that makes the rewards of tools and simulated user verl's reward."""
+"""The setting that uses the rewards of tools and simulated users as verl's reward."""
 _NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
 
@@ -44,7 +44,7 @@ class TokentraceAgentLoop(AgentLoopBase):
 
     - `tools_file`, `interaction_file`: tools and simulated users in YAML, in addition to verl's own tools.
     - `reward`: ``module:function`` that scores the rollout, or ``"rollout"`` for the rewards of tools and simulated
-      user. Without it, verl's reward function scores the rollout.
+      users. Without it, verl's reward function scores the rollout.
     - `budget`: fields of `Budget` that replace verl's limits.
     - `renderer`: settings of `create_renderer`. Template variables are verl's ``data.apply_chat_template_kwargs``.
     - `allow_raw_logprobs`: see `SamplingParams`.
@@ -122,7 +122,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             only_sample(rollout.trajectory),
             logprobs=bool(sampling_params.get("logprobs", True)),
             reward_score=None if self._reward is None else rollout.reward,
-            num_turns=2 * rollout.turns,  # each turn of the model follows a prompt or a result
+            num_turns=2 * rollout.turns,  # each turn of the model follows a prompt, a result or a user
             metrics=AgentLoopMetrics(
                 generate_sequences=rollout.engine_seconds,
                 tool_calls=rollout.tool_seconds,

@@ -248,7 +248,7 @@ class Output:
         return call
 
     def enter(self, kind: PartKind, at: int) -> None:
-        """From byte `at` on, tokens are of this kind, delimiters included."""
+        """From byte `at` on, tokens belong to this kind of part, delimiters included."""
         self._regions.append((max(at, self.base) if self._regions else self.base, kind))
 
     def regions(self) -> list[Region]:

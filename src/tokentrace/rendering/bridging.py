@@ -53,7 +53,7 @@ class _Request:
     key: tuple[object, ...]
     """The shape of the messages, and the tools: what the template's control flow may depend on."""
     names: Sequence[str] = ()
-    """The names of the functions that the completion calls, in order."""
+    """Names of the functions that the completion calls, from the first on. May be incomplete or empty."""
     true_context: bool = False
     """Whether the template sees the actual conversation so far, and so the real tools."""
     real_tools: bool = True
@@ -235,7 +235,7 @@ class Bridger:
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
-        """The first context and stand-in that the template accepts, preferably showing a call if there was one."""
+        """The first context and stand-in that the template accepts, preferably with a call, unless there was none."""
         refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here")
         second: tuple[Messages, StandIn, Continuation] | None = None
         # a user may speak before the result arrives

@@ -132,7 +132,7 @@ def unread_variable(name: str, templates: Collection[Template]) -> str:
 
 
 def template_source(template: Any) -> Any:
-    """The text of the file that `template` names, else `template`. Raises RendererError if the file is not one."""
+    """The text of the file that `template` names, else `template`. Raises RendererError if it is not a template."""
     if not isinstance(template, (str, PurePath)) or _is_source(str(template)):
         return template
     try:

@@ -256,7 +256,7 @@ class _LostFinder:
         if not is_all:
             why = "the template leaves out part of it"
         elif any(path[:2] == origin[:2] and path[2:] != ("role",) for path in self._texts if len(path) > 2):
-            why = "the template does not write it"
+            why = "the template leaves it out"
         else:
             why = "the template leaves out the whole message"
         self.left_out.lost.append(Lost(origin.message or 0, ".".join(map(str, origin.path)), why, missing))

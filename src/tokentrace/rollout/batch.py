@@ -86,7 +86,7 @@ class Summary:
 
 
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
-    """Turn a dataset row into a task: its conversation without the assistant messages at the end.
+    """Turn a dataset row into a task: its conversation without a completion or assistant messages at the end.
 
     ``tools_kwargs`` and ``interaction_kwargs``, from the row or its ``extra_info``, go to the tools and the
     interaction. ``tools`` or ``tool_selection`` selects tools by name. Other columns become metadata. Drops nulls that
@@ -250,7 +250,7 @@ async def run_all(
     await together(work() for _ in range(concurrency))
     if running:  # a TaskGroup treats a cancelled worker as done
         names = ", ".join(map(brief, sorted(running)[:3])) + (", …" if len(running) > 3 else "")
-        raise InputError(f"a tool, user or reward cancelled the tasks of {len(running)} rollouts: {names}")
+        raise InputError(f"{len(running)} rollouts did not end, because a tool, user or reward cancelled them: {names}")
     summary.seconds = time.monotonic() - began
     return summary
 

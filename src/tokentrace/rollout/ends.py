@@ -29,4 +29,4 @@ class End(StrEnum):
 
 
 FAILED_ENDS: Final = frozenset({End.ABORT, End.BRIDGE, End.ENGINE, End.HUNG, End.FAILED})
-"""Failures. Such a rollout has no reward and belongs to no group."""
+"""Failures. Such a rollout has no reward and does not count in its group."""

@@ -43,7 +43,7 @@ _BACKOFF: Final = Backoff(0.1, 5.0)
 _PART_SEED: Final = 10_007
 """Added to the seed of a turn's next part, for each token the turn already has."""
 _COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
-"""Settings that start over with each request to an engine."""
+"""Settings whose state starts over with each request to an engine."""
 
 
 class Agent:
@@ -99,9 +99,9 @@ class Agent:
     ) -> Rollout:
         """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
 
-        A failure ends the rollout but keeps its sampled tokens. Raises only cancellation, and EngineDown if the engine
-        does not answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: its
-        trajectory grows, and answered calls do not run again. Raises ContinuationError if it cannot be continued.
+        A failure ends the rollout, which keeps its sampled tokens. Only cancellation is raised, and EngineDown if the
+        engine does not answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task:
+        its trajectory grows, and answered calls do not run again. Raises ContinuationError if that is impossible.
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")
@@ -146,7 +146,7 @@ class Agent:
 
 
 def check_resumable(sampling: SamplingParams) -> None:
-    """Raise ContinuationError for settings that start over with each request to an engine."""
+    """Raise ContinuationError for settings whose state starts over with each request to an engine."""
     used = {**sampling.penalties, **({} if sampling.structure is None else {"structure": True})}
     if counted := [name for name in _COUNTED if name in used]:
         raise ContinuationError(

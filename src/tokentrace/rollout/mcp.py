@@ -41,7 +41,7 @@ class MCPConfig:
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
-            raise InputError("an MCP server needs either a command or a url")
+            raise InputError("an MCP server needs either a command or a url, not both")
         if self.headers if self.url is None else self.args or self.env or self.cwd:
             raise InputError("headers need an MCP server with a url; args, env and cwd need one with a command")
         if self.session not in ("run", "trajectory"):

@@ -129,7 +129,7 @@ def read_run(
 ) -> Run:
     """Return the run that a YAML file describes; arguments override the file. Raises ConfigError.
 
-    Relative paths start at the configuration's folder. `questions` makes the tasks for ``data: {questions: ...}``.
+    Looks for files in the configuration's folder. `questions` makes the tasks for ``data: {questions: ...}``.
     """
     document = loading.read_config(path)
     values = _renamed(document, document.values, _VERL_NAMES)

@@ -85,7 +85,7 @@ class RolloutStore:
         return [name for name, info in self._sessions.items() if _result(info) is None and info.state is State.OPEN]
 
     def recorded(self, task: Task) -> Rollout | None:
-        """Return an aborted or unfinished rollout as it was recorded, to continue it; None if it has no turns."""
+        """Return an aborted or unfinished rollout, to continue it; None if there is none, or it has no turns."""
         info = self._sessions.get(task.name)
         is_open = info is not None and info.state is State.OPEN and info.turns
         return self._wait(self._load(info, task)) if info is not None and is_open else None

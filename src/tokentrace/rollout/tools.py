@@ -103,7 +103,7 @@ class FunctionTool(BaseTool):
 
 
 class AdoptedTool(BaseTool):
-    """A tool from another library: any object with a schema and `execute` or `call`. `Toolbox` calls its methods."""
+    """A tool from another library, with a schema and `execute` or `call`. `Toolbox` calls whichever methods it has."""
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
         self.tool = tool

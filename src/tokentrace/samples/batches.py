@@ -27,7 +27,7 @@ _PADDING: Final[dict[str, Any]] = {
 }
 _COLUMNS: Final = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
 MOST_TOKENS: Final = 1 << 27
-"""The most tokens in one batch, padding included: more would take gigabytes, and comes from a wrong length."""
+"""The most tokens in one batch, padding included. More would take gigabytes: the length must be wrong."""
 
 _index = functools.partial(whole, most=2**31 - 1, error=SampleError)
 """A number of tokens, or an id."""

@@ -99,7 +99,7 @@ class PastTurns:
             if not shows_reasoning(messages[at], spans.get(at, []), at):
                 can_think = at < len(messages) - 1 and self._can_think(_kind(messages[at], tools), tools)
                 (left_out if can_think else nowhere).append(at)
-        if not of_history:  # then it only decides which turns get a TurnStartWarning
+        if not of_history:  # then `changed` only decides which turns get a TurnStartWarning
             prompted = {turn.message for turn in rendered.turns if turn.other_prompt}
             replies = [at for at in replies if at in prompted]
         last = {message["role"]: at for at, message in enumerate(messages) if not message.get("tool_calls")}

@@ -315,7 +315,7 @@ class SampleBuilder:
         return mask
 
     def _stop_of(self, messages: Messages, at: int, tools: Any) -> int | None:
-        """The token that ends turn `at` when another message follows: the actual one, else a made-up one.
+        """The token that ends turn `at` before the next message or, failing that, before a made-up one.
 
         If expansion ends a row before the conversation ends, the row has to show how its last turn stopped: no other
         row trains that stop, and a model that never learns to stop after its calls makes hundreds of them.

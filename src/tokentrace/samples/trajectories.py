@@ -207,7 +207,7 @@ def relative_to_group(
     for name, reward in rewards.items():
         value = as_float(reward) if is_number(reward) else None
         if value is None:
-            raise SampleError(f"{name!r}: a reward is a finite number, not {brief(reward)}")
+            raise SampleError(f"{name!r}: a reward must be a finite number, not {brief(reward)}")
         members[groups.get(name, name)][name] = value
     values: dict[str, float] = {}
     for group in members.values():

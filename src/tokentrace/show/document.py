@@ -2,7 +2,7 @@
 
 A `Track` is a row of tokens with columns. A branch of a tree stores only the tokens that its parent lacks. A `Contrast`
 stores where two tracks differ. `Document.to_json` writes each distinct token text once and each run of equal column
-values once, so only the number of tokens determines the size of a page.
+values once, so the size of a page grows only with the number of tokens.
 """
 
 import itertools

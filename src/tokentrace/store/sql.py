@@ -41,7 +41,7 @@ class Database(Protocol):
     where: str
     temporary: bool
     contains: str
-    """The SQL function that finds one text in another, or returns 0."""
+    """The SQL function that returns the position of one text in another, or 0."""
 
     async def get(self, sql: str, *values: Any) -> Rows:
         """Read a few small rows by an index."""

@@ -27,7 +27,7 @@ BARE_CALLS: Final = "nothing separates calls from content: they are found only i
 
 
 def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:
-    """The grammar of a template's turns, which the tokens `ends` end. `tools` declares a tool."""
+    """The grammar of a template's turns, which end with one of the tokens `ends`. `tools` declares a tool."""
     alone = study.prompts.alone(tools)
     prompt = (alone.tail or alone.added) if alone is not None else ""
     return _Deriver(study, TurnReader(study, ends, tools), prompt).derive()
@@ -127,7 +127,7 @@ class _Deriver:
     def _hidden(self, head: str) -> Frame | None:
         """Delimiters of reasoning that is never shown: the template looks for them in content, or prompts with them.
 
-        The white space that the model writes around reasoning is unknown, so the grammar has none.
+        The white space that the model writes around reasoning is unknown, so the grammar has only the prompt's.
         """
         prompt = self.prompt.rstrip()
         texts = "\n".join((self.prompt, head, *sorted(self.study.template.constants)))

@@ -161,7 +161,7 @@ class ReadCalls:
 
     @computed
     def silence(self) -> tuple[Silence, ...]:
-        """The kinds of missing content next to calls, the best first."""
+        """The kinds of missing content that the template reads next to calls, the best first."""
         if not self._good:
             return self._forms.alone
         return tuple(silence for silence in Silence if (self.mapping, silence) in self._good)

@@ -65,7 +65,7 @@ class GenerationPrompts:
         """How many characters at the head of a turn are its generation prompt.
 
         0 if the prompt was written before the turn began; None if it is not found. A turn may begin with one of the
-        `alternatives` instead: prompts that other conversations get.
+        `alternatives` instead: prompts of other turns.
         """
         tail = None if prompt is None else prompt.tail
         text = encoded.rendering.text

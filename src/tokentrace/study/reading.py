@@ -47,7 +47,7 @@ class WrittenTurn:
 
     @classmethod
     def read(cls, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> WrittenTurn:
-        """The turn from `start` to `stop`. The first of `ends` after its last field ends it."""
+        """The turn from `start` to `stop`. The earliest of `ends` after its last field ends it."""
         holes: list[Hole] = []
         at = 0
         for text, _, origin in rendering.spans(start, stop):

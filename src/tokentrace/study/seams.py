@@ -7,7 +7,7 @@ what follows that turn's end. This is right only if what follows does not depend
   must not appear after the turn's end, unless it is known to be the true one (the name of the called function).
 - *control flow*: for each shape of new messages, several contexts and several stand-ins are tried once, and all of
   them have to agree.
-- *order*: nothing of the new messages may stand before the turn's end.
+- *order*: no text of the new messages may come before the turn's end.
 """
 
 import itertools

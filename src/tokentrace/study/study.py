@@ -75,7 +75,7 @@ class TemplateStudy:
     ) -> Rendering | None:
         """A probe conversation, rendered once; None if the template refuses it. Do not modify the result.
 
-        `tools` declares the stand-in tool; a template that fails without tools (`needs_tools`) gets it in any case.
+        `tools` declares the stand-in tool. A template that `needs_tools` also gets it if it refuses the probe without.
         `changes` are other values of template variables. Raises TemplateLimitError if the template exceeds a limit,
         and for every later probe.
         """

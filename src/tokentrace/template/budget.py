@@ -116,7 +116,7 @@ def check_size(size: int) -> None:
 
 
 def check_items(count: int) -> None:
-    """Charge for a container of `count` items. Raises TooLarge if that is too many. Call it before making it."""
+    """Charge for a container of `count` items before it is made. Raises TooLarge if that is too many."""
     if count > MAX_ITEMS:
         raise TooLarge(f"the template tried to build a value of {count} items (limit {MAX_ITEMS})")
     if count > _FEW:

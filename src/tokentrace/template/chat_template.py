@@ -44,7 +44,7 @@ class Template:
     constants: frozenset[str]
     """The string constants it compares values with: roles it knows, words it looks for in content."""
     searched: Sequence[str] = ()
-    """Constants of two or more letters that it may look for in a message's text."""
+    """Constants of two or more characters that it may look for in a message's text."""
     digest: str
     """A hash of its source."""
     variables: frozenset[str]
@@ -221,7 +221,7 @@ def parse_template(source: str) -> nodes.Template:
 
 
 def compile_template(tree: nodes.Template) -> jinja2.Template:
-    """Compile a syntax tree and use it up. Folding constants has a small budget."""
+    """Compile a syntax tree, which cannot be used again. Folding constants has a small budget."""
     environment = _environment()
     with _compile_errors(), charging(RenderBudget(**_FOLDING)):
         return jinja2.Template.from_code(environment, environment.compile(tree), dict(environment.globals))

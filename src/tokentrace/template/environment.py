@@ -3,7 +3,7 @@
 Compiled templates (`compiling.py`) work on *pairs*: a plain value and its origin. Whatever compiled code does not do
 itself, it delegates to this class. The first half of its methods take pairs and handle plain values; the second half
 handles boxed values (`traced.py`). The result of a filter, call, method or operator on traced values is of unknown
-origin, unless it is one of the few that keep the trace.
+origin, unless the operation is one of the few that keep the trace.
 """
 
 import functools

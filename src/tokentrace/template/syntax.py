@@ -183,7 +183,7 @@ def _reads(body: Iterable[nodes.Node], bound: set[str]) -> Iterator[str]:
     """Names that statements may read before they are set. Adds the names that they always set to `bound`."""
     for node in body:
         match node:
-            case nodes.If():  # sets the names that all branches set, except those that refuse the conversation
+            case nodes.If():  # sets the names that all branches set; a branch that refuses does not count
                 ends: list[set[str]] = []
                 for branch in (node, *node.elif_, None):
                     yield from _unset(branch and branch.test, bound)
@@ -233,7 +233,7 @@ def constants_of(tree: nodes.Template) -> frozenset[str]:
 
 
 def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str]:
-    """Constants of two or more letters that the template may look for in one of a message's `text_fields`.
+    """Constants of two or more characters that the template may look for in one of a message's `text_fields`.
 
     The others are compared with other fields (a role, a schema's type), or looked up in mappings.
     """

@@ -175,7 +175,7 @@ class Trace:
 
 
 def _collected(value: Any, before: Any, turn: int) -> Any:
-    """A text or list in which scaffold that was added after `before`, around a field of the message, has the turn."""
+    """`value`, with text added after `before` assigned to the turn if it mixes scaffold and a field of its message."""
     if type(value) is list:
         start = len(before) if type(before) is list and before == value[: len(before)] else 0
         return value[:start] + [_collected(item, "", turn) for item in value[start:]]

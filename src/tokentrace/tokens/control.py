@@ -38,7 +38,7 @@ class Trust(IntEnum):
 
 
 class ControlPattern:
-    """Finds control tokens by their text; where several begin, the longest."""
+    """Finds control tokens by their text: the longest one, if several begin at the same place."""
 
     def __init__(self, tokens: dict[str, ControlToken]) -> None:
         self.tokens = tokens

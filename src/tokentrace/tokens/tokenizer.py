@@ -206,7 +206,7 @@ class _Core:
         return np.asarray(self.slow.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_plain(self, text: str, first: bool, normalized: bool) -> Ids:
-        """The ids of a text in ordinary tokens. `first`: it begins the input. `normalized`: it is so already."""
+        """The ids of a text in ordinary tokens. `first`: it begins the input. `normalized`: it already is."""
         if self._is_direct(first):
             pattern = self.vocabulary.control_pattern
             if pattern is None or not pattern.search(text):

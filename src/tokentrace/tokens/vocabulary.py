@@ -158,7 +158,7 @@ class Vocabulary:
 
     @computed
     def control_pattern(self) -> re.Pattern[str] | None:
-        """Finds control tokens in text; where several begin, the longest."""
+        """Finds control tokens in text: the longest one, if several begin at the same place."""
         return longest_first(self.control)
 
     def token_bytes(self, index: int) -> bytes:
@@ -218,7 +218,7 @@ class Vocabulary:
 
 
 def longest_first(names: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds names; where several begin, the longest. None if there are no names."""
+    """A pattern that finds the longest of the names that begin at one place. None if there are no names."""
     ordered = sorted(names, key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 

@@ -153,7 +153,7 @@ class Channel:
         for start, entries in self.pieces:
             ends += [start, start + len(entries)]
         if any(after < before for before, after in pairwise([*ends, self.length])):
-            raise TrajectoryError(f"pieces of a channel must be in order, apart and within its {self.length} tokens")
+            raise TrajectoryError(f"channel pieces must be in order, without overlap, within its {self.length} tokens")
 
     @classmethod
     def of(cls, entries: Iterable[Any]) -> Channel:
@@ -195,7 +195,7 @@ class Channel:
         if dtype.kind in "iu":
             dtype = np.result_type(dtype, np.min_scalar_type(fill))
             if dtype.kind not in "iu":
-                raise TrajectoryError(f"the channel holds whole numbers, and fill is {fill}: give a whole number")
+                raise TrajectoryError(f"the channel holds whole numbers, but fill is {fill}: give a whole number")
         out = np.full((self.length, *next(iter(shapes), ())), fill, dtype)
         for start, array in arrays:
             out[start : start + len(array)] = array

@@ -168,7 +168,7 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole next prompt; returns how many of its ids are new.
 
-        It must begin with the stream, or `ExtensionError` names the first different position. `kinds`, `message_spans`
+        Raises `ExtensionError`, naming the first difference, unless it begins with the stream. `kinds`, `message_spans`
         and `messages` (how many it holds) describe the whole prompt, of which only the new part is recorded.
         """
         index = self._index(branch)
@@ -286,7 +286,7 @@ class Trajectory(ShowsItself, Record):
         """Set the reward of a turn, or of the whole rollout. The last value counts; None removes the reward."""
         value = as_float(reward) if is_number(reward) else None
         if value is None and reward is not None:
-            raise TrajectoryError(f"a reward is a finite number, or None, not {brief(reward)}")
+            raise TrajectoryError(f"a reward must be a finite number or None, not {brief(reward)}")
         if turn is None:
             self.reward = value
             return
