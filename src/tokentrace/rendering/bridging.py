@@ -176,10 +176,10 @@ class Bridger:
         proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
-        grammar = self.compiled().grammar
+        grammar, turn = self.compiled().grammar, read_turn(self.compiled(), stream.completion, stream.prompt)
         has_call: bool | None = None
         if grammar.calls is not None or grammar.channels is not None:
-            has_call = bool(read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls)
+            has_call = bool(turn.tool_calls or turn.attempts)  # agents may run attempts
         if messages:
             return self._prove(replace(request, true_context=True), has_call, (messages,))
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
