@@ -45,7 +45,7 @@ ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next promp
 def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> None:
     """Check the tokens in FILE, whoever recorded them.
 
-    Rows of ids (JSON Lines, Parquet, a folder, a saved dataset) are compared with what the template gives for their
+    Rows of ids (JSON Lines, Parquet, or a folder of them) are compared with what the template gives for their
     conversations: in the row, or in the file that the row names.
 
     Rollouts are a trajectory (.tt) or a folder of them, the output of "tokentrace rollout", a gateway's store (a file,
