@@ -168,10 +168,10 @@ def describe(case: Case) -> str:
 
 
 def from_the_secret(first: str, second: str) -> set[int]:
-    """Places in the first text that depend on the secret."""
+    """Places in the first text that depend on the secret, of long texts those at the beginning: a diff takes long."""
     if len(first) == len(second):
         return {at for at, (one, other) in enumerate(zip(first, second, strict=True)) if one != other}
-    matcher = difflib.SequenceMatcher(None, first, second, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, first[:1000], second[:1000], autojunk=False)
     return {at for tag, start, end, _, _ in matcher.get_opcodes() if tag != "equal" for at in range(start, end)}
 
 
