@@ -350,7 +350,8 @@ class Bridger:
 
     def _seam(self, stream: Stream, continuation: Continuation) -> _Seam | BridgeRefusal:
         completion, stop = stream.completion, continuation.turn.stop_token
-        last = int(completion[-1]) if len(completion) else -1
+        tail = completion if len(completion) else np.asarray(stream.prompt[-9:])  # the prompt may end the turn
+        last = int(tail[-1]) if len(completion) or self.endings.closers.intersection(tail[-1:].tolist()) else -1
         if stop is None:
             return self._open_seam(stream, continuation, last)
         if last == stop:
@@ -359,8 +360,7 @@ class Bridger:
         head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
         if self._is_stop(last):
             return _Seam(head)
-        overlap = self._overlap(completion, stop, continuation.ids)
-        if overlap is not None:
+        if (overlap := self._overlap(tail, stop, continuation.ids)) is not None:
             return _Seam(overlap=overlap)
         if self.truncation is Truncation.REFUSE:
             return _TRUNCATED
