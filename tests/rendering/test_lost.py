@@ -207,12 +207,12 @@ def test_a_text_of_which_slices_are_written_is_lost_unless_they_hold_all_of_it(
     source = "{% for m in messages %}" + written + "{% endfor %}"
     tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user(said)])
     pieces = [said[start:stop] for start, stop in slices]
-    left_out = Counter(said) - Counter("".join(pieces))
+    left_out = Counter(said.casefold()) - Counter("".join(pieces).casefold())  # a template may change the case
     if said.strip() in "".join(pieces):
         assert tokens.lost == []
     elif any(char.isalnum() for char in left_out):
         assert [(one.message, one.field) for one in tokens.lost] == [(0, "content")]
-        assert set(left_out) <= set(tokens.lost[0].text) | set(" \n")
+        assert set(left_out) <= set(tokens.lost[0].text.casefold()) | set(" \n")
     assert all(piece in said for one in tokens.lost for piece in one.text.split("…"))
 
 
