@@ -349,9 +349,9 @@ class Bridger:
         return BridgedTokens(*stream, table, len(conversation) - first, lost)
 
     def _seam(self, stream: Stream, continuation: Continuation) -> _Seam | BridgeRefusal:
-        completion, stop = stream.completion, continuation.turn.stop_token
-        tail = completion if len(completion) else np.asarray(stream.prompt[-9:])  # the prompt may end the turn
-        last = int(tail[-1]) if len(completion) or self.endings.closers.intersection(tail[-1:].tolist()) else -1
+        completion, stop, inner = stream.completion, continuation.turn.stop_token, self.endings.inner
+        tail = np.asarray(stream.prompt[-9:]) if inner and not len(completion) else completion  # may end a message
+        last = int(tail[-1]) if len(completion) or not inner.isdisjoint(tail[-1:].tolist()) else -1
         if stop is None:
             return self._open_seam(stream, continuation, last)
         if last == stop:
