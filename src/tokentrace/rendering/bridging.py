@@ -179,7 +179,7 @@ class Bridger:
         grammar, turn = self.compiled().grammar, read_turn(self.compiled(), stream.completion, stream.prompt)
         has_call: bool | None = None
         if grammar.calls is not None or grammar.channels is not None:
-            has_call = bool(turn.tool_calls or turn.attempts)  # agents may run attempts
+            has_call = bool(turn.tool_calls or (turn.attempts and seams.leading_results(request.new)))  # it was run
         if messages:
             return self._prove(replace(request, true_context=True), has_call, (messages,))
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
@@ -403,7 +403,7 @@ class Bridger:
         return self.compiled().marked.ids(marked, self.study.tokenizer)
 
     def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
-        """The white space before the stop token of past answers that the completion lacks."""
+        """The white space before the stop token of past answers, as far as the completion lacks it."""
         space, token, _ = self._marked(find_past_close(self.study)).partition(mark(stop))
         if not token or space.strip() or parsed.tool_calls:
             return ""
