@@ -68,6 +68,7 @@ def test_each_figure_is_of_ids_that_are_the_templates(monkeypatch: pytest.Monkey
             spoil(render.OURS)
 
 
+@pytest.mark.skipif(not FULL, reason="long: make test-long")
 def test_rows_are_equal_to_trls_before_they_count() -> None:
     with Progress(disable=True) as progress:
         found = rows.measure(rows.Contenders("qwen3"), "TRL's", 2, 4, itertools.cycle(sources()), progress)

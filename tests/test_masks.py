@@ -104,7 +104,7 @@ def test_sampled_is_what_training_templates_tag(name: str) -> None:
     renderer = over_bytes(plain, controls=source, control_tokens="hf_compat", messages="as_given")
     found: dict[str, str] = {}
     compared = sampled = 0
-    for key, conversation in rotating(CONVERSATIONS.items(), name, 3):
+    for key, conversation in rotating(CONVERSATIONS.items(), name, 6):
         tokens = rendered(renderer, conversation)
         theirs = tagged(tokenizer, source, conversation)
         if not isinstance(tokens, RenderedTokens) or theirs is None or tokens.text != theirs[0]:

@@ -15,7 +15,7 @@ from tests.conversations import CODE, CONVERSATIONS
 from tests.diagnose.brute import rendered, source_of
 from tests.lazy import lazy
 from tests.oracle import hf_text, hf_tokenizer
-from tests.support import rotating
+from tests.support import FULL, rotating
 
 tekken = lazy("mistral_common.tokens.tokenizers.tekken")
 
@@ -93,6 +93,7 @@ def test_converted_ranks_encode_as_tiktoken(
         assert ids(family, sample) == reference.encode(sample, allowed_special="all")
 
 
+@pytest.mark.skipif(not FULL, reason="long: make test-long")
 def test_mistral_nemo_encodes_as_mistral_common(tmp_path: Path) -> None:
     path = tmp_path / "tekken.json"
     path.write_bytes(package_member("mistral-common", "mistral_common/data/tekken_240718.json"))
@@ -105,7 +106,8 @@ def test_mistral_nemo_encodes_as_mistral_common(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "encoder"), [("deepseek-v3.2", "deepseek_v32_encoding"), ("deepseek-v4", "encoding_dsv4")]
+    ("family", "encoder"),
+    rotating([("deepseek-v3.2", "deepseek_v32_encoding"), ("deepseek-v4", "encoding_dsv4")], "encoder", 2),
 )
 def test_reference_encoders_run_and_speak_the_vocabulary(family: str, encoder: str) -> None:
     reference = module(family_dir(family) / f"{encoder}.py")
@@ -124,7 +126,7 @@ def test_trl_templates_are_all_there() -> None:
     assert all("generation" in text for text in training)
 
 
-@pytest.mark.parametrize("name", rotating([name for name in TEMPLATED if FAMILIES[name].kwargs], "kwargs", 3))
+@pytest.mark.parametrize("name", rotating([name for name in TEMPLATED if FAMILIES[name].kwargs], "kwargs", 8))
 def test_documented_kwargs_change_what_is_rendered(name: str) -> None:
     """Of each documented variable, some value makes some conversation differ from leaving it out."""
     for variable, values in FAMILIES[name].kwargs.items():

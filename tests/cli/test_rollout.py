@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "configs" / "pocket.yaml"
 RUN = """\
 engine: {kind: embedded}
-data: {questions: {count: 3}}
-sampling: {temperature: 0.8, max_tokens: 128}
+data: {questions: {count: 2}}
+sampling: {temperature: 0.8, max_tokens: 32}
 concurrency: 1
 rollouts_per_task: 2
 reward: judge.py:judge
@@ -68,11 +68,11 @@ def config(tmp_path: Path) -> Path:
 
 def test_the_example_gives_a_row_of_exactly_what_was_sampled_for_each_rollout(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = run(CONFIG, "-o", out, "--json", "--limit", "6")
+    result = run(CONFIG, "-o", out, "--json", "--limit", "3")
     assert result.exit_code == 0, result.output
     metrics = json.loads(result.stdout)
     assert metrics == json.loads((out / "metrics.json").read_text(encoding="utf-8"))
-    assert (metrics["rollouts"], metrics["samples"], metrics["breaks"]) == (12, 12, 0)
+    assert (metrics["rollouts"], metrics["samples"], metrics["breaks"]) == (6, 6, 0)
     assert "sampled tokens" in result.stderr
     with closing(RolloutStore(out)) as store:
         trajectories = {row["name"]: trajectory for row, trajectory in store.trajectories()}
@@ -101,11 +101,11 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: 
     out = tmp_path / "out"
     first = run(config, "-o", out)
     assert first.exit_code == 0, first.output
-    assert "rollouts          6\n" in first.stdout
+    assert "rollouts          4\n" in first.stdout
     again = run(config, "-o", out)
     assert again.exit_code == 0
-    assert "rollouts          6 (6 by an earlier run)" in again.stdout
-    assert "continuing: 6 of 6 rollouts are finished" in again.stderr
+    assert "rollouts          4 (4 by an earlier run)" in again.stdout
+    assert "continuing: 4 of 4 rollouts are finished" in again.stderr
     other = run(config, "-o", out, "--seed", "5")
     assert other.exit_code == 2
     assert "seed was 4 and is 5 now; --fresh discards that run" in other.stderr
@@ -113,7 +113,7 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: 
     assert (fresh.exit_code, fresh.output) == (0, "")
     assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["resumed"] == 0
     fewer = run(config, "-o", out, "--seed", "5", "--limit", "1")
-    assert "tasks was 3 and is 1 now" in fewer.stderr
+    assert "tasks was 2 and is 1 now" in fewer.stderr
     (out / "run.json").write_text("its settings", encoding="utf-8")
     with closing(RolloutStore(out)):
         second = run(config, "-o", out)
@@ -131,7 +131,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_p
     command = [sys.executable, "-c", program, "rollout", str(config), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 130, done.stderr
-    assert "of 6 rollouts are finished and kept; the same command continues" in done.stderr
+    assert "of 4 rollouts are finished and kept; the same command continues" in done.stderr
     assert "Traceback" not in done.stderr
     flag.unlink()
     with closing(RolloutStore(out)) as store:
@@ -139,8 +139,8 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_p
     assert 2 <= kept <= 3
     resumed = run(config, "-o", out, "--json", "-q")
     metrics = json.loads(resumed.stdout)
-    assert (metrics["rollouts"], metrics["resumed"], metrics["unfinished_before"]) == (6, kept, unfinished)
-    assert len(list(read_samples(out / "rows.parquet"))) == 6
+    assert (metrics["rollouts"], metrics["resumed"], metrics["unfinished_before"]) == (4, kept, unfinished)
+    assert len(list(read_samples(out / "rows.parquet"))) == 4
 
 
 def test_rollouts_that_fail_are_exit_code_1_and_can_be_tried_again(config: Path, tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_rollouts_that_fail_are_exit_code_1_and_can_be_tried_again(config: Path,
     config.write_text(RUN + "advantages: group\n", encoding="utf-8")
     failed = run(config, "-o", out)
     assert failed.exit_code == 1
-    assert "failed 3" in failed.stdout
-    assert "3 rollouts without a reward: no advantages for their rows" in failed.stdout
-    assert sum(sample.advantages is None for sample in read_samples(out / "rows.parquet")) == 3
+    assert "failed 2" in failed.stdout
+    assert "2 rollouts without a reward: no advantages for their rows" in failed.stdout
+    assert sum(sample.advantages is None for sample in read_samples(out / "rows.parquet")) == 2
     assert "--retry runs them again" in failed.stdout
     assert "advantage 0 for groups of one rollout" in failed.stdout
     with closing(RolloutStore(out)) as store:
@@ -162,7 +162,7 @@ def test_rollouts_that_fail_are_exit_code_1_and_can_be_tried_again(config: Path,
     retried = run(config, "-o", out, "--retry", "--json")
     assert retried.exit_code == 0, retried.output
     metrics = json.loads(retried.stdout)
-    assert (metrics["retried"], metrics["resumed"], metrics["reward"]) == (3, 3, 0.5)
+    assert (metrics["retried"], metrics["resumed"], metrics["reward"]) == (2, 2, 0.5)
 
 
 def test_without_pyarrow_all_but_the_rows_is_kept(config: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -173,10 +173,10 @@ def test_without_pyarrow_all_but_the_rows_is_kept(config: Path, tmp_path: Path, 
         result = run(config, "-o", out)
     assert result.exit_code == 2
     assert "install tokentrace[data]; the trajectories are kept" in result.stderr
-    assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["rollouts"] == 6
+    assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["rollouts"] == 4
     assert not (out / "rows.parquet").exists()
     assert run(config, "-o", out).exit_code == 0
-    assert len(list(read_samples(out / "rows.parquet"))) == 6
+    assert len(list(read_samples(out / "rows.parquet"))) == 4
 
 
 # -- a server, and data of one's own

@@ -15,7 +15,7 @@ DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm
 DESCRIBED = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-r1", "llama-3.1", "qwen3.6", "glm-4.7"]
 """Those that are audited in every run, below."""
 MORE = [name for name in JINJA_FAMILIES if name not in DESCRIBED]
-TRIED = [*rotating(DESCRIBED, "known", 2), *rotating(MORE, "audit", 8)]
+TRIED = [*rotating(DESCRIBED, "known", 4), *rotating(MORE, "audit", 12)]
 """Some of them in each run, all of them in a full one: an audit takes seconds."""
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.conversations import GET_WEATHER, NOW, SYS, assistant, call, result, tool, user
+from tests.formats.small import small_renderer
 from tests.support import make_renderer, per_family
 from tokentrace import Renderer, create_renderer
 from tokentrace.diagnose.breaks import Break, explain_break
@@ -35,7 +36,7 @@ class Rollout:
 
     @property
     def renderer(self) -> Renderer:
-        return renderer_of(self.family)
+        return renderer_of("pocket") if self.family == "pocket" else small_renderer(self.family, lost="ignore")
 
     @property
     def prompt(self) -> Ids:

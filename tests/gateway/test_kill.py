@@ -24,7 +24,7 @@ from tokentrace.store.store import TurnRecord
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 
-ROUNDS = 100 if FULL else 2
+ROUNDS = 100 if FULL else 1
 SESSIONS = [f"s{at}" for at in range(5)]
 AFRESH = 10
 """After so many rounds the store is a new one: each check reads everything."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.conversations import assistant, call, tool, user
 from tests.parsing.test_streaming import check as check_streams
-from tests.support import examples, make_renderer
+from tests.support import FULL, make_renderer
 from tokentrace import Renderer
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind, TokenRange
 
@@ -234,7 +234,7 @@ def check_header(response: ParsedResponse, left: list[Item], header: str) -> Non
     assert response.open is PartKind.TOOL_CALL
 
 
-@settings(FIXTURE, max_examples=examples(60))
+@settings(FIXTURE, max_examples=60 if FULL else 8)
 @given(spoken=turns)
 def test_any_turn_cut_off_at_every_token(spoken: list[Spoken], gpt_oss: GptOss) -> None:
     ids = gpt_oss.completion(spoken)

@@ -15,7 +15,7 @@ from tests.support import FULL
 from tokentrace.store.store import Store, StoreError, open_store
 from tokentrace.trajectory import Trajectory
 
-ROUNDS = 100 if FULL else 3
+ROUNDS = 100 if FULL else 1
 
 
 def killed_writer(where: str, round: int, lines: int) -> list[list[str]]:

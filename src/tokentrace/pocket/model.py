@@ -262,7 +262,8 @@ class PocketModel:
 
     def _mlp(self, layer: _Layer, x: Floats) -> Floats:
         both = self._normed(x, layer.before_mlp) @ layer.gate_up
-        gate, up = np.split(both, 2, axis=-1)
+        half = both.shape[-1] // 2
+        gate, up = both[:, :half], both[:, half:]
         with np.errstate(over="ignore"):  # exp(-gate) is infinite where the sigmoid is 0
             out: Floats = (gate / (1 + np.exp(-gate)) * up) @ layer.down
         return out
