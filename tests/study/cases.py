@@ -217,6 +217,10 @@ CASES: Final = {
         ),
         turn(None, SEVERAL_MESSAGES), ()
     ),
+    "reasoning under another name, in a message that ends as the turn does": Case(
+        template("{% if m.reasoning %}<|q|>{{ m.reasoning }}<|end|><|a|>{% endif %}<|x|>{{ m.content }}"),
+        turn(None, SEVERAL_MESSAGES, NO_CALLS, content=Frame("<|x|>")), (HELLO,)
+    ),
     "messages that say who they go to": Case(
         ADDRESSED.replace("BODY", ARGUMENTS), TurnGrammar("<|a|>", "<|a|>", channels=TO), (*CALLS, THOUGHT, BOTH)
     ),

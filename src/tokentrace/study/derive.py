@@ -21,7 +21,7 @@ from .reading import TurnReader, WrittenTurn, leading, trailing
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-SEVERAL_MESSAGES: Final = "a turn has several messages, and it is unclear what distinguishes them: all of it is content"
+SEVERAL_MESSAGES: Final = "a turn has several messages, and it is unclear what distinguishes them: reasoning is content"
 TWO_TURNS: Final = "the template writes calls after content as a separate turn"
 BARE_CALLS: Final = "nothing separates calls from content: they are found only if no content comes before them"
 
@@ -57,9 +57,11 @@ class _Deriver:
             notes = tuple(dict.fromkeys(reader.notes))
             return TurnGrammar(self.prompt, self.prompt, calls=calls, channels=channels, notes=notes)
         frame, opening = self._frames(reasoned, before or "")
-        if self.prompt.strip() and opening.startswith(self.prompt):
+        if frame is not None and self.prompt.strip() and opening.startswith(self.prompt):
             reader.notes.append(SEVERAL_MESSAGES)
-            return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(reader.notes))
+            if frame.close not in reader.ends:
+                return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(reader.notes))
+            frame, opening = None, ""  # the model stops after reasoning, so a completion has one of the messages
         if frame is None:
             frame = self._hidden(before or "")
         head, opened, after_empty = self._head(before, reasoned, frame, opening)
@@ -77,8 +79,10 @@ class _Deriver:
         calls = {"tool_calls": [call()]}
         text_calls = {"tool_calls": [call(as_text=True)]}
         beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
-        for variables, more in itertools.product(({}, *self.study.toggles), (*beside, {"content": None, **text_calls})):
-            turn = self.reader.turn({"reasoning_content": "thought", **more}, variables)
+        more = (*beside, {"content": None, **text_calls})
+        names = ("reasoning_content", "reasoning")  # transformers fills `thinking` from both, `reasoning` from neither
+        for variables, name, fields in itertools.product(({}, *self.study.toggles), names, more):
+            turn = self.reader.turn({name: "thought", **fields}, variables)
             if turn.first("reasoning") is not None:
                 return turn
         return WrittenTurn()
