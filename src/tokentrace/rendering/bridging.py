@@ -106,6 +106,7 @@ class Bridger:
     study: TemplateStudy
     endings: TurnEndings
     write: Write
+    """`Renderer._render_small`."""
     compiled: Callable[[], Compiled]
     """Returns the grammar that completions are parsed with. Compiling it is slow, and most bridges do not need it."""
     truncation: Truncation
@@ -141,9 +142,8 @@ class Bridger:
         self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
     ) -> Continuation | BridgeRefusal:
         """Render a conversation and cut it after the turn of message `at`."""
-        write = self.write
         return seams.find_continuation(
-            conversation, at + 1, lambda some, index: write(some, index, tools, prompted), self.endings
+            conversation, at + 1, lambda some, index: self.write(some, index, tools, prompted), self.endings
         )
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
