@@ -41,7 +41,7 @@ _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAS
 _TRUNCATED: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
-"""Renders messages. Also takes the message whose turn to find, tools, and whether to add a generation prompt."""
+"""`Renderer._render_small`: takes messages, the one whose turn to find, tools, and whether to add a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,6 @@ class Bridger:
     study: TemplateStudy
     endings: TurnEndings
     write: Write
-    """`Renderer._render_small`."""
     compiled: Callable[[], Compiled]
     """Returns the grammar that completions are parsed with. Compiling it is slow, and most bridges do not need it."""
     truncation: Truncation

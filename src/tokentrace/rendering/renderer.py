@@ -268,8 +268,7 @@ class Renderer:
         def make() -> Bridger:
             write = functools.partial(self._render_small, study)
             compiled = functools.partial(self._compiled, study, has_tools)
-            as_inference = self.past is Past.INFERENCE
-            return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, as_inference)
+            return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, self.past is Past.INFERENCE)
 
         return self.cache.once(("bridger", id(study), has_tools), make)
 
