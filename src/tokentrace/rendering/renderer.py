@@ -268,7 +268,8 @@ class Renderer:
         def make() -> Bridger:
             write = functools.partial(self._render_small, study)
             compiled = functools.partial(self._compiled, study, has_tools)
-            return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, self.past is Past.INFERENCE)
+            as_inference = self.past is Past.INFERENCE
+            return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, as_inference)
 
         return self.cache.once(("bridger", id(study), has_tools), make)
 
