@@ -14,7 +14,7 @@ from tests import conversations
 from tests.formats.small import small_tokenizer
 from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, make_renderer, rotating
 from tokentrace import Renderer, TokentraceError, create_renderer
-from tokentrace.errors import RendererError
+from tokentrace.errors import InputError, RendererError
 from tokentrace.pocket import POCKET
 from tokentrace.tokens import Tokenizer
 
@@ -42,6 +42,13 @@ def made(source: Any, **settings: Any) -> Renderer:
 def test_a_setting_that_nobody_reads_is_refused(given: Any, said: str) -> None:
     with pytest.raises(RendererError, match=said):
         create_renderer(POCKET, **given)
+
+
+def test_a_template_variable_is_a_setting_of_the_renderer() -> None:
+    pocket: Any = create_renderer(POCKET)
+    for render in (pocket.render, pocket.render_ids):
+        with pytest.raises(InputError, match="enable_thinking: pass template variables to create_renderer"):
+            render(CHAT, enable_thinking=False)
 
 
 V32 = ["thinking", "enable_thinking", "thinking_mode", "drop_thinking"]

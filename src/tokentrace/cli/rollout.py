@@ -90,7 +90,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not job.quiet and (store.finished or store.unfinished):
-            under_way = f", {len(store.unfinished):,} are unfinished and will run again" if store.unfinished else ""
+            under_way = f", {len(store.unfinished):,} are unfinished and will run" if store.unfinished else ""
             note(f"continuing: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
         try:
             cluster = None

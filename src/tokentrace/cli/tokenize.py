@@ -58,7 +58,7 @@ _OF_JOB: Final = (
 @options.parse_arguments_option
 @options.split_option
 @options.number("--max-row-bytes", default=8 << 20, text="Longer rows are reported and left out.")
-@options.number("-j", "--workers", text="Worker processes.  [default: all cores]")
+@options.number("-j", "--workers", text="Worker processes.  [default: all cores, fewer for small inputs]")
 @options.ray_option
 @options.overwrite_option
 @options.flag("--stats", text="Show how long the rows are.")

@@ -259,7 +259,9 @@ class AnswerReader:
         if reason not in set(FinishReason):
             raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {brief(reason)}")
         stopped = reason == FinishReason.STOP
-        if stopped and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
+        if stopped and self.last_id is None:
+            raise EngineAnswerError("the completion ended with a stop, but has no ids")
+        if stopped and type(stop) is int and self.last_id != stop:
             raise EngineAnswerError(f"the completion ended with stop token {stop}, but its last id is {self.last_id}")
         text = stop if stopped and isinstance(stop, str) else None
         if text is not None and text not in self.sampling.stop:

@@ -123,7 +123,7 @@ class Bridger:
         proof = self._prove_any(request, stream, messages)
         if isinstance(proof, BridgeRefusal):
             return proof
-        if (refusal := self._find_rewrite(proof.rewrites, stream)) is not None:
+        if (refusal := self._refuse_rewrite(proof.rewrites, stream)) is not None:
             return refusal
         request = replace(request, true_context=proof.true_context, real_tools=proof.real_tools)
         continuation = self._continue(request, proof.context, proof.stand_in)
@@ -177,15 +177,15 @@ class Bridger:
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
         grammar, turn = self.compiled().grammar, read_turn(self.compiled(), stream.completion, stream.prompt)
-        has_call: bool | None = None
+        has_call: bool | None = None  # unknown: stand-ins with a call count, and those without
         if grammar.calls is not None or grammar.channels is not None:
             has_call = bool(turn.tool_calls or (turn.attempts and seams.leading_results(request.new)))  # it was run
         if messages:
             return self._prove(replace(request, true_context=True), has_call, (messages,))
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
-        telling = frozenset[int]().union(*(controls for _, controls in contexts))
-        seen = frozenset(index for index in telling if (ids == index).any())
-        alike = [context for context, controls in contexts if controls == seen]
+        in_contexts = frozenset[int]().union(*(controls for _, controls in contexts))
+        in_prompt = frozenset(token for token in in_contexts if (ids == token).any())
+        alike = [context for context, controls in contexts if controls == in_prompt]
         return self._remembered(request, has_call, alike)  # those with tool results, or those without
 
     def _remembered(
@@ -304,7 +304,7 @@ class Bridger:
         how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
         return _Rewrite(before - later, stand_in.reasoning or stand_in is seams.INLINE, how)
 
-    def _find_rewrite(self, rewrites: Sequence[_Rewrite], stream: Stream) -> BridgeRefusal | None:
+    def _refuse_rewrite(self, rewrites: Sequence[_Rewrite], stream: Stream) -> BridgeRefusal | None:
         """A refusal if the stream holds a turn that the template would rewrite."""
         if not rewrites:
             return None
@@ -335,7 +335,7 @@ class Bridger:
         if isinstance(seam, BridgeRefusal):
             return seam
         encoded, conversation, first = continuation.encoded, continuation.conversation, continuation.first_new
-        rendering, after = encoded.rendering, slice(continuation.turn.stop + seam.overlap, None)
+        rendering, after = encoded.rendering, slice(continuation.stop + seam.overlap, None)
         owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
         is_context = [  # everything but a message's own text is scaffold, including its role
             origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
@@ -349,8 +349,9 @@ class Bridger:
         return BridgedTokens(*stream, table, len(conversation) - first, lost)
 
     def _seam(self, stream: Stream, continuation: Continuation) -> _Seam | BridgeRefusal:
-        completion, stop, inner = stream.completion, continuation.turn.stop_token, self.endings.inner
-        tail = np.asarray(stream.prompt[-9:]) if inner and not len(completion) else completion  # may end a message
+        """What the completion (if empty, the prompt) lacks of the turn's end, and has of the text after it."""
+        completion, stop, inner = stream.completion, continuation.stop_token, self.endings.inner
+        tail = np.asarray(stream.prompt[-9:]) if inner and not len(completion) else completion  # `_overlap` reads nine
         last = int(tail[-1]) if len(completion) or not inner.isdisjoint(tail[-1:].tolist()) else -1
         if stop is None:
             return self._open_seam(stream, continuation, last)
@@ -382,7 +383,7 @@ class Bridger:
         closing = whole[next(starts) :]
         ended = self._is_stop(last)
         data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)
-        ends_with_control_token = whole[-5:-4] == b"\xff"  # as `Marked` spells one
+        ends_with_control_token = whole[-5:-4] == b"\xff"  # as `MarkedBytes` spells one
         if ends_with_control_token and data.endswith(whole):
             return _Seam()  # the template ends such a turn here: DeepSeek V3, after a single call
         there = _shared_end(data, closing)

@@ -18,13 +18,10 @@ from ..conversation.forms import Change, with_parsed_arguments
 from ..conversation.messages import Messages
 from ..errors import InputError, TemplateError, TokentraceError
 from ..study.probes import ANSWER, USER, call
-from ..study.turns import common_prefix, turn_spans
+from ..study.turns import Run, common_prefix, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering, Span
-
-Run = Callable[[Messages, bool], Rendering]
-"""Runs the template, with a generation prompt or without."""
 
 
 class Past(StrEnum):

@@ -9,7 +9,7 @@ import functools
 import marshal
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
@@ -36,7 +36,7 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
-from ..tokens.ids import check_ids, check_last
+from ..tokens.ids import check_ids, check_last, check_sampled
 from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens, Stream, Truncation
 from .bridging import Bridger
@@ -84,6 +84,7 @@ class Renderer:
         tools: Any = None,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
+        **variables: Never,
     ) -> RenderedTokens:
         """Render a conversation: ids, origins and the loss mask, in one render.
 
@@ -94,6 +95,8 @@ class Renderer:
         ControlTokenError if untrusted text spells a control token and the policy is ``reject``. The result's `lost`
         lists text that reaches no token, with a `LostTextWarning`; ``lost="error"`` raises LostTextError instead.
         """
+        if variables:
+            raise InputError("pass template variables to create_renderer, not to render", field=next(iter(variables)))
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
         if prompt and continued:
@@ -142,14 +145,16 @@ class Renderer:
             report_lost(rendered.lost, self.lost)
         return rendered
 
-    def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
+    def render_ids(
+        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False, **variables: Never
+    ) -> list[int]:
         """The ids alone."""
-        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
+        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables).token_ids
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """Encode text with its spans, control tokens only where allowed. Raises ControlTokenError or InputError."""
-        roles, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
-        trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, roles=roles)
+        constants, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
+        trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, constants=constants)
         try:
             return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
         except ForgedControl as forged:
@@ -228,15 +233,15 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        Returns a `BridgeRefusal`, which is falsy and has a reason, if that cannot be proven. Raises InputError. Pass
-        the tools of the first prompt. `messages`, the conversation before the completion, is used only if the template
-        makes the new text depend on it.
+        Returns a `BridgeRefusal`, which is falsy and has a reason, if that cannot be proven. Raises InputError; reading
+        the result's ids raises it for a prompt that is not ids. Pass the tools of the first prompt. `messages`, the
+        conversation before the completion, is used only if the template makes the new text depend on it.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
         adapted = Adapted(()) if is_empty else self.adapt_messages(new_messages, tools=tools)
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
-        completion = check_ids(prev_completion_ids, "prev_completion_ids")
+        completion = check_sampled(prev_completion_ids, "prev_completion_ids", self.tokenizer.vocabulary.size)
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         stream = Stream(prev_prompt_ids, completion)
         bridger, key = self._bridger(study, bool(tools)), self._prepare(tools).key
@@ -294,10 +299,7 @@ class Renderer:
         the vocabulary (a padded embedding) read as U+FFFD; larger ones raise InputError. `calls` is ``"strict"`` (calls
         out of place are `ParsedResponse.attempts`) or ``"lenient"`` (they count too); by default the renderer's.
         """
-        ids = check_ids(token_ids, "token_ids")
-        size = self.tokenizer.vocabulary.size
-        if len(ids) and int(ids.max()) >= 2 * size:  # no embedding is padded to twice its vocabulary
-            check_ids(ids, "token_ids", vocab_size=size)
+        ids = check_sampled(token_ids, "token_ids", self.tokenizer.vocabulary.size)
         parser = self.streaming_parser(tools=tools, prompt_ids=prompt_ids, calls=calls)
         parser.feed(ids)
         return parser.response

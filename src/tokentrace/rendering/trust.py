@@ -40,14 +40,14 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     return frozenset(names)
 
 
-def trust_of(origin: Origin, messages: Messages, trusted: frozenset[str], roles: frozenset[str]) -> Trust:
+def trust_of(origin: Origin, messages: Messages, trusted: frozenset[str], constants: frozenset[str]) -> Trust:
     """Which control tokens a span of this origin may hold, or be a part of.
 
-    A role that this template (`roles`) or every template knows is scaffold: ``<|`` + role + ``|>`` can be a token.
+    A role that this template (by its `constants`) or every template knows is scaffold: ``<|role|>`` can be a token.
     """
     if origin.message is not None:
         role = messages[origin.message]["role"]
-        named = origin.is_role and (role in ROLES or role in roles)
+        named = origin.is_role and (role in ROLES or role in constants)
         return Trust.ANY if named else _of_role(role, trusted)
     if origin.source == "messages":  # the list of all messages, printed as it is
         return min(_of_role(message["role"], trusted) for message in messages)

@@ -122,7 +122,7 @@ def find_past_close(study: TemplateStudy) -> str:
 # -- inside a turn
 
 
-class ControlTokens(NamedTuple):
+class WrittenControlTokens(NamedTuple):
     """The control tokens that a template writes: in assistants' turns, elsewhere without tools, and all."""
 
     assistant: set[int]
@@ -139,7 +139,7 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
     for tools in (False, True):
         never |= study.endings(tools).closers | study.endings(tools).heads
     never.update(index for name, index in named.items() if name in _NAMED)
-    tokens = control_tokens(study)
+    tokens = written_control_tokens(study)
     prompts = (study.prompts.alone(False, toggle) for toggle in study.toggles)
     added = (prompt.added for prompt in prompts if prompt is not None)
     delimiters = _spelled(vocabulary, "\n".join([*_delimiters(grammar), *added]))
@@ -148,11 +148,11 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
     return frozenset(inside | (tags - tokens.all - set(named.values()) - never))
 
 
-def control_tokens(study: TemplateStudy) -> ControlTokens:
+def written_control_tokens(study: TemplateStudy) -> WrittenControlTokens:
     """The control tokens that the template writes in probe conversations."""
     roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][:64]  # maybe other roles
     role_turns = [(probes.USER, {"role": role, "content": "words"}, probes.USER) for role in roles]
-    tokens = ControlTokens(set(), set(), set())
+    tokens = WrittenControlTokens(set(), set(), set())
     for tools, prompt in itertools.product((False, True), (False, True)):
         for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS, *role_turns):
             rendering = study.readable(probe, tools, prompt)

@@ -11,7 +11,7 @@ from ..conversation.messages import Messages
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
 from .probes import CONTINUED, USER
-from .turns import GenerationPrompt, Render, TurnSpan, cut_points, matched_prefix, prompt_after
+from .turns import GenerationPrompt, TryRun, TurnSpan, cut_points, matched_prefix, prompt_after
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
@@ -29,13 +29,13 @@ class GenerationPrompts:
         self._end_in = functools.lru_cache(1024)(functools.partial(_prompt_end, study.tokenizer))
         """Cached, because most turns begin the same way."""
 
-    def before(self, turns: Sequence[TurnSpan], messages: Messages, render: Render) -> list[GenerationPrompt | None]:
+    def before(self, turns: Sequence[TurnSpan], messages: Messages, run: TryRun) -> list[GenerationPrompt | None]:
         """The generation prompt of each turn; None if the template refuses one there."""
         prompts: dict[int, GenerationPrompt | None] = {0: None}
         counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
         for count in counts:
             if count not in prompts:
-                prompts[count] = self.constant or prompt_after(messages[:count], render)
+                prompts[count] = self.constant or prompt_after(messages[:count], run)
         return [prompts[count] for count in counts]
 
     @computed

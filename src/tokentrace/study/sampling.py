@@ -29,7 +29,7 @@ class SampledTurn:
     stop: int
     stop_token: int | None
     other_prompt: str = ""
-    """The generation prompt of this turn, if the turn does not continue it id for id."""
+    """The template's generation prompt for this turn, if other ids precede the turn; else empty."""
 
 
 @dataclass(slots=True)
@@ -47,12 +47,13 @@ class Sampling:
 
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
-    render = functools.partial(study.run, tools)
-    turns, notes = find_turns(encoded.rendering, messages, render, study.tokenizer)
+    """The tokens that the model samples, turn by turn: the loss mask."""
+    run = functools.partial(study.run, tools)
+    turns, notes = find_turns(encoded.rendering, messages, run, study.tokenizer)
     turns = [turn for turn in turns if messages[turn.message]["role"] == "assistant"]
     if not turns:
         return Sampling(notes=notes)
-    endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, render)
+    endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, run)
 
     @functools.cache
     def alternatives() -> set[str]:
@@ -79,9 +80,10 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
     return sampling
 
 
-def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> SampledTurn:
-    """The end of one turn; its `start` is the first token after its last field."""
-    return _sampled_turn(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
+def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> tuple[int, int | None]:
+    """The token at which one turn ends, exclusive, and the stop token before it (None: nothing closes the turn)."""
+    end = _sampled_turn(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
+    return end.stop, end.stop_token
 
 
 def _sampled_turn(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:

@@ -25,7 +25,7 @@ from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, call, calling, result
-from .sampling import SampledTurn, turn_end
+from .sampling import turn_end
 from .turns import TurnSpan
 
 
@@ -73,12 +73,13 @@ class BridgeRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A rendering of ``[context, assistant, new messages]``, and the turn's end."""
+    """A rendering of ``[context, assistant, new messages]``, and the token before which the turn stops."""
 
     encoded: Encoded
     conversation: Messages
     first_new: int
-    turn: SampledTurn
+    stop: int
+    stop_token: int | None
     span: TurnSpan
     spans: list[TurnSpan]
 
@@ -88,7 +89,7 @@ class Continuation:
 
     @property
     def cut(self) -> int:
-        return self.encoded.position(self.turn.stop)
+        return self.encoded.position(self.stop)
 
     def shows(self, *fields: str) -> bool:
         """True if the template writes text of one of these fields of the assistant's message."""
@@ -103,7 +104,7 @@ class Continuation:
 
     @property
     def ids(self) -> Ids:
-        return self.encoded.ids[self.turn.stop :]
+        return self.encoded.ids[self.stop :]
 
 
 EncodedTurns = tuple[Encoded, list[TurnSpan]]
@@ -124,11 +125,11 @@ def find_continuation(
     spans = [span for span in turns if span.message == at and span.start < span.end]
     if not spans:
         return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not show where the assistant's turn is")
-    turn = turn_end(encoded, spans[0], endings)
-    if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != spans[0].end:
+    stop, stop_token = turn_end(encoded, spans[0], endings)
+    if stop_token is None and stop and encoded.position(stop) != spans[0].end:
         problem = "a token crosses the end of the assistant's turn"
         return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
-    return Continuation(encoded, conversation, first_new, turn, spans[0], turns)
+    return Continuation(encoded, conversation, first_new, stop, stop_token, spans[0], turns)
 
 
 # -- stand-ins

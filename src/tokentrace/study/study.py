@@ -139,7 +139,7 @@ class TemplateStudy:
 
     @learned
     def turn_tokens(self) -> frozenset[int]:
-        return frozenset(endings.control_tokens(self).assistant)
+        return frozenset(endings.written_control_tokens(self).assistant)
 
     @learned
     def grammar(self, tools: bool) -> TurnGrammar:

@@ -19,8 +19,10 @@ from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 
-Render = Callable[[Messages, bool], Rendering | None]
-"""Renders messages with or without a generation prompt; a template may refuse them."""
+Run = Callable[[Messages, bool], Rendering]
+"""Runs the template, with a generation prompt or without. Raises TokentraceError if it refuses the messages."""
+TryRun = Callable[[Messages, bool], Rendering | None]
+"""Like `Run`, or returns None."""
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list
 
 
 def find_turns(
-    rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer, only: int | None = None
+    rendering: Rendering, messages: Messages, run: TryRun, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
     """The turns of a rendering, and notes on assistants' turns (or `only` one) that are not proven."""
     turns, notes = turn_spans(rendering), list[str]()
@@ -67,8 +69,8 @@ def find_turns(
     if missing:  # those that are written but have no turn
         missing &= {one.message for one in rendering.origins if one is not None and one.field not in (None, "role")}
     for index in sorted(missing if only is None else missing & {only}):
-        start = _after_prompt(rendering, messages[:index], render, tokenizer)
-        last = rendered_after(messages[: index + 1], render)
+        start = _after_prompt(rendering, messages[:index], run, tokenizer)
+        last = rendered_after(messages[: index + 1], run)
         end = len(last.text) if last is not None and rendering.text.startswith(last.text) else -1
         if start is None or end < start:
             problem = "the template does not show where its turn is, and it cannot be proven"
@@ -80,23 +82,23 @@ def find_turns(
     return sorted(turns, key=lambda turn: turn.start) if missing else turns, notes
 
 
-def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:
+def _after_prompt(rendering: Rendering, messages: Messages, run: TryRun, tokenizer: Tokenizer) -> int | None:
     """Where the generation prompt after `messages` ends in the rendering."""
     if not messages:
         return 0
-    plain = rendered_after(messages, render)
+    plain = rendered_after(messages, run)
     if plain is None or not rendering.text.startswith(plain.text):
         return None
-    prompt, before = GenerationPrompt.between(plain, rendered_after(messages, render, prompt=True)), len(plain.text)
+    prompt, before = GenerationPrompt.between(plain, rendered_after(messages, run, prompt=True)), len(plain.text)
     if prompt is None:
         return None
     return before + matched_prefix(rendering.text[before:], prompt.added, cut_points(prompt.added, tokenizer))
 
 
-def rendered_after(messages: Messages, render: Render, *, prompt: bool = False) -> Rendering | None:
+def rendered_after(messages: Messages, run: TryRun, *, prompt: bool = False) -> Rendering | None:
     """A conversation up to some message; None if the template refuses that."""
     try:
-        return render(messages, prompt)
+        return run(messages, prompt)
     except TokentraceError:
         return None
 
@@ -125,10 +127,10 @@ class GenerationPrompt:
         return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))
 
 
-def prompt_after(messages: Messages, render: Render) -> GenerationPrompt | None:
+def prompt_after(messages: Messages, run: TryRun) -> GenerationPrompt | None:
     """The prompt after a conversation; None if the template refuses one there."""
-    prompted = rendered_after(messages, render, prompt=True)
-    return GenerationPrompt.between(None if prompted is None else rendered_after(messages, render), prompted)
+    prompted = rendered_after(messages, run, prompt=True)
+    return GenerationPrompt.between(None if prompted is None else rendered_after(messages, run), prompted)
 
 
 def cut_points(prompt: str, tokenizer: Tokenizer) -> list[int]:

@@ -34,9 +34,6 @@ _FOLDING: Final = {"steps": 1_000, "size": 64 * 1024}
 """The budget for folding constants at compile time. Larger constants are computed when the template runs."""
 _ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
-Patch = Callable[[TracedList], TracedList]
-"""Changes wrapped messages before they are rendered (see `formats.patched`)."""
-
 
 class Template:
     """Turns messages into spans: a Jinja template, or a format written in Python."""
@@ -63,17 +60,13 @@ class Template:
         *,
         add_generation_prompt: bool = False,
         variables: Mapping[str, Any] | None = None,
-        patch: Patch | None = None,
     ) -> Rendering:
         """Render validated `messages`. Raises TemplateError, which names the message being rendered."""
         rows = name_reasoning(messages)
-        is_boxed = self.reads_boxed or patch is not None
-        if is_boxed:
+        if self.reads_boxed:
             rows = wrap(rows, Origin(("messages",)))
-        if patch is not None:
-            rows = patch(cast(TracedList, rows))
         names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
-        return self._run(names, Trace(None if is_boxed else rows))
+        return self._run(names, Trace(None if self.reads_boxed else rows))
 
     def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
         raise NotImplementedError

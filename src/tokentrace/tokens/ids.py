@@ -28,6 +28,14 @@ def check_ids(
     return ids.astype(np.int32, copy=False)
 
 
+def check_sampled(value: Any, name: str, vocab_size: int) -> Ids:
+    """Ids that a model may have sampled: an embedding may be padded past the vocabulary, but not to twice its size."""
+    ids = check_ids(value, name)
+    if len(ids) and int(ids.max()) >= 2 * vocab_size:
+        check_ids(ids, name, vocab_size=vocab_size)
+    return ids
+
+
 def _kind(value: Any) -> str:
     """The type of a value that is not a list of ids, and a hint if it has `ids`."""
     return f"{type(value).__name__}{'; pass its .ids' if hasattr(value, 'ids') else ''}"

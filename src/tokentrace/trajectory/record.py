@@ -169,12 +169,11 @@ class Record:
     def branches(self) -> tuple[Branch, ...]:
         branches = []
         for index, writes in enumerate(self._by_branch):
-            opening, *more = writes[:2]
-            retries = index > 0 and not len(opening.tokens) and all(isinstance(write, Turn) for write in more)
+            opening = writes[0]
             sampled = sum(len(write) for write in writes if isinstance(write, Turn))
             cause = opening.cause if isinstance(opening, Context) else ""
             place = (index, _parent(writes), opening.start, writes[-1].stop)
-            branches.append(Branch(*place, sampled, cause, retries))
+            branches.append(Branch(*place, sampled, cause))
         return tuple(branches)
 
     @property

@@ -144,8 +144,6 @@ class Branch:
     """How many of the tokens that it owns were sampled."""
     cause: str
     """Why the history was rewritten; empty for the first branch."""
-    retries: bool = False
-    """It rewrites nothing: a recorded prompt, or the beginning of one, was sampled again."""
 
 
 Write: TypeAlias = Turn | Context

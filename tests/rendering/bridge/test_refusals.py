@@ -148,7 +148,7 @@ def test_bad_messages_are_named_by_index_and_field(
     assert (caught.value.message, caught.value.field) == (message, field)
 
 
-@pytest.mark.parametrize("bad", [[-1], [1.5], ["a"], "abc", [[1, 2]], [2**31], [2**70], 7, None, [None], [1, "2"]])
+@pytest.mark.parametrize("bad", [[-1], [1.5], ["a"], "abc", [[1]], [8192], [2**31], [2**70], 7, None, [None], [1, "2"]])
 def test_bad_completions_are_input_errors(pocket: Renderer, bad: Any) -> None:
     prompt = pocket.render([HI], add_generation_prompt=True)
     with pytest.raises(InputError, match="prev_completion_ids"):
