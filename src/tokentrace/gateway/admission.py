@@ -135,7 +135,8 @@ class Admission:
             raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
         for what, most, used in (("turns", live.settings.max_turns, info.turns), ("tokens", limit, info.sampled)):
             if most is not None and most - used < turns:
-                problem = f"n={turns}: session {info.id} has {max(0, most - used)} of its {most} {what} left"
+                asked = f"n={turns}: " if turns > 1 else ""
+                problem = f"{asked}session {info.id} has {max(0, most - used)} of its {most} {what} left"
                 raise RequestError(problem, status=403, code="budget_exhausted")
 
     async def drain(self, seconds: float | None = None) -> bool:

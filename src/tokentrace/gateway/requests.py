@@ -4,7 +4,6 @@ Each dialect describes its body as a msgspec struct and turns it into a `Request
 if it would change what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from ..engines.protocol import EngineError, EngineRefusal, EngineUnavailable, SamplingParams
 from ..errors import InputError, TokentraceError, brief
+from ..settings import explain_invalid
 from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
 
@@ -260,7 +260,6 @@ _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
-_INDEX: Final = re.compile(r"\[(\d+|\.\.\.)\]")
 
 Schema = TypeVar("Schema")
 
@@ -285,9 +284,9 @@ def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool 
     try:
         return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).removesuffix("`").partition(" - at `$")
-        path = _INDEX.sub(r".\1", f"{within}{path}").strip(".").removesuffix("....")
-        raise RequestError(message.replace("`", ""), field=path, code="invalid_value") from None
+        path, problem = explain_invalid(error, schema)
+        place = ".".join(filter(None, (within, *map(str, path))))
+        raise RequestError(problem.replace("`", ""), field=place, code="invalid_value") from None
     except UnicodeEncodeError:
         raise RequestError("a field contains a lone surrogate", field=within, code="invalid_value") from None
 
