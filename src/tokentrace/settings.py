@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from numbers import Integral, Real
@@ -105,6 +106,28 @@ def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceEr
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise error(f"{name} must be a {kinds}, not {brief(value)}")
     return value
+
+
+def explain_invalid(error: Exception, schema: Any) -> tuple[list[str | int], str]:
+    """Return the path of a value that msgspec rejects, and what is wrong with it. Names the choices, if known."""
+    from msgspec.inspect import EnumType, type_info
+
+    message, _, where = str(error).partition(" - at `$")
+    path = [int(at) if at else name for name, at in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)]
+    if unknown := re.search(r"contains unknown field `(.*)`", message):
+        path.append(unknown[1])
+    kinds, fields = [type_info(schema)], dict[str, Any]()
+    for step in path:
+        kinds = [one for kind in kinds for one in getattr(kind, "types", (kind,))]
+        fields = {field.encode_name: field.type for kind in kinds for field in getattr(kind, "fields", ())}
+        items = [kind.item_type for kind in kinds if hasattr(kind, "item_type")]
+        kinds = items if isinstance(step, int) else [fields[step]] if step in fields else []
+    if unknown:
+        return path, "there is no such setting" + (f"; {nearest(unknown[1], fields)}" if fields else "")
+    kinds = [one for kind in kinds for one in getattr(kind, "types", (kind,))]
+    values = [*(getattr(kind, "values", ()) if not isinstance(kind, EnumType) else kind.cls for kind in kinds)]
+    choices = ", ".join(str(one) for each in values for one in each)
+    return path, message.replace("Invalid enum value", f"must be one of {choices}, not") if choices else message
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:

@@ -79,12 +79,13 @@ def test_messages_come_from_an_object_from_stdin_and_from_lines(tmp_path: Path) 
     for result in (
         run("render", written(tmp_path, row), "-f", "json"),
         run("render", "-", "-f", "json", stdin=text),
-        run("render", written(tmp_path, f"{text}\n\n{other}\n", "rows.jsonl"), "-f", "json"),
+        (first := run("render", written(tmp_path, f"{text}\n\n{other}\n", "rows.jsonl"), "-f", "json")),
         run("render", written(tmp_path, f"{other}\n{text}\n", "rows.jsonl"), "-f", "json", "--index", 1),
         run("render", "-", "-f", "json", "--index", "-1", stdin=f"{other}\n{text}"),
     ):
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["token_ids"] == expected
+        assert ("conversation 1 of 2; --index chooses another" in result.stderr) == (result is first)
 
 
 def test_options_reach_the_renderer(chat: Path, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_options_reach_the_renderer(chat: Path, tmp_path: Path) -> None:
     template = written(tmp_path, "{% for m in messages %}{{ m.content }}/{% endfor %}", "own.jinja")
     own = run("render", chat, "--chat-template", template, "--renderer", "default", "-f", "json")
     assert json.loads(own.stdout)["text"] == "2+2?/4/"
-    kept = run("render", chat, "--preserve-all-thinking", "--use-patched", "-f", "json")
+    kept = run("render", chat, "--past", "patched", "--lost", "error", "-f", "json")
     assert kept.exit_code == 0
 
 
@@ -122,6 +123,8 @@ LATIN = b'["\xe9"]'
         ("chat.json", b"[" * 100_000, [], "nested too deeply"),
         ("chat.json", LATIN, [], "not UTF-8: invalid byte 2"),
         ("chat.json", b'{"a": 1}\n{"a": 2}\n', [], "--index"),
+        ("chat.json", b"[\n]", ["--index", 0], "--index needs JSON Lines"),
+        ("chat.json", b"[]", ["--kwargs", "past=preserve"], "'past' is not a template variable"),
         ("chat.json", b'{"chat": []}', [], "needs 'messages'"),
         ("rows.jsonl", b'[]\n\n[{"role"}]\n', ["--index", 1], "line 3, column 9: not valid JSON"),
         ("rows.jsonl", b'[]\n\n[{"role"}]\n', ["--index", 2], "there is no conversation 2; it has 2"),

@@ -19,7 +19,7 @@ from tokentrace.pocket import POCKET
         (["--dev", "--host", "0.0.0.0"], "this machine only"),
         (["--dev", "--engine", "http://127.0.0.1:9"], "name the model that the engine serves"),
         (["--dev", "--tokenizer", str(POCKET)], "has its own tokenizer"),
-        (["--dev", "--engine", "http://127.0.0.1:9", "--engine-kind", "llamacpp", "-t", str(POCKET)], "is it running"),
+        (["--dev", "--engine", "http://127.0.0.1:9", "--engine-kind", "llama.cpp", "-t", str(POCKET)], "is it running"),
         (["--dev", "--store", "nowhere/store.db"], "create it first"),
         (["--dev", "--matcher", "odd"], "strict, normal or module:function"),
         (["--keys", "nowhere.keys"], "tokentrace keys nowhere.keys --admin"),
@@ -43,4 +43,5 @@ def test_a_key_is_printed_once_and_its_hash_is_kept(tmp_path: Path) -> None:
     printed = CliRunner().invoke(main, ["keys", str(file), "--admin", "--name", "me"]).stdout.strip()
     assert printed.startswith("tt-")
     assert printed not in file.read_text()
-    assert CliRunner().invoke(main, ["keys", str(file)]).exit_code == 2
+    for roles in ([], ["--admin", "--agent"]):
+        assert CliRunner().invoke(main, ["keys", str(file), *roles]).exit_code == 2

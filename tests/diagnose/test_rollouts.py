@@ -19,8 +19,10 @@ from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.records import Call, Rollout
 from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollouts, recorded_tokenizer
 from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.gateway.rows import Export
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
+from tokentrace.show import plain_view
 from tokentrace.store.store import open_store
 
 BROKEN = next(one for one in rollouts("pocket") if one.cause is Cause.JSON_FORMAT)
@@ -103,24 +105,48 @@ def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -
     first = [user("a question, which is the first one")]
     second = [*first, {"role": "assistant", "content": "Hello there."}, user("and then?")]
     summary = [user("Summary of the conversation so far: one question, two answers. Go on.")]
+    title = [user("Write a title for this chat, at most five words.")]
+    exported: list[dict[str, Any]] = []
 
     async def fill() -> None:
         store = open_store(str(where))
         try:
-            for name, asked in (("plain", [first, second]), ("compacted", [first, second, summary])):
+            for name, asked in (("plain", [first, second]), ("compacted", [first, second, summary, title])):
                 recording = await Recording(store, name, renderer).begin()
                 for messages in asked:
                     await recording.turn(messages, hello, tokenizer=digest)
+            async for table in Export(store, store.sessions()).tables():
+                exported.extend(table.to_pylist())
         finally:
             await store.close()
 
     asyncio.run(fill())
     report = report_of(where)
-    assert (report.total, report.calls, report.breaks) == (2, 5, 1)
+    assert (report.total, report.calls, report.breaks) == (2, 6, 1)
     assert places(report.histories) == places(report.recorded) == {"compaction": 1}
+    assert report.outcomes[Relation.OTHER].places == 1
     assert report.notes == [f"{where}: a store of sessions"]
+    (example,) = report.causes[Cause.COMPACTION].examples
+    assert example.words.count("Messages were left out") == 1
+    assert plain_view(report).count(Cause.COMPACTION.advice) == 1
+    for left_out in ((), ("messages",)):  # then the recorded causes count
+        rows = [{name: value for name, value in row.items() if name not in left_out} for row in exported]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        again = report_of(tmp_path / "rows.jsonl")
+        assert (places(again.outcomes), places(again.causes)) == (places(report.outcomes), places(report.causes))
+        assert again.counts["lost"] == report.counts["lost"] > 0
     other = check_rollouts([str(where)], renderer_of("qwen3").tokenizer)
     assert any("another tokenizer" in note for note in other.notes)
+
+
+def test_a_token_is_gone_once_and_the_record_names_the_cause() -> None:
+    stream = np.arange(10, 20)
+    calls = [Call(stream, 6, "a")]
+    calls += [Call(np.append(stream[:at], [50, 51]), at + 1, "b", recorded="compaction") for at in (3, 4)]
+    checked = CheckedRollout(Rollout("", "", calls))
+    assert (checked.counts["lost"], [one.tokens for one in checked.breaks]) == (4, [4, 0])
+    assert {one.cause for one in checked.breaks} == {Cause.COMPACTION}
+    assert all(": recorded: compaction; " in one.words for one in checked.breaks)
 
 
 def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:

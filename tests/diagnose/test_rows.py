@@ -395,18 +395,20 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     untrained = MASK.copy()
     untrained[np.flatnonzero(MASK)[-1]] = False
     same, doubled, stop = row_of(IDS, MASK), row_of([IDS[0], *IDS], [0, *MASK]), row_of(IDS, untrained)
-    path = str(write_lines(tmp_path / "rows.jsonl", [*[same] * 8, *[doubled] * 7, *[stop] * 2, {"a": 1}]))
+    alone = {name: same[name] for name in same if name != "messages"}  # its tokens are not compared: they do not count
+    path = str(write_lines(tmp_path / "rows.jsonl", [*[same] * 8, *[doubled] * 7, *[stop] * 2, {"a": 1}, alone]))
     progress: list[tuple[int, int]] = []
     report = check_dataset([path], make_settings(), progress=lambda done, total: progress.append((done, total)))
-    assert units(report.outcomes) == {Outcome.SAME: 8, Outcome.IDS: 7, Outcome.MASK: 2, Outcome.BAD: 1}
+    expected = {Outcome.SAME: 8, Outcome.IDS: 7, Outcome.MASK: 2, Outcome.BAD: 1, Outcome.UNCHECKED: 1}
+    assert units(report.outcomes) == expected
     assert units(report.causes) == {Cause.BOS_DOUBLED: 7}
     assert units(report.mask) == {("assistant", "stop", Cause.MASK_MISSING): 2}
-    assert [len(tally.examples) for tally in report.outcomes.values()] == [0, EXAMPLES, 2, 1]
+    assert [len(tally.examples) for tally in report.outcomes.values()] == [0, EXAMPLES, 2, 1, 0]
     assert report.outcomes[Outcome.BAD].examples[0].where.endswith("row 18")
     assert report.counts["tokens"] == report.counts["expected_tokens"] + 7
     assert report.counts["trained"] == report.counts["expected_trained"] - 2
     assert progress[-1] == (Path(path).stat().st_size,) * 2
-    assert report.verdict == "10 of 18 rows do not match the template"
+    assert report.verdict == "10 of 19 rows do not match the template; 1 have no conversation"
     json.dumps(report.to_json())
     limited = check_dataset([path], make_settings(), limit=8)
     assert (limited.rows, limited.clean, limited.stopped) == (8, True, True)

@@ -23,7 +23,7 @@ from tokentrace.engines.vllm import VLLMEngine
 SERVERS: dict[str, tuple[Callable[..., Fake], Any]] = {
     "vllm": (vllm_server, VLLMEngine),
     "sglang": (sglang_server, SGLangEngine),
-    "llamacpp": (llamacpp_server, LlamaCppEngine),
+    "llama.cpp": (llamacpp_server, LlamaCppEngine),
 }
 QUICK = HTTPSettings(retries=0)
 KINDS = ["processed", "scaled", "raw"]
@@ -52,7 +52,7 @@ def test_connecting_finds_out_what_a_server_can_do(kind: str, options: Any, expe
 
 
 def test_what_a_llamacpp_can_do() -> None:
-    assert connected("llamacpp", llamacpp_server()) == Capabilities(
+    assert connected("llama.cpp", llamacpp_server()) == Capabilities(
         "llama.cpp",
         version="b0-unknown",
         model="tiny.gguf",
@@ -64,10 +64,10 @@ def test_what_a_llamacpp_can_do() -> None:
         sampling=frozenset({"min_p", "repetition_penalty"}),
     )
     props = Fake().on("/props", recording("llamacpp_props")["response"])
-    assert connected("llamacpp", props).vocab_size is None
-    assert connected("llamacpp", props, logprobs="raw", vocab_size=9).logprobs is LogprobKind.RAW
+    assert connected("llama.cpp", props).vocab_size is None
+    assert connected("llama.cpp", props, logprobs="raw", vocab_size=9).logprobs is LogprobKind.RAW
     with pytest.raises(EngineAnswerError):
-        connected("llamacpp", Fake().on("/props", []))
+        connected("llama.cpp", Fake().on("/props", []))
 
 
 def test_sglangs_vocabulary_must_be_known() -> None:

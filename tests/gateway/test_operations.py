@@ -148,6 +148,7 @@ def test_budgets_and_forced_sampling(served: Served) -> None:
     assert served.chat("b", {**SUM, "temperature": 1.5})[1]["choices"] == first["choices"]
     status, refused = served.chat("b", SUM)
     assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
+    assert refused["error"]["message"].startswith("session b has 0 of its 2 turns left")
     assert served.record("b").trajectory.turns(0)[0].sampling["temperature"] == 0
     served.call("POST", "/sessions", {"id": "c", "settings": {"max_sampled_tokens": 7}})
     _, first = served.chat("c", SUM)
@@ -346,6 +347,7 @@ def test_rows_are_chosen_and_sent_as_their_format(served: Served) -> None:
     assert fetched("/rows?state=sealed")[0] == b"", "it is exported now"
     for query in ("format=xml", "keep_state=maybe", "state=gone", "state=dropped", "sort=up"):
         assert served.call("GET", f"/rows?{query}")[0] == 400, query
+    assert "must be one of jsonl, arrow, parquet, not 'xml'" in str(served.call("GET", "/rows?format=xml")[1])
     assert served.call("GET", "/sessions/batch-b/rows?state=open")[0] == 400
 
 

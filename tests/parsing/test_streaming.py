@@ -286,6 +286,15 @@ def test_white_space_before_empty_reasoning_is_a_part_of_its_own() -> None:
     assert [part.text for part in whole.parts] == ["\n", "Yes."]
 
 
+def test_nothing_follows_the_end() -> None:
+    parser = renderer("qwen3").streaming_parser()
+    parser.feed([1, 2])
+    parser.finish()
+    for ids in ([3], [3, 4]):
+        with pytest.raises(TokentraceError, match="the completion has ended"):
+            parser.feed(ids)
+
+
 # -- characters that several tokens spell
 
 RARE = ["𒀀", "𐎀", "🫨", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "𠮷", "ꙮ", "\U0001f9ff"]

@@ -126,7 +126,8 @@ def test_what_a_run_may_change_when_it_goes_on_is_not_remembered(tmp_path: Path)
 
 
 BESIDE_POCKET = {
-    "sampelling: {}": "line 5: sampelling: there is no such setting",
+    "sampelling: {}": "line 5: sampelling: there is no such setting; did you mean 'sampling'",
+    "advantages: gruop": "line 5: advantages: must be one of group, none, not 'gruop'",
     "budget:\n  turns: many": "line 6: budget.turns: Expected `int`",
     "budget: {turns: 0}": "line 5: budget: turns must be at least 1, not 0",
     "concurrency: 0": "line 5: concurrency: .*>= 1",
@@ -156,7 +157,7 @@ BAD = {
     "engine: &a {kind: *a}\n": "nested too deeply, or an anchor",
     "? [engine]\n: 1\n": "line 1, .*the name of a setting must be text",
     "data: {questions: {count: 1}}\n": "required field `engine`",
-    POCKET_RUN.replace("embedded", "vlm"): "line 1: engine.kind: .*'vlm'",
+    POCKET_RUN.replace("embedded", "vlm"): "line 1: engine.kind: must be one of embedded, .*'vlm'",
     POCKET_RUN.replace("embedded", "vllm") + f"tokenizer: {POCKET}\n": "line 1: engine: .*address of vllm",
     POCKET_RUN.replace("embedded", "sglang"): "'tokenizer' is missing: .* that sglang serves",
     POCKET_RUN.replace("embedded", "embedded, url: x"): "line 1: engine: .*no settings",

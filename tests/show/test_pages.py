@@ -26,7 +26,7 @@ from tests.tokens.test_encoding import made as tokenizer_of
 from tokentrace import create_renderer, load_trajectory
 from tokentrace.diagnose import Cause
 from tokentrace.errors import InputError
-from tokentrace.show import show
+from tokentrace.show import plain_view, show
 from tokentrace.show.page import SCRIPTS, asset
 from tokentrace.show.results import document_of
 from tokentrace.tokens import Kind
@@ -138,6 +138,10 @@ def test_a_parsed_response_shows_its_parts_and_calls() -> None:
     assert columns(document, 0)["text"] == [part.text for part in parsed.parts if part.text]
     (table,) = document["tables"]
     assert [row[0] for row in table["rows"]] == [call.name for call in parsed.tool_calls]
+    ids = RENDERER.tokenizer.encode("<think>\nabc def\n</think>\n\nhello there<|end|>")
+    for count, text in ((len(ids), "2 parts"), (3, "1 part")):
+        view = plain_view(RENDERER.parse_response(ids[:count], prompt_ids=[]))
+        assert f"# {count} tokens in {text}\n" in view
 
 
 # -- differences

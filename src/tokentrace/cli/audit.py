@@ -21,7 +21,7 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 
 
 @command
-@click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=options.complete_folders)
+@click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...", shell_complete=options.complete_folders)
 @click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name a TOKENIZER.")
 @options.audit_options
 @click.option(
@@ -33,11 +33,7 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 @options.index_option
 @options.tools_option
 @options.number("--step", least=0, text="With --on: show only step N.")
-@options.one_of(
-    "--past",
-    ["template", "inference", "tool_calls", "preserve", "patched"],
-    "With --on: how training shows the past; inference: the rollout breaks where production rewrites.",
-)
+@options.past_option("With --on: how training shows the past; inference: the rollout breaks where production rewrites.")
 @options.flag("--grammar", text="Show the grammar of the model's turn instead.")
 @options.named(
     "--tool-parser",

@@ -34,6 +34,11 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, 
     Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The first table
     shows what that costs: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
     Pocket was trained with noise that makes streams break; the second table shows which breaks need it.
+
+    \b
+    Examples:
+      tokentrace demo
+      tokentrace demo --render --open
     """
     one_blas_thread()
     if as_json and render_:

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 @options.json_option("Print what was written as JSON.")
 @options.quiet_option
 def export(*, store: str, **chosen: Any) -> None:
-    """Write the training rows of the sessions in STORE, which `tokentrace serve --store STORE` recorded.
+    """Write the training rows of the sessions in STORE, which `tokentrace serve` or `tokentrace rollout` recorded.
 
-    STORE is a file, or postgresql://user@host/database; a gateway may be writing to it. docs/rows.md has the columns.
-    Sealed sessions are marked as exported once the file is complete; open ones stay open. With --for, the file has
-    only the columns that the trainer reads, and every row, regardless of its reward.
+    STORE is a file, such as a run's rollouts.db, or postgresql://user@host/database; a gateway may be writing to it.
+    Sealed sessions are marked as exported once the file is complete; open ones stay open. docs/rows.md has the columns.
+    With --for, the file has only the columns that the trainer reads, and every row, regardless of its reward.
 
     An existing file is replaced only with --overwrite. If there are no rows, no file is written.
 
     \b
     Examples:
       tokentrace export store.db -o rows.parquet
-      tokentrace export store.db -o new.parquet --state sealed
+      tokentrace export runs/7/rollouts.db -o new.parquet --state sealed
       tokentrace export store.db -o one.jsonl --session run-7 --keep-state
       tokentrace export postgresql://gateway@db/traces -o rows.jsonl --search batch-17
     """
@@ -56,7 +56,7 @@ def export(*, store: str, **chosen: Any) -> None:
         raise click.UsageError("--session names the sessions: it cannot be combined with --state or --search")
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "does not exist"
-        raise InputError(f"{store} {what}: name the file that you gave to `tokentrace serve --store`")
+        raise InputError(f"{store} {what}: name the file of `tokentrace serve --store`, or a run's rollouts.db")
     done = asyncio.run(_export(store, job, target))
     names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")
     data = {name: getattr(done, name) for name in names} | {"output": str(job.output)}
@@ -110,10 +110,10 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
 
 @command
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
-@click.option("--admin", "role", flag_value="admin", help="A key for everything: sessions, rows, rewards, shutdown.")
-@click.option("--agent", "role", flag_value="agent", help="A key for sampling in any session.")
+@options.flag("--admin", text="A key for everything: sessions, rows, rewards, shutdown.")
+@options.flag("--agent", text="A key for sampling in any session.")
 @click.option("--name", default="", metavar="TEXT", help="A note next to the key, such as its owner.")
-def keys(file: Path, role: str | None, name: str) -> None:
+def keys(file: Path, admin: bool, agent: bool, name: str) -> None:
     """Make a key, print it once, and add its hash to FILE, which `tokentrace serve --keys FILE` reads.
 
     The key itself is stored nowhere. Keys for single sessions are made with the session: POST /sessions.
@@ -125,6 +125,6 @@ def keys(file: Path, role: str | None, name: str) -> None:
     """
     from ..gateway.access import Role, add_key
 
-    if role is None:
-        raise click.UsageError("say what the key is for: --admin or --agent")
-    click.echo(add_key(file, Role(role), name))
+    if admin == agent:
+        raise click.UsageError("say what the key is for: either --admin or --agent")
+    click.echo(add_key(file, Role.ADMIN if admin else Role.AGENT, name))

@@ -71,8 +71,10 @@ def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
         rows = [(number, row) for number, row in enumerate(text.split("\n"), 1) if row.strip()]
         if not -len(rows) <= (index or 0) < len(rows):
             raise InputError(f"{name}: there is no conversation {index or 0}; it has {len(rows)}")
+        if index is None and len(rows) > 1:
+            note(f"conversation 1 of {len(rows)}; --index chooses another")
         line, text = rows[index or 0]
-    value = parse_json(text, name, line)
+    value = parse_json(text, name, line, indexed=index is not None)
     if not isinstance(value, dict):
         return value, None
     if "messages" not in value:
@@ -89,12 +91,13 @@ def read_tools(source: str | None, default: Any = None) -> Any:
     return value.get("tools", [value]) if isinstance(value, dict) else value
 
 
-def parse_json(text: str, name: str, line: int = 1) -> Any:
+def parse_json(text: str, name: str, line: int = 1, *, indexed: bool = False) -> Any:
     """Parse JSON. Raises InputError naming the line (`line` is the number of the first) and the column."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         hint = "; if it has one conversation per line, choose one with --index" if error.msg == "Extra data" else ""
+        hint = "; --index needs JSON Lines: one conversation per line" if indexed else hint
         place = f"{name}, line {line + error.lineno - 1}, column {error.colno}"
         raise InputError(f"{place}: not valid JSON: {error.msg}{hint}") from error
     except RecursionError as error:
@@ -135,7 +138,7 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     settings = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
     for key in variables:
         if key in {"messages", "tools", "add_generation_prompt"} | settings:
-            raise InputError(f"--kwargs: {key!r} is not a template variable: it has its own option")
+            raise InputError(f"--kwargs: {key!r} is not a template variable: if it can be set, it has its own option")
     return variables
 
 

@@ -3,6 +3,7 @@
 import importlib
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -140,7 +141,7 @@ tokenizer_option: Final = click.option(
     help="A model's folder or hub name.  [default: the embedded pocket model]",
 )
 index_option: Final = click.option(
-    "--index", type=int, metavar="N", help="Take conversation N of a JSON Lines file (0 is the first)."
+    "--index", type=int, metavar="N", help="Take conversation N of a JSON Lines file (0 is the first, -1 the last)."
 )
 messages_option: Final = one_of(
     "--messages",
@@ -148,6 +149,7 @@ messages_option: Final = one_of(
     "Convert messages to a form that the template reads, or leave them as they are.",
     "adapt",
 )
+past_option: Final = partial(one_of, "--past", ["template", "inference", "tool_calls", "preserve", "patched"])
 control_tokens_option: Final = one_of(
     "--control-tokens",
     ["literal", "reject", "hf_compat"],

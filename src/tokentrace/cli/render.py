@@ -32,9 +32,8 @@ _DETAILS: Final = _COLUMNS | _TURNS | {"tool_parser": "dialect of calls"}
 @options.flag("-g", "--generation-prompt", text="End with the prompt for the next reply.")
 @options.control_tokens_option
 @options.messages_option
-@options.flag("--fail-on-lost", text="Fail if text reaches no token.")
-@options.flag("--preserve-all-thinking", text="Keep reasoning that the template drops.")
-@options.flag("--use-patched", text="Show past turns as they were sampled.")
+@options.one_of("--lost", ["ignore", "error"], "Text that reaches no token: show it, or fail.", "ignore")
+@options.past_option("What past turns keep: see docs/rendering.md.", "template")
 @options.index_option
 @click.option("-f", "--format", "form", type=click.Choice(["text", "json", "html"]), help="[default: text]")
 @options.json_option("The same as --format json.")
@@ -61,9 +60,7 @@ def render(*, conversation: str, form: str | None, output: Path | None, open_: b
     if open_ and form != "html":
         raise click.UsageError("--open needs --format html")
     messages, tools = read_conversation(conversation, chosen["index"])
-    names = ("preserve_all_thinking", "use_patched", "control_tokens", "messages")
-    settings = {name: chosen[name] for name in names} | {"lost": "error" if chosen["fail_on_lost"] else "ignore"}
-    renderer = make_renderer(chosen, **settings)
+    renderer = make_renderer(chosen, **{name: chosen[name] for name in ("past", "lost", "control_tokens", "messages")})
     with working("rendering"):
         tools = read_tools(chosen["tools"], tools)
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=chosen["generation_prompt"])

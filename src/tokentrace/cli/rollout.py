@@ -51,10 +51,10 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
 
     The output folder gets a store with a session for each rollout (rollouts.db), the rows (rows.parquet) and
     metrics.json. The same command continues an interrupted run: finished rollouts are skipped, unfinished ones run
-    again. While the engine does not answer, the run waits for as long as `patience` allows.
+    again. If the engine stops answering, the run waits for as long as `patience` allows.
 
     The exit code is 0 if every rollout ended by itself or by a budget, 1 if some failed (abort, bridge, engine, failed,
-    hung), 2 on errors, 3 if the engine was down for too long, 130 on Ctrl-C.
+    hung), 2 on errors and if no engine answers at the start, 3 if it was down for too long, 130 on Ctrl-C.
 
     \b
     Examples:

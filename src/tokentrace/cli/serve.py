@@ -32,7 +32,7 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
     metavar="URL",
     help="The address of the engine (several with commas), or 'embedded': the pocket model.",
 )
-@one_of("--engine-kind", ["auto", "vllm", "sglang", "llamacpp"], "The kind of engine.", "auto")
+@one_of("--engine-kind", ["auto", "vllm", "sglang", "llama.cpp"], "The kind of engine.", "auto")
 @renderer_options
 @control_tokens_option
 @one_of(

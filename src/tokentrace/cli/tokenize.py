@@ -74,8 +74,8 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's
     shape), or "prompt" and "completion"; and perhaps "tools". See docs/rows.md.
 
-    An existing file is replaced only with --overwrite, and never by one without rows. "-t pocket" is the embedded toy
-    model; there is no default.
+    An existing file is replaced only with --overwrite, and never by one without rows. It is made for one model, so -o
+    needs -t; only --show and --html have a default.
 
     Rows that cannot be used go to OUT.bad.jsonl with their line and the reason. An interrupted run writes
     nothing. The result is the same for any number of workers.
@@ -155,7 +155,8 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     rate = f"{seconds:.1f} s, {counts.tokens / max(seconds, 1e-9):,.0f} tokens/s"
     yield f"  {rows} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}"
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
-        yield click.style(f"  {counted(samples, 'sample')}: {note}", fg="yellow")
+        words = re.sub(r"\b(\w+)='(\w+)'", lambda match: f"--{match[1].replace('_', '-')} {match[2]}", note)
+        yield click.style(f"  {counted(samples, 'sample')}: {words}", fg="yellow")
     if finished.bad_rows is None:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())

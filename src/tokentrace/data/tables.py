@@ -302,7 +302,7 @@ def sample_writer(
         with writing(path):
             out.close(about)
             if path.name.endswith(".jsonl"):
-                write_whole(metadata_path(path), about)
+                write_whole(metadata_path(path), about, private=private)
             stack.pop_all().close()
 
 

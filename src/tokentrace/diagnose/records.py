@@ -8,6 +8,7 @@ of lists.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -64,7 +65,7 @@ class UnknownShapeError(InputError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call of an engine: `stream` is its prompt and, from `start` on, the sampled tokens.
+    """One request to an engine, not a tool call: `stream` is its prompt and, from `start` on, the sampled tokens.
 
     `mask` marks trained tokens of the stream; `logprobs` belong to the sampled ones. `request` has
     messages and tools; `recorded` is the cause that the record itself gives for a rewritten history.
@@ -248,9 +249,13 @@ class Fields:
                 raise InputError(f"has {len(kinds):,} entries for {total:,} ids", field=self.field("kinds"))
             sampled = mask & (kinds == Kind.SAMPLED)
         messages, tools, *causes = map(self.value.get, ("messages", "tools", "cause", "cause_detail"))
-        request = exchange(messages, tools) if "cause" not in self.value else {}  # of its last call only
         recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
+        request = exchange(messages, tools) if "cause" not in self.value else {}
         calls = self.calls(ids, mask, sizes=(total, total - first), recorded=recorded, **request)
+        if isinstance(messages, str) and "message_indices" in self.value:  # a session's row
+            messages, tools = json.loads(messages), json.loads(tools or "null")
+            places = (self.value["message_indices"][call.start] for call in calls)
+            requests = [exchange(messages[:at], tools, messages[at]) for at in places]
         if len(requests) == len(calls):
             calls = [replace(call, **one) for call, one in zip(calls, requests, strict=True)]
         self.rollout.rows.append(Row(ids, mask, self.where(), sampled, calls))

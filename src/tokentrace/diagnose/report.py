@@ -56,6 +56,8 @@ class Report(ShowsItself):
 
     unit: ClassVar[str]
     title: ClassVar[str]
+    remedy: ClassVar[str] = ""
+    """What to do, if the advice of causes does not fit."""
     tables: ClassVar[Mapping[str, str]]
     """The title of each table."""
     outcomes: Tallies
@@ -153,6 +155,8 @@ class Report(ShowsItself):
             text = " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
             numbers = [f"{values[at]:,}" for values in columns.values()]
             share = f"{100 * tally.units / max(1, total):.1f} %"
-            rows.append([Cell(text, small=key.advice if isinstance(key, Cause) else ""), *numbers, share])
+            repeated = name != "causes" and key in self.causes
+            advice = key.advice if isinstance(key, Cause) and not repeated else ""
+            rows.append([Cell(text, small=advice and (self.remedy or advice)), *numbers, share])
         heads = [f"{self.unit}s" if what == "units" else what for what in columns]
         return Table(self.tables[name], ["", *heads, "of all"], rows)

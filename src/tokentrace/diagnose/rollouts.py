@@ -1,8 +1,8 @@
 """Does each prompt of a recorded rollout continue the stream, and if not, why?
 
-A prompt that begins with the stream of an earlier call extends it, unless it also has some of the
-tokens sampled next. The same prompt again asks for another answer. Everything else is a break,
-unless the messages show another conversation.
+A prompt extends the call whose stream it begins with. If it also has tokens that a later call sampled, it should have
+extended that one, and is a break. The same prompt again asks for another answer. Everything else is a break, unless the
+messages show another conversation. A call is a request to an engine; tool calls play no part here.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..show.alignment import hunks
@@ -52,10 +53,14 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tip:
-    """Calls that each extend the one before, and their sampled tokens: one training row."""
+    """Calls that each extend the one before: one training row. `numbers` counts sampled tokens; -1 for others."""
 
     calls: list[Call]
-    sampled: Mask
+    numbers: npt.NDArray[np.int64]
+
+    @property
+    def sampled(self) -> Mask:
+        return self.numbers >= 0
 
     @property
     def stream(self) -> Ids:
@@ -63,10 +68,10 @@ class Tip:
 
 
 class CheckedRollout:
-    """One rollout, checked. Without a `model`, breaks have no cause.
+    """One rollout, checked. Without a `model`, breaks have only the causes that records name.
 
-    In `counts`, `tokens` counts shared tokens once, `prompted` those of all prompts, and `trained`
-    those that masks train. `masked`: it has masks. `unproven`: only they show what was sampled.
+    In `counts`, `tokens` counts shared tokens once, `prompted` those of all prompts, and `trained` those that masks
+    train. `masked`: it has masks. `unproven`: nothing but its masks shows which tokens were sampled.
     """
 
     def __init__(self, rollout: Rollout, model: Any = None) -> None:
@@ -80,6 +85,7 @@ class CheckedRollout:
         self.findings = [*rollout.findings]
         self.seen: list[Seen] = []
         self._calls: list[Call] = []
+        self._gone: set[int] = set()
         self._derived = not rollout.calls
         calls = rollout.calls if rollout.ordered else sorted_calls(rollout.calls)
         for call in calls or [call for row in rollout.rows for call in row.calls]:
@@ -124,19 +130,20 @@ class CheckedRollout:
             self._report(Cause.NO_TOKEN, call.where, words, len(outside))
         step, tip, shared = self._place(call)
         self.steps.append(step)
-        sampled = np.arange(len(stream)) >= call.start
+        numbers = np.arange(len(stream)) - call.start + self.counts["sampled"]
+        numbers[: call.start] = -1
         if tip is not None:
-            sampled[:shared] = tip.sampled[:shared]
+            numbers[:shared] = tip.numbers[:shared]
         self.counts.update(tokens=len(stream) - shared, sampled=len(stream) - call.start, prompted=call.start)
         if call.mask is not None:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
-            self._train(call.where, call.mask & new_tokens, sampled & new_tokens)
+            self._train(call.where, call.mask & new_tokens, (numbers >= 0) & new_tokens)
         self._calls.append(call)
         calls = [call]
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
             calls = [*tip.calls, call]
-        self.tips.append(Tip(calls, sampled))
+        self.tips.append(Tip(calls, numbers))
 
     def _check_mask(self, row: Row) -> None:
         """Compare a row's mask with the sampled tokens, according to the calls or the row itself."""
@@ -170,12 +177,13 @@ class CheckedRollout:
             answered = [one.conversation for one in recent if one.reply and one is not last]
             recorded = [one["messages"] for one in answered if one is not None]
             history = conversation_change(**requests, recent=recorded) if last.reply is not None else None
-        if history is not None and history.cause is Cause.RETRY:
+        cause = call.recorded.partition(":")[0] if history is None else history.cause
+        if cause == Cause.RETRY:
             return Relation.REPEATS, tip, shared
-        if history is not None and history.cause is Cause.SUB_AGENT:
-            task = TASK_OF_A_CALL in history.words  # required if the instructions are the same
-            if task or not history.message:
-                return Relation.OTHER, tip, shared
+        # if the instructions are the same, a call must have given the task
+        other = history is None or not history.message or TASK_OF_A_CALL in history.words
+        if cause == Cause.SUB_AGENT and other:
+            return Relation.OTHER, tip, shared
         self._explain(call, tip, shared, requests, history)
         return Relation.BREAKS, tip, shared
 
@@ -188,15 +196,21 @@ class CheckedRollout:
         if broken is not None:
             ranges, after = [broken.stream_range], (broken.stream_range[1], broken.prompt_range[1])
         ranges += [(hunk.start, hunk.stop) for hunk in hunks(stream, call.prompt, *after)]
-        lost = sum(int(tip.sampled[start:stop].sum()) for start, stop in ranges)
+        gone = {number for start, stop in ranges for number in tip.numbers[start:stop].tolist()} - self._gone - {-1}
+        self._gone |= gone
+        lost = len(gone)
         again = min(len(stream), call.start) - shared
         self.counts.update(reprefilled=again, lost=lost)
-        words = f"{counted(again)} read again, {counted(lost, 'sampled token')} gone"
-        place = f"token {shared:,} of {len(stream):,}"
-        why = place if broken is None else f"{place} ({broken.region}): {broken.words}"
-        words = "; ".join(filter(None, (why, history.words if history else "", call.recorded, words)))
+        cause, why = (Cause.UNKNOWN, "") if broken is None else (broken.cause, broken.words)
+        named, _, detail = call.recorded.partition(": ")
+        if cause is Cause.UNKNOWN and named in list(Cause):
+            cause, why = Cause(named), why.removeprefix(f"{Cause.UNKNOWN.meaning}: ")
+        sentences = [why, history.words if history else ""]
+        sentences.append(f"recorded: {call.recorded}" if named and detail not in filter(None, sentences) else "")
+        sentences.append(f"{counted(again)} read again, {counted(lost, 'sampled token')} gone")
+        region = "" if broken is None else f" ({broken.region})"
+        words = f"token {shared:,} of {len(stream):,}{region}: {'; '.join(dict.fromkeys(filter(None, sentences)))}"
         where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name}"
-        cause = Cause.UNKNOWN if broken is None else broken.cause
         finding = Finding(cause, where, words=words, position=shared, tokens=lost)
         self.breaks.append(finding)
         contrasts = [] if broken is None else [broken.contrast()]
@@ -204,7 +218,7 @@ class CheckedRollout:
         if history is not None:
             self.seen.append(Seen("histories", history.cause))
         if call.recorded:
-            self.seen.append(Seen("recorded", call.recorded.partition(":")[0]))
+            self.seen.append(Seen("recorded", named))
 
 
 def sorted_calls(calls: Sequence[Call]) -> list[Call]:

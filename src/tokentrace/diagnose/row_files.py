@@ -30,6 +30,7 @@ class CheckReport(Report):
     """
 
     unit, title = "row", "Rows against their template"
+    remedy = "the rows come from another tokenizer, conversation or setting: tokenize the conversations again"
     tables: ClassVar = {"outcomes": "Outcomes", "causes": "Why", "mask": "Masks", "reasons": "Remarks"}
     mask: Tallies
     reasons: Tallies
@@ -67,9 +68,9 @@ class CheckReport(Report):
 
     def figures(self) -> Iterator[str]:
         for name in ("tokens", "trained", "padding"):
-            expected = f" ({self.counts[f'expected_{name}']:,} expected)" if self.counts["compared"] else ""
+            expected = f" ({self.counts[f'expected_{name}']:,} expected)" if name != "padding" else ""
             if self.counts[name]:
-                yield f"{name} {self.counts[name]:,}{expected if name != 'padding' else ''}"
+                yield f"{name} {self.counts[name]:,}{expected}"
 
 
 # -- the files that rows were made from

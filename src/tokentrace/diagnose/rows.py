@@ -64,8 +64,8 @@ class Outcome(StrEnum):
 class CheckedRow:
     """The result for one row: findings in its ids, with `contrasts`, then in its mask.
 
-    `counts` has actual and expected tokens, trained tokens and padding; rows with a mask
-    (`masks`), and with a conversation (`compared`).
+    `counts` has rows with a mask (`masks`) and with a conversation (`compared`); of the latter, it
+    has actual and expected tokens, trained tokens and padding.
     """
 
     where: str
@@ -215,7 +215,7 @@ class RowChecker:
             actual = read_ids_row(row.value, *self._columns)
         except InputError as error:
             return replace(checked, reason=" ".join(str(error).split()))
-        checked = replace(checked, counts=Counter(rows=1) + actual.counts())
+        checked = replace(checked, counts=Counter(rows=1, masks=actual.mask is not None))
         if has_conversation(actual.columns, self.tokenizer.settings.columns):
             origin = self.tokenizer.tokenize(replace(row, value=dict(actual.columns)))
         if isinstance(origin, RowResult) and origin.samples:

@@ -16,7 +16,7 @@ from .vllm import VLLMEngine
 
 _ADAPTERS: Final[dict[str, tuple[str, Any, str, str]]] = {
     "sglang": ("SGLang", SGLangEngine, "/get_model_info", "model_path"),
-    "llamacpp": ("llama.cpp", LlamaCppEngine, "/props", "default_generation_settings"),
+    "llama.cpp": ("llama.cpp", LlamaCppEngine, "/props", "default_generation_settings"),
     "vllm": ("vLLM", VLLMEngine, "/version", "version"),
 }
 """A title, the adapter, a path and a field of its answer. Other engines have ``/version`` too, so vLLM is last."""
@@ -27,19 +27,18 @@ async def connect(
 ) -> Engine:
     """Return the engine at an address; for several addresses, a `Router`.
 
-    `kind` is ``"vllm"``, ``"sglang"``, ``"llamacpp"`` or ``"auto"``. `options` go to the adapter's ``connect``. Raises
+    `kind` is ``"vllm"``, ``"sglang"``, ``"llama.cpp"`` or ``"auto"``. `options` go to the adapter's ``connect``. Raises
     EngineError naming the address and what was tried.
     """
     addresses = [urls] if isinstance(urls, str) else list(urls)
     if not addresses:
         raise EngineError("there is no address to connect to, such as 'http://127.0.0.1:8000'")
-    name = kind.replace(".", "") if isinstance(kind, str) else ""
-    if name != "auto" and name not in _ADAPTERS:
+    if kind not in ("auto", *_ADAPTERS):
         raise EngineError(f"the kind of an engine must be auto, {', '.join(_ADAPTERS)}, not {brief(kind)}")
     engines: list[Engine] = []
     try:
         for address in addresses:
-            engines.append(await _connected(address, name, settings, options))
+            engines.append(await _connected(address, kind, settings, options))
         if len(engines) == 1:
             return engines[0]
         return Router(engines, names=[public_address(address) for address in addresses])

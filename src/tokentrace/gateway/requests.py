@@ -4,7 +4,6 @@ Each dialect describes its body as a msgspec struct and turns it into a `Request
 if it would change what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from ..engines.protocol import EngineError, EngineRefusal, EngineUnavailable, SamplingParams
 from ..errors import InputError, TokentraceError, brief
+from ..settings import explain_invalid
 from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
 
@@ -27,14 +27,14 @@ TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
 Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
 """For each field that is not served: the values that change nothing, and why others are refused."""
-_HARMLESS: Final[Mapping[str, list[Any]]] = {
+_NEUTRAL: Final[Mapping[str, list[Any]]] = {
     "logit_bias": [{}], "length_penalty": [1], "typical_p": [1], "min_tokens": [0], "ignore_eos": [False],
     "bad_words": [[]], "allowed_token_ids": [[]], "stop_token_ids": [[]], "include_stop_str_in_output": [False],
     "best_of": [1], "use_beam_search": [False], "truncate_prompt_tokens": [], "prompt_logprobs": [], "echo": [False],
     "logits_processors": [[]], "guided_json": [], "guided_regex": [], "guided_choice": [], "guided_grammar": [],
     "structured_outputs": [],
 }  # fmt: skip
-REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in _HARMLESS.items()}
+REFUSED: Final[Refused] = {name: (values, _DISTRIBUTION) for name, values in _NEUTRAL.items()}
 
 
 class TokenFields(StrEnum):
@@ -196,8 +196,8 @@ def wishes(**conditions: bool) -> tuple[str, ...]:
 def refuse(body: Mapping[str, Any], refused: Refused) -> None:
     """Raise RequestError for a field that would change what is sampled and cannot be served."""
     for name in refused.keys() & body.keys():
-        harmless, why = refused[name]
-        if body[name] is not None and body[name] not in harmless:
+        neutral, why = refused[name]
+        if body[name] is not None and body[name] not in neutral:
             raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter")
 
 
@@ -260,7 +260,6 @@ _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
-_INDEX: Final = re.compile(r"\[(\d+|\.\.\.)\]")
 
 Schema = TypeVar("Schema")
 
@@ -285,9 +284,9 @@ def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool 
     try:
         return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).removesuffix("`").partition(" - at `$")
-        path = _INDEX.sub(r".\1", f"{within}{path}").strip(".").removesuffix("....")
-        raise RequestError(message.replace("`", ""), field=path, code="invalid_value") from None
+        path, problem = explain_invalid(error, schema)
+        place = ".".join(filter(None, (within, *map(str, path))))
+        raise RequestError(problem.replace("`", ""), field=place, code="invalid_value") from None
     except UnicodeEncodeError:
         raise RequestError("a field contains a lone surrogate", field=within, code="invalid_value") from None
 

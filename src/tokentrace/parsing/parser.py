@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ..errors import InputError
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
 from .calls import CallParser, count_attempts, find_attempts
@@ -146,8 +147,10 @@ class StreamingParser:
     def feed(self, ids: Sequence[int] | Ids) -> list[Event]:
         """Take more ids, and return the events that have become certain.
 
-        Raises InputError if one is not a token id, and then takes none of them.
+        Raises InputError if one is not a token id, or after `finish`, and then takes none of them.
         """
+        if self._response is not None:
+            raise InputError("the completion has ended (finish, response): make another parser for other ids")
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
             # the usual case in a stream: one id

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from ..conversation.place import is_list
 from ..errors import InputError, brief
+from ..settings import explain_invalid
 from .calling import describe_error
 from .interactions import BaseInteraction, as_interactions
 from .mcp import MCPConfig, mcp_tools
@@ -56,7 +57,7 @@ class Document:
         return ConfigError(f"{self.file}, line {line}: {where}{problem}")
 
     @contextlib.contextmanager
-    def at(self, *path: str | int) -> Iterator[None]:
+    def at(self, *path: str | int, schema: Any = Any) -> Iterator[None]:
         """Turn any error into a ConfigError that names the setting. Sends the output of user code to stderr."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -64,11 +65,8 @@ class Document:
         except ConfigError:
             raise
         except msgspec.ValidationError as error:
-            message, _, where = str(error).partition(" - at `$")
-            inner = [int(at) if at else name for name, at in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)]
-            if match := re.search(r"contains unknown field `(.*)`", message):
-                inner, message = [*inner, match[1]], "there is no such setting"
-            raise self.error(message, *path, *inner) from error
+            inner, problem = explain_invalid(error, schema)
+            raise self.error(problem, *path, *inner) from error
         except Exception as error:
             raise self.error(describe_error(error), *path) from error
 
@@ -76,7 +74,7 @@ class Document:
         """Convert values to a struct or a dataclass. Raises ConfigError for the first invalid value."""
         if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
             self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
-        with self.at(*path):
+        with self.at(*path, schema=kind):
             return msgspec.convert(values, kind)
 
     def check_names(self, values: Mapping[str, Any], names: Sequence[str], *path: str | int) -> None:

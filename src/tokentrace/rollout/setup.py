@@ -36,7 +36,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class EngineSection(Struct, forbid_unknown_fields=True):
-    kind: Literal["embedded", "vllm", "sglang", "llama.cpp", "llamacpp"]
+    kind: Literal["embedded", "vllm", "sglang", "llama.cpp"]
     url: str | None = None
     urls: list[str] = []
     vocab_size: Positive | None = None

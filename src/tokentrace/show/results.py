@@ -354,6 +354,7 @@ def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer:
 @_document.register
 def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
     parts = [part for part in value.parts if part.text]
+    size = max((span.stop for span in (*(one.span for one in value.regions), value.unread) if span), default=0)
     track = Track(
         "completion",
         np.full(len(parts), -1, np.int32),
@@ -362,7 +363,7 @@ def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
         texts=[part.text for part in parts],
         fields=[f"{part.kind}, tokens {part.span.start}–{part.span.stop - 1}" for part in parts],
         roles=["assistant"],
-        about=counted(len(parts), "part"),
+        about=f"{counted(size)} in {counted(len(parts), 'part')}",
     )
     calls: list[list[str | Cell]] = []
     for call in (*value.tool_calls, *value.attempts):

@@ -184,6 +184,9 @@ def _role(track: Track, piece: Piece) -> str:
 def _track_head(document: Document, track: Track) -> Iterator[RenderableType]:
     if len(document.tracks) > 1:
         yield Text(f"── {visible(track.name)} ──", "bold")
+    if (track.ids < 0).any():  # texts, not tokens
+        yield Text(f"{track.about}\n", "bold")
+        return
     head = Text(counted(len(track.ids)), "bold")
     marked = 0 if track.mask is None else int(track.mask.sum())
     head.append("   ").append(f"{marked:,} {track.means}", "bold underline")
@@ -249,7 +252,8 @@ def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
         yield f"## {flat(track.name)}"
     marked = 0 if track.mask is None else int(track.mask.sum())
     messages = f", {len(track.roles)} messages" if track.roles else ""
-    yield f"# {len(track.ids)} tokens, {marked} {track.means}{messages}"
+    size = f"{len(track.ids)} tokens, {marked} {track.means}{messages}"
+    yield f"# {track.about if (track.ids < 0).any() else size}"
     for card in track.cards:
         yield f"# {card.label.lower()} {flat(card.value)}: {flat(card.more)}"
     for one in track.edits:
