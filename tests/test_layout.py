@@ -83,6 +83,15 @@ def test_no_package_outgrows_its_budget(package: str) -> None:
     assert lines <= int(budget[1].replace(",", "")), "make it smaller; a feature that does not fit replaces another"
 
 
+def test_architecture_names_files_and_symbols_that_exist() -> None:
+    named = re.findall(r"`(?!tests/)(\w+/[\w/]+\.py)(?:: ([\w.]+))?`", ARCHITECTURE.read_text(encoding="utf-8"))
+    assert len(named) > 80
+    for file, symbol in named:
+        text = (SOURCE / file).read_text(encoding="utf-8")
+        for name in filter(None, symbol.split(".")):
+            assert re.search(rf"^ *(async def|def|class) {name}\b|^{name}\b.* = ", text, re.MULTILINE), (file, name)
+
+
 def test_imports_point_to_earlier_stages() -> None:
     order = {name: at for at, name in enumerate(documented_stages())}
     against = [

@@ -65,7 +65,7 @@ class UnknownShapeError(InputError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call of an engine: `stream` is its prompt and, from `start` on, the sampled tokens.
+    """One request to an engine, not a tool call: `stream` is its prompt and, from `start` on, the sampled tokens.
 
     `mask` marks trained tokens of the stream; `logprobs` belong to the sampled ones. `request` has
     messages and tools; `recorded` is the cause that the record itself gives for a rewritten history.

@@ -1,8 +1,8 @@
 """Does each prompt of a recorded rollout continue the stream, and if not, why?
 
-A prompt that begins with the stream of an earlier call extends it, unless it also has some of the
-tokens sampled next. The same prompt again asks for another answer. Everything else is a break,
-unless the messages show another conversation.
+A prompt extends the call whose stream it begins with. If it also has tokens that a later call sampled, it should have
+extended that one, and is a break. The same prompt again asks for another answer. Everything else is a break, unless the
+messages show another conversation. A call is a request to an engine; tool calls play no part here.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ class Tip:
 class CheckedRollout:
     """One rollout, checked. Without a `model`, breaks have only the causes that records name.
 
-    In `counts`, `tokens` counts shared tokens once, `prompted` those of all prompts, and `trained`
-    those that masks train. `masked`: it has masks. `unproven`: only they show what was sampled.
+    In `counts`, `tokens` counts shared tokens once, `prompted` those of all prompts, and `trained` those that masks
+    train. `masked`: it has masks. `unproven`: nothing but its masks shows which tokens were sampled.
     """
 
     def __init__(self, rollout: Rollout, model: Any = None) -> None:

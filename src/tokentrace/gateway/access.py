@@ -34,7 +34,7 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Caller:
     role: Role
-    session: str | None = None
+    session_id: str | None = None
 
 
 def hash_key(key: str) -> str:
@@ -132,7 +132,7 @@ class Access:
 
     async def session(self, caller: Caller, path_id: str | None, headers: Mapping[str, str]) -> str:
         if caller.role is Role.SESSION:
-            id = caller.session or ""
+            id = caller.session_id or ""
             if path_id not in (None, id) or headers.get(SESSION_HEADERS[0]) not in (None, id):
                 raise RequestError("the key belongs to another session", status=403, code="forbidden")
             return id

@@ -30,13 +30,13 @@ class Claim:
     """An admitted request, until it is answered or given up. Whoever gets a claim must `end` it."""
 
     admission: Admission
-    session: str
+    session_id: str
     key: tuple[str, str] | None = None
     """The session and name under which repeated requests wait for its answer."""
 
     def take(self, name: str) -> None:
         """Answer the request of this name. Requests that repeat it wait for this answer."""
-        self.key = (self.session, name)
+        self.key = (self.session_id, name)
         self.admission.under_way[self.key] = asyncio.get_running_loop().create_future()
 
     def end(self, answered: Answered | None = None) -> None:
@@ -76,13 +76,13 @@ class Admission:
     def paused(self) -> bool:
         return not self.running.is_set()
 
-    def admit(self, session: str) -> Claim:
+    def admit(self, session_id: str) -> Claim:
         """Admit a request. Raises RequestError if too many are waiting, or if the gateway is shutting down."""
         if self.draining:
             raise RequestError("the gateway is shutting down", status=503, code="draining", retry=5)
         if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
             raise RequestError("too many requests are waiting", status=429, code="overloaded", retry=1)
-        claim = Claim(self, session)
+        claim = Claim(self, session_id)
         self.claims.add(claim)
         return claim
 

@@ -40,7 +40,7 @@ class Answer:
     """One request with its prompt, or with the answer that it already has."""
 
     gateway: Gateway
-    session: str
+    session_id: str
     dialect: type[Dialect]
     request: Request
     head: Head
@@ -63,7 +63,7 @@ class Answer:
         assert self.sampling is not None
         assert self.placed is not None
         admission = self.gateway.admission
-        reserving = admission.budget(self.session, self.request.n, self.sampling.max_tokens)
+        reserving = admission.budget(self.session_id, self.request.n, self.sampling.max_tokens)
         try:
             async with reserving as max_tokens, admission.slot():
                 if max_tokens < self.sampling.max_tokens:
@@ -83,12 +83,12 @@ class Answer:
         store, began, tracing = self.gateway.store, time.perf_counter(), self.gateway.tracing
 
         def note() -> None:
-            notes.append(asyncio.ensure_future(store.begin(self.session, self.head.id, about)))
+            notes.append(asyncio.ensure_future(store.begin(self.session_id, self.head.id, about)))
 
         async def abandon(why: str) -> None:
             with contextlib.suppress(StoreError):
-                await store.begin(self.session, self.head.id, about)
-            await store.abandon(self.session, self.head.id, why)
+                await store.begin(self.session_id, self.head.id, about)
+            await store.abandon(self.session_id, self.head.id, why)
 
         # at once if the request may be repeated at another gateway
         timer = asyncio.get_running_loop().call_later(0 if self.name else _AT_ONCE_SECONDS, note)
@@ -165,7 +165,7 @@ class Answer:
         assert sampling is not None
         if choice and sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)
-        about: dict[str, Any] = {"request_id": f"{self.head.id}-{choice}", "session": self.session}
+        about: dict[str, Any] = {"request_id": f"{self.head.id}-{choice}", "session": self.session_id}
         is_labelled = self._weights is not None and not engine.capabilities.versions
         if request.stream or request.stop or is_labelled:  # the version is read as each piece arrives
             return engine.stream(placed.ids, sampling, **about)
@@ -236,11 +236,11 @@ class Answer:
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
             # the first attempt uses the session in memory; the store raises Conflict if it is out of date
-            async with gateway.sessions.locked(self.session, None if attempt else self.live) as live:
+            async with gateway.sessions.locked(self.session_id, None if attempt else self.live) as live:
                 prepared = live.session.prepare(placed, reply.completion, message, details, self.sampling.described())
                 began = time.perf_counter()
                 try:
-                    await gateway.store.append(self.session, prepared.record, request=request, names=names)
+                    await gateway.store.append(self.session_id, prepared.record, request=request, names=names)
                 except Conflict:
                     gateway.metrics.conflicts.inc()
                     continue
@@ -249,7 +249,7 @@ class Answer:
                 gateway.metrics.stored(self.dialect.name, prepared.turn, time.perf_counter() - began)
                 self.turns.append(prepared.turn)
                 return
-        raise StoreError(f"too many gateways write to session {self.session} at once; nothing was recorded")
+        raise StoreError(f"too many gateways write to session {self.session_id} at once; nothing was recorded")
 
 
 def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[ItemChange]]:

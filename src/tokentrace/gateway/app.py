@@ -47,9 +47,9 @@ PREFIXES: Final = ("", "/sessions/{session}")
 
 async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -> Response:
     """Answer an agent's request once its key and session are known."""
-    session, details = http.state.session, http.scope["tokentrace"]
+    session_id, details = http.state.session_id, http.scope["tokentrace"]
     raw = await read_body(http, gateway.admission.limits.body_bytes)
-    live, name = gateway.sessions.live.get(session), ""
+    live, name = gateway.sessions.live.get(session_id), ""
     body = parse_body(raw, dialect.history, None if live is None else live.last.get(dialect.name))
     request = dialect.read(body.value, http.headers, body.past)
     if key := http.headers.get("idempotency-key"):
@@ -57,8 +57,8 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
         name = f"key:{hashes[0]}:{dialect.name}:{hashes[1]}"
 
     async def sample() -> Answer:
-        answer = await gateway.begin(session, dialect, request, name)
-        details.update(session=session, dialect=dialect.name, response=answer.head.id)
+        answer = await gateway.begin(session_id, dialect, request, name)
+        details.update(session=session_id, dialect=dialect.name, response=answer.head.id)
         if answer.placed is None:
             details["replayed"] = True
         else:
@@ -73,16 +73,16 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
         return answer
 
     answer = await unless_gone(http.receive, sample())
-    headers = _answer_headers(session, answer)
+    headers = _answer_headers(session_id, answer)
     if request.stream:
         return await StreamedAnswer(answer, headers, details).opened(http.receive)
     return json_response(dialect(answer.head).whole(answer.replies or ()), headers=headers)
 
 
-def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
+def _answer_headers(session_id: str, answer: Answer) -> dict[str, str]:
     """Headers for what the body has no place for. Each value is one line of printable ASCII."""
     request, id = answer.request, answer.head.id
-    headers = {"x-tokentrace-session": session, "x-request-id": id, "request-id": id}
+    headers = {"x-tokentrace-session": session_id, "x-request-id": id, "request-id": id}
     if answer.placed is None:
         headers["x-tokentrace-replayed"] = "true"
     else:
@@ -98,13 +98,13 @@ def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
 
 async def _count(gateway: Gateway, http: HTTPRequest) -> Any:
     body = parse_json(await read_body(http, gateway.admission.limits.body_bytes))
-    count = await gateway.count(http.state.session, read_count(body, http.headers))
+    count = await gateway.count(http.state.session_id, read_count(body, http.headers))
     return {"input_tokens": count}
 
 
 async def _stored(gateway: Gateway, http: HTTPRequest) -> Any:
     id = http.path_params["response"]
-    head, replies = await gateway.stored(http.state.session, Responses, id)
+    head, replies = await gateway.stored(http.state.session_id, Responses, id)
     return Responses(head).whole(replies)
 
 
@@ -183,7 +183,7 @@ class App:
                     raise RequestError("this needs an admin key", status=403, code="forbidden")
                 if endpoint.key == "session":
                     id = http.path_params.get("session")
-                    http.state.session = await self.access.session(caller, id, http.headers)
+                    http.state.session_id = await self.access.session(caller, id, http.headers)
             answer = await endpoint.answer(self.gateway, http)
             return answer if isinstance(answer, Response) else json_response(answer)
         except ClientDisconnect:

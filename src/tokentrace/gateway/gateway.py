@@ -61,18 +61,18 @@ class Gateway:
     def __post_init__(self) -> None:
         self.renderer = self.renderer.silent()
 
-    async def begin(self, id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
-        """Make a request's prompt, or return the answer to an earlier request of this `name`, once there is one."""
-        claim = self.admission.admit(id)
+    async def begin(self, session_id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
+        """Make a prompt, or repeat the answer to an earlier request with this `name` (its idempotency key and body)."""
+        claim = self.admission.admit(session_id)
         try:
-            live = await self.sessions.get(id)
+            live = await self.sessions.get(session_id)
             earlier = await self._earlier(live, request, name, claim) if name else None
             if earlier is not None:
                 claim.end(earlier)
                 head, replies = earlier
-                return Answer(self, id, dialect, request, head, claim, replies=replies)
+                return Answer(self, session_id, dialect, request, head, claim, replies=replies)
             self.admission.check_open(live)
-            request = await self._with_previous(id, request)
+            request = await self._with_previous(session_id, request)
             began = time.perf_counter()
             with self.tracing.span("tokentrace.prompt", messages=len(request.messages)):
                 placed = await self._place(live, request)
@@ -82,7 +82,7 @@ class Gateway:
         except BaseException:
             claim.end()
             raise
-        return Answer(self, id, dialect, request, head, claim, placed, sampling, live, name)
+        return Answer(self, session_id, dialect, request, head, claim, placed, sampling, live, name)
 
     async def count(self, id: str, request: Request) -> int:
         live = await self.sessions.get(id)

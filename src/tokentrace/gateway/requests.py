@@ -27,14 +27,14 @@ TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
 Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
 """For each field that is not served: the values that change nothing, and why others are refused."""
-_HARMLESS: Final[Mapping[str, list[Any]]] = {
+_NEUTRAL: Final[Mapping[str, list[Any]]] = {
     "logit_bias": [{}], "length_penalty": [1], "typical_p": [1], "min_tokens": [0], "ignore_eos": [False],
     "bad_words": [[]], "allowed_token_ids": [[]], "stop_token_ids": [[]], "include_stop_str_in_output": [False],
     "best_of": [1], "use_beam_search": [False], "truncate_prompt_tokens": [], "prompt_logprobs": [], "echo": [False],
     "logits_processors": [[]], "guided_json": [], "guided_regex": [], "guided_choice": [], "guided_grammar": [],
     "structured_outputs": [],
 }  # fmt: skip
-REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in _HARMLESS.items()}
+REFUSED: Final[Refused] = {name: (values, _DISTRIBUTION) for name, values in _NEUTRAL.items()}
 
 
 class TokenFields(StrEnum):
@@ -196,8 +196,8 @@ def wishes(**conditions: bool) -> tuple[str, ...]:
 def refuse(body: Mapping[str, Any], refused: Refused) -> None:
     """Raise RequestError for a field that would change what is sampled and cannot be served."""
     for name in refused.keys() & body.keys():
-        harmless, why = refused[name]
-        if body[name] is not None and body[name] not in harmless:
+        neutral, why = refused[name]
+        if body[name] is not None and body[name] not in neutral:
             raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter")
 
 

@@ -41,7 +41,7 @@ _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAS
 _TRUNCATED: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
-"""Renders messages. Also takes the message whose turn to find, tools, and whether to add a generation prompt."""
+"""`Renderer._render_small`: takes messages, the one whose turn to find, tools, and whether to add a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,8 @@ class Bridger:
         self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
     ) -> Continuation | BridgeRefusal:
         """Render a conversation and cut it after the turn of message `at`."""
-        write = self.write
         return seams.find_continuation(
-            conversation, at + 1, lambda some, index: write(some, index, tools, prompted), self.endings
+            conversation, at + 1, lambda some, index: self.write(some, index, tools, prompted), self.endings
         )
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:

@@ -20,9 +20,8 @@ from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 
 Run = Callable[[Messages, bool], Rendering]
-"""Runs the template, with a generation prompt or without. Raises TokentraceError if it refuses the messages."""
 TryRun = Callable[[Messages, bool], Rendering | None]
-"""Like `Run`, or returns None."""
+"""Runs the template, with a generation prompt or without. If it refuses, raises TokentraceError or returns None."""
 
 
 @dataclass(slots=True)

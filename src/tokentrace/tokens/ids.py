@@ -31,9 +31,7 @@ def check_ids(
 def check_sampled(value: Any, name: str, vocab_size: int) -> Ids:
     """Ids that a model may have sampled: an embedding may be padded past the vocabulary, but not to twice its size."""
     ids = check_ids(value, name)
-    if len(ids) and int(ids.max()) >= 2 * vocab_size:
-        check_ids(ids, name, vocab_size=vocab_size)
-    return ids
+    return ids if ids.max(initial=0) < 2 * vocab_size else check_ids(ids, name, vocab_size=vocab_size)
 
 
 def _kind(value: Any) -> str:

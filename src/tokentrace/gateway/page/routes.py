@@ -143,7 +143,7 @@ async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
     chosen = await gateway.sessions.find(query.session)
     listed = [*infos[: query.limit], *([] if chosen is None else [chosen])]
     rewards = await store.values("reward", [info.id for info in listed])
-    under_way = Counter(claim.session for claim in gateway.admission.claims)
+    under_way = Counter(claim.session_id for claim in gateway.admission.claims)
     glances = [_glance(gateway, info, rewards.get(info.id), under_way[info.id]) for info in listed]
     if chosen is not None:  # when these counts change, the page reads the session again
         counts = {"labels": len(await store.labels(chosen.id)), "incomplete": len(await store.incomplete(chosen.id))}
