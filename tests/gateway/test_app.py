@@ -4,6 +4,7 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.gateway.recorded import Bench
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.parsing.forms import ids_of
 from tokentrace import create_renderer
-from tokentrace.engines import EngineReply, SamplingParams, ScriptedEngine, VLLMEngine
+from tokentrace.engines import EngineReply, SamplingParams, ScriptedEngine, VLLMEngine, connect
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import InputError
 from tokentrace.gateway.adapting import render_readably
@@ -59,7 +60,9 @@ def test_samples_of_one_prompt_share_all_of_it(served: Served) -> None:
 
 def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
     async def rollout() -> tuple[list[int], Any]:
-        engine = await VLLMEngine.connect(f"{served.url}/sessions/ids", vocab_size=4096)
+        engine = await connect(f"{served.url}/sessions/ids", vocab_size=4096)
+        assert isinstance(engine, VLLMEngine)
+        assert (engine.capabilities.engine, engine.capabilities.aborts) == ("gateway", False)
         try:
             seen = len(served.prompts)
             first = await engine.generate([5, 6, 7], SamplingParams(8))
@@ -90,19 +93,34 @@ def test_what_cannot_be_recorded_is_refused_before_it_is_sampled(served: Served)
     assert (status, len(served.prompts)) == expected, answer
 
 
+@pytest.mark.parametrize("aborts", [True, False])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_reported(served: Served, stream: bool) -> None:
-    session = f"stopped-{stream}"
-    body = {"messages": [{"role": "user", "content": "What is 17 * 23?"}], "stop": [" "], "stream": stream}
-    assert served.chat(session, body)[0] == 200
+def test_a_turn_that_a_stop_text_ended_keeps_what_is_known(served: Served, stream: bool, aborts: bool) -> None:
+    session, engine = f"stopped-{stream}-{aborts}", served.app.gateway.engine
+    body = {"messages": [ASK], "seed": 0, "stop": [" "], "stream": stream}
+    engine.capabilities = replace(engine.capabilities, aborts=aborts)
+    status, answer = served.chat(session, body)
+    engine.capabilities = replace(engine.capabilities, aborts=True)
+    assert status == 200, answer
     [turn] = served.state(session)["tree"]
     [recorded] = served.record(session).trajectory.turns(0)
-    assert turn["stopped_by"] is None or recorded.finish_reason == "abort"
-    assert (recorded.logprobs_kind, recorded.version) == ("processed", 0)
-    assert recorded.cached_tokens is not None
+    assert turn["stopped_by"]
+    assert (turn["finish_reason"], recorded.finish_reason) == ("stop", "abort")
+    assert (recorded.logprobs_kind, recorded.version) == ("processed", 0 if aborts else None)
+    assert (recorded.cached_tokens is not None) == aborts
+    assert ["weight versions" in note for note in turn["notes"]] == [True] * (not aborts)
     [row] = served.rows(session)
     assert row["tokenizer"]
     assert row["template"]
+
+
+def test_a_structure_that_the_engine_cannot_follow_is_refused_by_name(served: Served) -> None:
+    form = {"type": "json_object"}
+    for path, body in (("chat/completions", {"response_format": form}), ("responses", {"text": {"format": form}})):
+        body |= {"messages": [ASK], "input": "Hi!"}
+        status, answer = served.call("POST", f"/sessions/structure/v1/{path}", body)
+        assert (status, answer["error"]["param"] in ("response_format", "text.format")) == (400, True)
+        assert "(embedded)" in answer["error"]["message"]
 
 
 def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:

@@ -135,7 +135,7 @@ def test_responses_are_read() -> None:
         messages=[system("Be brief."), user("Hi.")],
         tools=[LOOK],
         max_tokens=7,
-        previous="x1",
+        previous="resp_x1",
         instructions=1,
         stored=False,
         ignored=("flavour", "reasoning.context", "text.tone"),

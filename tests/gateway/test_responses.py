@@ -74,6 +74,7 @@ def test_what_was_not_stored_here_can_be_neither_named_nor_referred_to(served: S
     for id in (unstored["id"], elsewhere["id"], "resp_nobody"):
         error = ask(served, "unstored", "And?", previous_response_id=id)["error"]
         assert (error["param"], error["code"]) == ("previous_response_id", "previous_response_not_found")
+        assert id in error["message"]
         assert served.call("GET", f"/sessions/unstored/v1/responses/{id}")[0] == 404
     for id in (elsewhere["output"][0]["id"], unstored["output"][0]["id"], "rs_nobody_0", "rs_foreign"):
         error = ask(served, "unstored", [ASK, {"type": "item_reference", "id": id}])["error"]

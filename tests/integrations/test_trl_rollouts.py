@@ -226,6 +226,7 @@ def test_rows_that_would_train_something_else_are_refused(row: dict[str, Any], s
 def ask_twice(session: Session) -> float:
     """An agent of somebody else: OpenAI's client, two turns, its history as messages."""
     with openai.OpenAI(base_url=session.openai_base_url, api_key=session.key, max_retries=0) as client:
+        assert session.id == session.base_url.rpartition("/")[2]
         messages: list[Any] = list(session.task.messages)
         for _ in range(2):
             answer = client.chat.completions.create(

@@ -138,7 +138,7 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     settings = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
     for key in variables:
         if key in {"messages", "tools", "add_generation_prompt"} | settings:
-            raise InputError(f"--kwargs: {key!r} is not a template variable: if it can be set, it has its own option")
+            raise InputError(f"--kwargs: {key!r} is not a template variable; --help lists this command's settings")
     return variables
 
 

@@ -177,9 +177,9 @@ class CheckedRollout:
             answered = [one.conversation for one in recent if one.reply and one is not last]
             recorded = [one["messages"] for one in answered if one is not None]
             history = conversation_change(**requests, recent=recorded) if last.reply is not None else None
-        cause = call.recorded.partition(":")[0] if history is None else history.cause
-        if cause == Cause.RETRY:
+        if history is not None and history.cause is Cause.RETRY:
             return Relation.REPEATS, tip, shared
+        cause = call.recorded.partition(":")[0] if history is None else history.cause
         # if the instructions are the same, a call must have given the task
         other = history is None or not history.message or TASK_OF_A_CALL in history.words
         if cause == Cause.SUB_AGENT and other:

@@ -115,11 +115,6 @@ class IdsRow:
     attended: bool
     columns: Mapping[str, Any]
 
-    def counts(self) -> Counter[str]:
-        size = self.stop - self.start
-        trained = 0 if self.mask is None else int(self.mask[self.start : self.stop].sum())
-        return Counter(tokens=size, padding=len(self.ids) - size, masks=self.mask is not None, trained=trained)
-
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
         """The row without untrained pad tokens at its ends that the expected row lacks."""
         if self.attended or pad is None:
@@ -251,7 +246,9 @@ class RowChecker:
                 findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
         cut = {cause for cause, _ in causes} == {Cause.CUT}
         ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
-        expected = Counter(rows=1, compared=1, expected_tokens=len(sample), expected_trained=sample.trained)
+        size, trained = row.stop - row.start, 0 if row.mask is None else int(row.mask[row.start : row.stop].sum())
+        counts = Counter(compared=1, tokens=size, trained=trained, padding=len(row.ids) - size)
+        counts.update(checked.counts, expected_tokens=len(sample), expected_trained=sample.trained)
         tokens, names = (self.renderer.tokenizer, sample.ids, row.ids), ("expected", "found")
         return replace(
             checked,
@@ -259,7 +256,7 @@ class RowChecker:
             reason="" if number is None else reason,
             findings=(*findings, *wrong),
             contrasts=tuple(excerpt(*tokens, hunk, names) for _, hunk in causes),
-            counts=row.counts() + expected,
+            counts=counts,
         )
 
 

@@ -34,6 +34,7 @@ class ModelCard(Struct):
     """A model in the answer of ``/v1/models``."""
 
     id: str = ""
+    owned_by: str | None = None
     max_model_len: Count | None = None
     meta: ModelMeta | None = None
 

@@ -267,7 +267,7 @@ class Capabilities:
     """What an engine can do."""
 
     engine: str
-    """``"vllm"``, ``"sglang"``, ``"llama.cpp"``, ``"embedded"``."""
+    """``"vllm"``, ``"sglang"``, ``"llama.cpp"``, ``"embedded"``, or ``"gateway"`` for a session of a gateway."""
     version: str | None = None
     model: str | None = None
     max_length: int | None = None

@@ -2,17 +2,18 @@
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from ..errors import brief
-from .adapter import connecting
+from .adapter import Models, connecting
 from .errors import EngineAnswerError, EngineError, EngineRefusal
 from .http import Connection, HTTPSettings, public_address
 from .llamacpp import LlamaCppEngine
 from .protocol import Engine
 from .routing import Router
 from .sglang import SGLangEngine
-from .vllm import VLLMEngine
+from .vllm import GATEWAY, VLLMEngine
 
 _ADAPTERS: Final[dict[str, tuple[str, Any, str, str]]] = {
     "sglang": ("SGLang", SGLangEngine, "/get_model_info", "model_path"),
@@ -69,6 +70,9 @@ async def _detect(connection: Connection) -> str:
         if isinstance(answer, dict) and field in answer:
             return kind
         tried.append(f"{title}: {path}: the answer has no {field}")
+    with suppress(EngineRefusal, EngineAnswerError):
+        if any(card.owned_by == GATEWAY for card in (await connection.get("/v1/models", Models)).data):
+            return "vllm"
     raise EngineError(
         f"no known engine answers here. Tried {'; '.join(tried)}. Use the address of the engine's own server, without "
         "/v1 and with no gateway in front of it, or name the engine"

@@ -26,6 +26,8 @@ from .protocol import OPTIONAL, Capabilities, GenerateRequest, Logprobs, Samplin
 
 GENERATE: Final = "/inference/v1/generate"
 COMPLETIONS: Final = "/v1/completions"
+GATEWAY: Final = "tokentrace"
+"""The owner of the models of a tokentrace gateway, which also serves `GENERATE`."""
 _ABORT_PREFIX: Final = "generate-tokens-"
 """vLLM prepends it to a request's id; an abort without it does nothing."""
 _TOKEN_ID: Final = "token_id:"
@@ -127,7 +129,7 @@ class VLLMEngine(HTTPEngine):
             if (paused or {}).get("is_paused"):
                 raise EngineError(f"{connection.base_url} is paused: resume it before connecting")
             capabilities = Capabilities(
-                engine="vllm",
+                engine="gateway" if cards[name].owned_by == GATEWAY else "vllm",
                 version=version,
                 model=name,
                 max_length=cards[name].max_model_len,
@@ -147,7 +149,7 @@ class VLLMEngine(HTTPEngine):
             engine.capabilities = replace(
                 capabilities,
                 logprobs=await probed_kind(engine, vocab_size, logprobs),
-                aborts=engine.path == GENERATE,
+                aborts=engine.path == GENERATE and capabilities.engine == "vllm",
                 versions=bool(reply.versions),
                 # vLLM ignores unknown fields: without a version, it might ignore the request for JSON
                 structures=version is not None,
@@ -168,7 +170,7 @@ class VLLMEngine(HTTPEngine):
 
     async def abort(self, request_id: str) -> None:
         if not self.capabilities.aborts:
-            raise EngineError("vLLM aborts requests by id only if it was started with --enable-scale-out")
+            raise EngineError("only a vLLM that was started with --enable-scale-out aborts requests by id")
         await self._order("/inference/v1/abort_requests", {"request_ids": [_ABORT_PREFIX + request_id]})
 
     async def pause(self) -> None:

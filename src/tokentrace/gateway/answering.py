@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from ..diagnose.conversation_diff import text_of
+from ..engines.answers import completion_kind
 from ..engines.protocol import Completion, Delta, EngineError, FinishReason, SamplingParams, add_version, joined
 from ..parsing.parser import StreamingParser
 from ..parsing.response import Finish
@@ -30,6 +31,7 @@ _AT_ONCE_SECONDS: Final = 0.05
 """An unnamed request that is sampled faster is never recorded as under way."""
 _FIRST_PIECES: Final = 8
 """Other tasks run after each of this many first pieces, so that a stream opens without delay."""
+_UNREPORTED: Final = "a stop text ended the turn before the engine reported its weight versions"
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", bound=Delta)
 Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
@@ -144,7 +146,7 @@ class Answer:
                     add_version(versions, self._weights, count)
                 feed(choice, changes, piece)
                 if stream.stopped_by is not None:
-                    pieces += await self._last_pieces(choice, deltas, delta)
+                    pieces += [] if delta.finish_reason else await self._last_pieces(choice, deltas, delta)
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
                     await asyncio.sleep(0)  # if pieces arrive together, send each one before reading the next
@@ -176,10 +178,8 @@ class Answer:
         return whole()
 
     async def _last_pieces(self, choice: int, deltas: AsyncGenerator[Delta], delta: Delta) -> list[Delta]:
-        """End a completion at its stop text. Returns the engine's remaining pieces; the last describes the whole."""
+        """End a completion at its stop text. Returns the remaining pieces; the last describes the whole."""
         engine, pieces = self.gateway.engine, list[Delta]()
-        if delta.finish_reason is not None:
-            return pieces
         if engine.capabilities.aborts:
             with contextlib.suppress(EngineError):
                 await engine.abort(f"{self.head.id}-{choice}")
@@ -187,7 +187,9 @@ class Answer:
                     pieces.append(more)
                     if more.finish_reason is not None:
                         return pieces
-        return [replace(delta, ids=delta.ids[:0], logprobs=delta.logprobs[:0], finish_reason=FinishReason.ABORT)]
+        assert self.sampling is not None
+        kind = completion_kind(self.sampling, engine.capabilities)
+        return [Delta(delta.ids[:0], delta.logprobs[:0], FinishReason.ABORT, logprobs_kind=kind)]
 
     @property
     def _weights(self) -> str | int | None:
@@ -216,7 +218,9 @@ class Answer:
                 "late_ids": dict(reply.late_ids),
                 "options": request.answer,
             }
-            await self._store_turn(replace(placed, choice=choice) if choice else placed, reply, details)
+            is_unreported = self.gateway.engine.capabilities.versions and not reply.completion.versions
+            notes = (_UNREPORTED,) if reply.stopped_by and is_unreported else ()
+            await self._store_turn(replace(placed, choice=choice, notes=(*placed.notes, *notes)), reply, details)
 
     async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
         """Store a turn, and add it to the session. If another gateway was first, read its turns and try again."""

@@ -280,6 +280,8 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     history: ClassVar[str] = "messages"
+    structure: ClassVar[str] = "response_format"
+    """The fields of the conversation, and of the structure that its reply must have."""
     end: ClassVar[bytes] = b""
     read: ClassVar[Callable[..., Request]]
     """Reads a body, its headers and the history that was read before. Raises RequestError that names a field."""

@@ -77,7 +77,7 @@ class Gateway:
             with self.tracing.span("tokentrace.prompt", messages=len(request.messages)):
                 placed = await self._place(live, request)
             self.metrics.placed(placed, time.perf_counter() - began)
-            sampling = self._sampling(live, request, len(placed.ids))
+            sampling = self._sampling(live, dialect, request, len(placed.ids))
             head = self._head(request, placed.ids, secrets.token_hex(16), time.time())
         except BaseException:
             claim.end()
@@ -110,14 +110,13 @@ class Gateway:
         more = (request.continued, request.prompt_ids, ",".join(digest[:16] for _, digest in digests))
         return Conversation(messages, request.tools, renderer, root, variables, *more)
 
-    def _sampling(self, live: LiveSession, request: Request, length: int) -> SamplingParams:
-        settings, room = live.settings, self.engine.capabilities.max_length
-        if settings.max_prompt_tokens is not None and length > settings.max_prompt_tokens:
-            problem = f"the prompt has {length} tokens, but the session allows {settings.max_prompt_tokens}"
-            raise RequestError(problem, code="context_length_exceeded")
+    def _sampling(self, live: LiveSession, dialect: type[Dialect], request: Request, length: int) -> SamplingParams:
+        settings, able = live.settings, self.engine.capabilities
+        room, most = able.max_length, settings.max_prompt_tokens
+        if most is not None and length > most:
+            raise _overflow(dialect, length, most, f"{most} tokens in this session (max_prompt_tokens)")
         if room is not None and length >= room:
-            problem = f"This model's maximum context length is {room} tokens, and the messages come to {length} tokens."
-            raise RequestError(problem, field="messages", code="context_length_exceeded")
+            raise _overflow(dialect, length, room - 1, f"{room} tokens")
         values = {**request.sampling, **settings.sampling}
         limits = [self.admission.limits.max_tokens, request.max_tokens, values.pop("max_tokens", None)]
         limits.append(None if room is None else room - length)
@@ -132,10 +131,11 @@ class Gateway:
             )
         except EngineError as error:
             raise RequestError(str(error), code="invalid_value") from error
-        for name in sampling.optional:
-            if name not in self.engine.capabilities.sampling:
-                problem = f"{self.engine.capabilities.engine} does not support this setting; leave it out"
-                raise RequestError(problem, field=name, code="unsupported_parameter")
+        unsupported = [name for name in sampling.optional if name not in able.sampling]
+        unsupported += [dialect.structure] if sampling.structure is not None and not able.structures else []
+        if unsupported:
+            problem = f"the engine ({able.engine}) does not support this setting; leave it out"
+            raise RequestError(problem, field=unsupported[0], code="unsupported_parameter")
         return sampling
 
     def _head(self, request: Request, prompt_ids: Ids, id: str, created: float) -> Head:
@@ -184,7 +184,7 @@ class Gateway:
         if request.previous is not None:
             async with self._named(id, response_name(request.previous)) as (session, turns):
                 if not turns:
-                    problem, code = f"there is no stored response {request.previous!r} here", "previous_response"
+                    problem, code = f"there is no stored response {brief(request.previous)} here", "previous_response"
                     raise RequestError(problem, field=f"{code}_id", status=404, code=f"{code}_not_found")
                 past = session.conversation(turns[0].number)[turns[0].instructions :]
             messages[request.instructions : request.instructions] = past
@@ -281,6 +281,12 @@ def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequen
         if kind != "msg" and not result[field]:
             raise _unknown_item(item)
     return result
+
+
+def _overflow(dialect: type[Dialect], length: int, most: int, context: str) -> RequestError:
+    """Clients recognise an overflow by these words: Anthropic's by the first sentence, OpenAI's by the second."""
+    problem = f"prompt is too long: {length} tokens > {most} maximum. This model's maximum context length is {context}"
+    return RequestError(problem, field=dialect.history, code="context_length_exceeded")
 
 
 def _unknown_item(item: str) -> RequestError:

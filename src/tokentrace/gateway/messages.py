@@ -220,6 +220,7 @@ class Messages(Dialect):
     """A ``message``, or its events. There is one reply: this API has no choices."""
 
     name = "messages"
+    structure = "output_config.format"
     read = staticmethod(read_messages)
 
     @staticmethod

@@ -21,8 +21,9 @@ from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, change
 from .requests import Request, RequestError, TokenFields, convert
 
 PREFIX: Final = "resp_"
-"""The prefix of response ids. `Head.id` and `Request.previous` do not include it."""
+"""The prefix of response ids. `Head.id` does not include it."""
 
+_RESPONSE: Final = re.compile(f"{PREFIX}[0-9A-Za-z]+")
 _HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
@@ -96,10 +97,9 @@ class ResponsesBody(wire.AgentBody):
 def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
     """Read a body. Raises RequestError that names a field it cannot serve."""
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
-    id = body.previous_response_id
-    previous = None if id is None else id.removeprefix(PREFIX)
-    if previous is not None and (previous == id or not (previous.isascii() and previous.isalnum())):
-        problem = f"there is no response {brief(id)}; response ids begin with {PREFIX}"
+    previous = body.previous_response_id
+    if previous is not None and not _RESPONSE.fullmatch(previous):
+        problem = f"there is no response {brief(previous)}; response ids begin with {PREFIX}"
         raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
     if body.input is None:
         raise RequestError("is missing; send a string or a list of items", field="input")
@@ -241,6 +241,7 @@ class Responses(Dialect):
 
     name = "responses"
     history = "input"
+    structure = "text.format"
     read = staticmethod(read_responses)
 
     def __init__(self, head: Head) -> None:

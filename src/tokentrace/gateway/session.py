@@ -213,7 +213,7 @@ class SessionRecord:
         if echo is not sent.originals[count - 1]:
             repairs.append(f"{place}: reasoning repeated as content")
         if conversation.continued:
-            if new or base.finish_reason not in _UNFINISHED or base.stopped_by:
+            if new or base.finish_reason not in _UNFINISHED:
                 return "the request continues its last message, so the whole conversation is rendered"
             new_ids, kinds, spans, notes = np.empty(0, np.int32), np.empty(0, np.uint8), [], []
         else:
@@ -378,7 +378,7 @@ class SessionRecord:
             branch=sampled.branch,
             start=sampled.start,
             stop=sampled.stop,
-            finish_reason=str(sampled.finish_reason),
+            finish_reason="stop" if details.get("stopped_by") else str(sampled.finish_reason),
             cause=cause,
             tools=list(conversation.tools) if is_new_root and conversation.tools is not None else None,
             variables=dict(conversation.variables) if is_new_root else {},

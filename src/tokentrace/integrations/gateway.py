@@ -29,6 +29,7 @@ class Session:
     base_url: str
     openai_base_url: str
     key: str
+    id: str
 
 
 Client = Callable[[Session], float | Awaitable[float | None] | None]
@@ -67,7 +68,7 @@ class GatewayAgent:
         name = f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
         end, notes, reward, about = End.ANSWER, [], None, {**task.metadata, "task": task.name}
         created = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
-        session = Session(task, created["base_url"], created["openai_base_url"], created["key"])
+        session = Session(task, created["base_url"], created["openai_base_url"], created["key"], name)
         try:
             reward = checked_reward(await called(self._client, session), "the reward")
         except Exception as error:
