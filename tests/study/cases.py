@@ -221,6 +221,17 @@ CASES: Final = {
         template("{% if m.reasoning %}<|q|>{{ m.reasoning }}<|end|><|a|>{% endif %}<|x|>{{ m.content }}"),
         turn(None, SEVERAL_MESSAGES, NO_CALLS, content=Frame("<|x|>")), (HELLO,)
     ),
+    "a plan before calls, in a field of its own": Case(
+        template(
+            "{% if m.tool_calls %}<|q|>{{ m.plan }}<|sep|><|calls|>" + EACH + OBJECT + "{% endfor %}<|done|>"
+            "{% else %}<|x|>{{ m.content }}<|args|>{% endif %}"
+        ),
+        turn(
+            json_call(section_open="<|calls|>", section_close="<|done|>"), NOT_BESIDE,
+            reasoning=Frame("<|q|>", close="<|sep|>"), content=Frame("<|x|>", close="<|args|>")
+        ),
+        (HELLO, CALLED)
+    ),
     "messages that say who they go to": Case(
         ADDRESSED.replace("BODY", ARGUMENTS), TurnGrammar("<|a|>", "<|a|>", channels=TO), (*CALLS, THOUGHT, BOTH)
     ),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .study import TemplateStudy
 
 SEVERAL_MESSAGES: Final = "a turn has several messages, and it is unclear what distinguishes them: reasoning is content"
+_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "function", "id", "type"})
 TWO_TURNS: Final = "the template writes calls after content as a separate turn"
 BARE_CALLS: Final = "nothing separates calls from content: they are found only if no content comes before them"
 
@@ -61,7 +62,7 @@ class _Deriver:
             reader.notes.append(SEVERAL_MESSAGES)
             if frame.close not in reader.ends:
                 return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(reader.notes))
-            frame, opening = None, ""  # the model stops after reasoning, so a completion has one of the messages
+            frame, opening = None, ""  # the model stops after each message
         if frame is None:
             frame = self._hidden(before or "")
         head, opened, after_empty = self._head(before, reasoned, frame, opening)
@@ -77,15 +78,17 @@ class _Deriver:
 
     def _reasoned(self) -> WrittenTurn:
         calls = {"tool_calls": [call()]}
-        text_calls = {"tool_calls": [call(as_text=True)]}
-        beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
-        more = (*beside, {"content": None, **text_calls})
+        text_calls = {"content": None, "tool_calls": [call(as_text=True)]}
+        beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls}, text_calls)
         names = ("reasoning_content", "reasoning")  # transformers fills `thinking` from both, `reasoning` from neither
-        for variables, name, fields in itertools.product(({}, *self.study.toggles), names, more):
+        for variables, name, fields in itertools.product(({}, *self.study.toggles), names, beside):
             turn = self.reader.turn({name: "thought", **fields}, variables)
             if turn.first("reasoning") is not None:
                 return turn
-        return WrittenTurn()
+        others = dict.fromkeys(self.study.template.fields - _FIELDS, "thought")  # Cohere's `tool_plan`
+        turn = self.reader.turn({**others, "content": "", **calls})
+        reasoning = turn.first("reasoning")
+        return turn if reasoning is not None and self.reader.tag.match(turn.text, reasoning.stop) else WrittenTurn()
 
     # -- reasoning
 
