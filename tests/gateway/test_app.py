@@ -99,9 +99,8 @@ def test_a_turn_that_a_stop_text_ended_keeps_what_is_known(served: Served, strea
     session, engine = f"stopped-{stream}-{aborts}", served.app.gateway.engine
     body = {"messages": [ASK], "seed": 0, "stop": [" "], "stream": stream}
     engine.capabilities = replace(engine.capabilities, aborts=aborts)
-    status, answer = served.chat(session, body)
+    assert served.chat(session, body)[0] == 200
     engine.capabilities = replace(engine.capabilities, aborts=True)
-    assert status == 200, answer
     [turn] = served.state(session)["tree"]
     [recorded] = served.record(session).trajectory.turns(0)
     assert turn["stopped_by"]
@@ -116,10 +115,10 @@ def test_a_turn_that_a_stop_text_ended_keeps_what_is_known(served: Served, strea
 
 def test_a_structure_that_the_engine_cannot_follow_is_refused_by_name(served: Served) -> None:
     form = {"type": "json_object"}
-    for path, body in (("chat/completions", {"response_format": form}), ("responses", {"text": {"format": form}})):
-        body |= {"messages": [ASK], "input": "Hi!"}
+    body = {"messages": [ASK], "input": "Hi!", "response_format": form, "text": {"format": form}}
+    for path, field in (("chat/completions", "response_format"), ("responses", "text.format")):
         status, answer = served.call("POST", f"/sessions/structure/v1/{path}", body)
-        assert (status, answer["error"]["param"] in ("response_format", "text.format")) == (400, True)
+        assert (status, answer["error"]["param"]) == (400, field)
         assert "(embedded)" in answer["error"]["message"]
 
 

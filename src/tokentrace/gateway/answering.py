@@ -31,7 +31,6 @@ _AT_ONCE_SECONDS: Final = 0.05
 """An unnamed request that is sampled faster is never recorded as under way."""
 _FIRST_PIECES: Final = 8
 """Other tasks run after each of this many first pieces, so that a stream opens without delay."""
-_UNREPORTED: Final = "a stop text ended the turn before the engine reported its weight versions"
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", bound=Delta)
 Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
@@ -218,9 +217,10 @@ class Answer:
                 "late_ids": dict(reply.late_ids),
                 "options": request.answer,
             }
-            is_unreported = self.gateway.engine.capabilities.versions and not reply.completion.versions
-            notes = (_UNREPORTED,) if reply.stopped_by and is_unreported else ()
-            await self._store_turn(replace(placed, choice=choice, notes=(*placed.notes, *notes)), reply, details)
+            notes = placed.notes
+            if reply.stopped_by and self.gateway.engine.capabilities.versions and not reply.completion.versions:
+                notes += ("a stop text ended the turn before the engine reported its weight versions",)
+            await self._store_turn(replace(placed, choice=choice, notes=notes), reply, details)
 
     async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
         """Store a turn, and add it to the session. If another gateway was first, read its turns and try again."""
