@@ -215,7 +215,7 @@ CASES: Final = {
             "{% if m.reasoning_content %} self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
             " user<|sep|>{{ m.content }}"
         ),
-        turn(None, SEVERAL_MESSAGES), ()
+        turn(None, SEVERAL_MESSAGES, NO_CALLS, content=Frame("user<|sep|>")), ()
     ),
     "reasoning under another name, in a message that ends as the turn does": Case(
         template("{% if m.reasoning %}<|q|>{{ m.reasoning }}<|end|><|a|>{% endif %}<|x|>{{ m.content }}"),

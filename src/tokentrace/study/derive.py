@@ -60,9 +60,7 @@ class _Deriver:
         frame, opening = self._frames(reasoned, before or "")
         if frame is not None and self.prompt.strip() and opening.startswith(self.prompt):
             reader.notes.append(SEVERAL_MESSAGES)
-            if frame.close not in reader.ends:
-                return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(reader.notes))
-            frame, opening = None, ""  # the model stops after each message
+            frame, opening = None, ""
         if frame is None:
             frame = self._hidden(before or "")
         head, opened, after_empty = self._head(before, reasoned, frame, opening)
@@ -87,8 +85,8 @@ class _Deriver:
                 return turn
         others = dict.fromkeys(self.study.template.fields - _FIELDS, "thought")  # Cohere's `tool_plan`
         turn = self.reader.turn({**others, "content": "", **calls})
-        reasoning = turn.first("reasoning")
-        return turn if reasoning is not None and self.reader.tag.match(turn.text, reasoning.stop) else WrittenTurn()
+        plan = turn.first("reasoning")
+        return turn if plan is not None and self.reader.tag.match(turn.text, plan.stop) else WrittenTurn()
 
     # -- reasoning
 
