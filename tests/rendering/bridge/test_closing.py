@@ -122,8 +122,8 @@ def test_a_delimiter_of_wide_characters_is_closed_between_them() -> None:
 
 PLANNED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% if m.tool_calls %}<q>{{ m.plan }}</q><c>"
-    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}</c>{% else %}<x>{{ m.content }}</x>{% endif %}</s>"
-    "{% else %}<u>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}</c>{% else %}<x>{{ m.content }}</x>{% endif %}"
+    "</s>{% else %}<u>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
 
 
