@@ -69,7 +69,7 @@ class ChannelParser:
         reader, delimiters, output = self.reader, self.delimiters, self.output
         closed = delimiters.to_close.pattern.finditer(reader.data, 0, output.base)
         start = max((match.end() for match in closed), default=reader.at)  # of the message that the prompt left open
-        started, goes_on = False, True
+        started, goes_on, first = False, True, True
         while goes_on:
             reader.at = at = start + len(delimiters.start) if started else start
             match = yield from reader.find(delimiters.in_header)
@@ -84,11 +84,14 @@ class ChannelParser:
             if match and match.kind == "message":
                 reader.at = match.stop
                 match = yield from (self._text(header) if header.tool is None else self._call(header, start))
-                output.missing += [self.channels.end] if match is None else []
+                if match is None and header.text is output.reasoning and header.tool is None:
+                    output.missing += [self.channels.end, self._empty_answer()]
+                elif match is None and header.tool is not None:
+                    output.missing.append(self.channels.end)
             else:
                 self._without_body(header, start, match)
-                output.missing += [self._empty_message(header, at, started)] if match is None else []
-            goes_on = match is not None
+                output.missing += [self._empty_message(header, at, started, first)] if match is None else []
+            goes_on, first = match is not None, False
             if match is not None:
                 if match.kind == "stop":  # the assistant may go on right after a call
                     after_call = reader.data[match.start : match.stop] == delimiters.call_end
@@ -147,13 +150,18 @@ class ChannelParser:
             header.text(header.types[0].start(), header.stop)
             self.output.end_text()
 
-    def _empty_message(self, header: _Header, at: int, started: bool) -> str:
-        """What completes a cut-off header to an empty message."""
+    def _empty_message(self, header: _Header, at: int, started: bool, first: bool) -> str:
+        """What completes a cut-off header to an empty message, up to what ends it."""
         channels, marker = self.channels, self.delimiters.channel
         if header.recipient is not None or (marker and marker in self.reader.data[at : header.stop]):
-            return f"{channels.message}{channels.end}"
+            return channels.message
+        if not started and not first:
+            return self._empty_answer()
         role = self._role[len(_text(header.role)) if header.role else 0 :] if started else b""
-        return f"{role.decode()}{channels.opening(channels.content)}{channels.end}"
+        return f"{role.decode()}{channels.opening(channels.content)}"
+
+    def _empty_answer(self) -> str:
+        return f"{self.channels.start}{self._role.decode()}{self.channels.opening(self.channels.content)}"
 
     def _text(self, header: _Header) -> Reading[Match | None]:
         output, start = self.output, self.reader.at

@@ -425,8 +425,9 @@ class Bridger:
                 return length
         is_control = self.study.tokenizer.vocabulary.is_control
         for at, index in enumerate(ids[:8].tolist()):
-            if is_control[index]:
-                return at + 1 if len(completion) and completion[-1] == index else None
+            if is_control[index]:  # unless the turn may go on with it
+                is_head = index not in self.study.turn_tokens()
+                return at + 1 if is_head and len(completion) and completion[-1] == index else None
             if self.study.tokenizer.decode([index]).strip():
                 return None
         return None

@@ -142,6 +142,31 @@ def test_an_answer_that_was_not_opened_is_opened_and_closed(sampled: str, closed
     assert renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC]) == closed
 
 
+ADDRESSED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.reasoning_content %}<s>assistant to=self<m>"
+    "{{ m.reasoning_content }}<e>{% endif %}<s>assistant to=user<m>{{ m.content }}</s>{% else %}<s>user<m>"
+    "{{ m.content }}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}<s>assistant{% endif %}"
+)
+EMPTY_ANSWER = "<s>assistant to=user<m></s>"
+
+
+@pytest.mark.parametrize(
+    ("sampled", "closed"),
+    [
+        ("", " to=user<m></s>"), (" to=user", "<m></s>"), (" to=user<m>Hel", "</s>"),
+        (" to=self<m>Hm", "<e>" + EMPTY_ANSWER), (" to=self<m>Hm<e>", EMPTY_ANSWER),
+        (" to=self<m>Hm<e><s>", EMPTY_ANSWER.removeprefix("<s>")),
+    ],
+)  # fmt: skip
+def test_messages_of_a_turn_are_closed_as_the_template_ends_them(sampled: str, closed: str) -> None:
+    renderer = made_up_renderer(ADDRESSED, "<s>", "<m>", "<e>")
+    assert renderer.grammar().channels is not None
+    prompt = renderer.render_ids([ASK], add_generation_prompt=True)
+    bridged = renderer.bridge(prompt, renderer.tokenizer.encode(sampled), [BYE])
+    assert isinstance(bridged, BridgedTokens)
+    assert renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC]) == closed
+
+
 CALLS_ALONE = (
     "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}{% elif m.role == 'tool' %}<r>{{ m.content }}"
     "{% elif m.content is none %}<a>{% for c in m.tool_calls %}<call>{{ c.function.name }}<sep>"
