@@ -215,7 +215,22 @@ CASES: Final = {
             "{% if m.reasoning_content %} self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
             " user<|sep|>{{ m.content }}"
         ),
-        turn(None, SEVERAL_MESSAGES), ()
+        turn(None, SEVERAL_MESSAGES, NO_CALLS, content=Frame("user<|sep|>")), ()
+    ),
+    "reasoning under another name, in a message that ends as the turn does": Case(
+        template("{% if m.reasoning %}<|q|>{{ m.reasoning }}<|end|><|a|>{% endif %}<|x|>{{ m.content }}"),
+        turn(None, SEVERAL_MESSAGES, NO_CALLS, content=Frame("<|x|>")), (HELLO,)
+    ),
+    "a plan before calls, in a field of its own": Case(
+        template(
+            "{% if m.tool_calls %}<|q|>{{ m.plan }}<|sep|><|calls|>" + EACH + OBJECT + "{% endfor %}<|done|>"
+            "{% else %}<|x|>{{ m.content }}<|args|>{% endif %}"
+        ),
+        turn(
+            json_call(section_open="<|calls|>", section_close="<|done|>"), NOT_BESIDE,
+            reasoning=Frame("<|q|>", close="<|sep|>"), content=Frame("<|x|>", close="<|args|>")
+        ),
+        (HELLO, CALLED)
     ),
     "messages that say who they go to": Case(
         ADDRESSED.replace("BODY", ARGUMENTS), TurnGrammar("<|a|>", "<|a|>", channels=TO), (*CALLS, THOUGHT, BOTH)

@@ -23,7 +23,7 @@ class TurnParser:
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
         self.compiled, self.reader, self.output = compiled, output.reader, output
-        self.prompted = prompted
+        self.prompted, self.opened = prompted, False
         self.calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Match | None]:
@@ -62,7 +62,10 @@ class TurnParser:
                 output.missing.append(compiled.grammar.calls.after)
         elif not answered:
             frame = compiled.grammar.content
-            output.missing.append(f"{frame.trail}{frame.close}{frame.after if frame.close else ''}")
+            output.end_text()
+            texts = [one.part.text for one in output.placed if one.part.kind is PartKind.CONTENT]
+            opening = "" if self.opened or "".join(texts).strip() else f"{frame.open}{frame.lead}"
+            output.missing.append(f"{opening}{frame.trail}{frame.close}{frame.after if frame.close else ''}")
         return match
 
     def _is_stop(self, match: Match) -> Reading[bool]:
@@ -115,6 +118,7 @@ class TurnParser:
     def _open_content(self) -> Reading[None]:
         frame = self.compiled.content
         if frame.open and (yield from self.reader.skip(frame.open)):
+            self.opened = True
             yield from self.reader.skip(frame.lead)
 
 
@@ -217,6 +221,7 @@ class StreamingParser:
             attempts=[one.call for one in attempts if one.call is not None],
             closing=closing[next((n for n in range(len(space), 0, -1) if data.endswith(space[:n])), 0) :],
             regions=output.regions(),
+            answer=output.answer(),
         )
 
 

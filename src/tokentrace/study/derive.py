@@ -21,7 +21,8 @@ from .reading import TurnReader, WrittenTurn, leading, trailing
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-SEVERAL_MESSAGES: Final = "a turn has several messages, and it is unclear what distinguishes them: all of it is content"
+SEVERAL_MESSAGES: Final = "a turn has several messages, and it is unclear what distinguishes them: reasoning is content"
+_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "function", "id", "type"})
 TWO_TURNS: Final = "the template writes calls after content as a separate turn"
 BARE_CALLS: Final = "nothing separates calls from content: they are found only if no content comes before them"
 
@@ -57,9 +58,9 @@ class _Deriver:
             notes = tuple(dict.fromkeys(reader.notes))
             return TurnGrammar(self.prompt, self.prompt, calls=calls, channels=channels, notes=notes)
         frame, opening = self._frames(reasoned, before or "")
-        if self.prompt.strip() and opening.startswith(self.prompt):
+        if frame is not None and self.prompt.strip() and opening.startswith(self.prompt):
             reader.notes.append(SEVERAL_MESSAGES)
-            return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(reader.notes))
+            frame, opening = None, ""
         if frame is None:
             frame = self._hidden(before or "")
         head, opened, after_empty = self._head(before, reasoned, frame, opening)
@@ -75,13 +76,17 @@ class _Deriver:
 
     def _reasoned(self) -> WrittenTurn:
         calls = {"tool_calls": [call()]}
-        text_calls = {"tool_calls": [call(as_text=True)]}
-        beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
-        for variables, more in itertools.product(({}, *self.study.toggles), (*beside, {"content": None, **text_calls})):
-            turn = self.reader.turn({"reasoning_content": "thought", **more}, variables)
+        text_calls = {"content": None, "tool_calls": [call(as_text=True)]}
+        beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls}, text_calls)
+        names = ("reasoning_content", "reasoning")  # transformers fills `thinking` from both, `reasoning` from neither
+        for variables, name, fields in itertools.product(({}, *self.study.toggles), names, beside):
+            turn = self.reader.turn({name: "thought", **fields}, variables)
             if turn.first("reasoning") is not None:
                 return turn
-        return WrittenTurn()
+        others = dict.fromkeys(self.study.template.fields - _FIELDS, "thought")  # Cohere's `tool_plan`
+        turn = self.reader.turn({**others, "content": "", **calls})
+        plan = turn.first("reasoning")
+        return turn if plan is not None and self.reader.tag.match(turn.text, plan.stop) else WrittenTurn()
 
     # -- reasoning
 

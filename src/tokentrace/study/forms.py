@@ -1,8 +1,7 @@
 """Which forms of messages a template reads, learned by tracing.
 
 A probe is rendered in each form, in several places. The template reads a form if the output has the words of a message
-with the origin of their field, whole and alone: not left out, not printed as a Python list, not encoded twice. Each
-question renders only what it needs.
+with the origin of their field, whole and alone: not left out, not printed as a Python list, not encoded twice.
 """
 
 from __future__ import annotations

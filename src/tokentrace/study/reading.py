@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..conversation.messages import Messages
-from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
 from .probes import USER, call
@@ -84,11 +83,11 @@ def _hole(start: int, stop: int, origin: Origin | None) -> Hole | None:
     if origin is None or origin.field is None:
         return None
     path = origin.path
-    if path[0] in REASONING_FIELDS:
-        return Hole(start, stop, "reasoning")
     if path[0] == "content":
         return Hole(start, stop, "content")
-    if path[0] != "tool_calls" or len(path) < 3 or not isinstance(path[1], int):
+    if path[0] not in ("tool_calls", "role"):  # whatever its name is
+        return Hole(start, stop, "reasoning")
+    if path[0] == "role" or len(path) < 3 or not isinstance(path[1], int):
         return None
     inside = path[2:] if path[2] != "function" else path[3:]
     if inside in (("name",), ("id",)):

@@ -22,7 +22,7 @@ from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .environment import TracingContext, TracingEnvironment
 from .origin import Origin
-from .syntax import Inliner, constants_of, names_in, searched_words, variables_of
+from .syntax import Inliner, constants_of, fields_of, names_in, searched_words, variables_of
 from .trace import Rendering, Trace, collect
 from .traced import TracedList, wrap
 
@@ -40,6 +40,8 @@ class Template:
 
     constants: frozenset[str]
     """The string constants it compares values with: roles it knows, words it looks for in content."""
+    fields: frozenset[str] = frozenset()
+    """The names of all fields that it reads, of messages or anything else."""
     searched: Sequence[str] = ()
     """Constants of two or more characters that it may look for in a message's text."""
     digest: str
@@ -199,6 +201,7 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
         names = variables_of(tree)
         facts = {
             "constants": constants_of(tree),
+            "fields": fields_of(tree),
             "searched": searched_words(tree, _TEXT_FIELDS),
             "variables": frozenset(names - _ARGUMENTS),
             "reads": frozenset(names | (names_in(tree) & environment.globals.keys())),

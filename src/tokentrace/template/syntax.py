@@ -232,6 +232,11 @@ def constants_of(tree: nodes.Template) -> frozenset[str]:
     return frozenset(text for node, _ in _searches(tree) for text in _strings(node))
 
 
+def fields_of(tree: nodes.Template) -> frozenset[str]:
+    """The names of all fields that the template reads, of messages or anything else."""
+    return frozenset(map(key_of, tree.find_all((nodes.Getattr, nodes.Getitem)))) - DICT_ATTRIBUTES - {""}
+
+
 def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str]:
     """Constants of two or more characters that the template may look for in one of a message's `text_fields`.
 

@@ -120,6 +120,28 @@ def test_a_delimiter_of_wide_characters_is_closed_between_them() -> None:
         assert len(text) >= len("＜user｜Bye.｜終｜＜assistant｜") + len("｜終｜") * (stop <= 3)
 
 
+PLANNED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% if m.tool_calls %}<q>{{ m.plan }}</q><c>"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}</c>{% else %}<x>{{ m.content }}</x>{% endif %}"
+    "</s>{% else %}<u>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "closed"),
+    [
+        ("", "<x></x></s>"), ("<x>Yes", "</x></s>"), ("<q>Hm", "</q><x></x></s>"), ("<q>Hm</q>", "<x></x></s>"),
+        ("<q>Hm</q><c>", "</c></s>"), ("<x>Yes</x>", "</s>"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_was_not_opened_is_opened_and_closed(sampled: str, closed: str) -> None:
+    renderer = made_up_renderer(PLANNED, "<u>", "<a>", "<q>", "</q>", "<c>", "</c>", "<x>", "</x>")
+    prompt = renderer.render_ids([ASK], add_generation_prompt=True)
+    bridged = renderer.bridge(prompt, renderer.tokenizer.encode(sampled), [BYE])
+    assert isinstance(bridged, BridgedTokens)
+    assert renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC]) == closed
+
+
 CALLS_ALONE = (
     "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}{% elif m.role == 'tool' %}<r>{{ m.content }}"
     "{% elif m.content is none %}<a>{% for c in m.tool_calls %}<call>{{ c.function.name }}<sep>"
