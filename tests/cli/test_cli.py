@@ -35,9 +35,7 @@ def run(*args: Any, stdin: str | None = None, color: bool = False, **env: str) -
 
 @pytest.fixture
 def chat(tmp_path: Path) -> Path:
-    path = tmp_path / "chat.json"
-    path.write_text(json.dumps(MESSAGES), encoding="utf-8")
-    return path
+    return written(tmp_path, MESSAGES, "chat.json")
 
 
 def written(tmp_path: Path, value: Any, name: str = "given.json") -> Path:
@@ -94,8 +92,7 @@ def test_options_reach_the_renderer(chat: Path, tmp_path: Path) -> None:
     template = written(tmp_path, "{% for m in messages %}{{ m.content }}/{% endfor %}", "own.jinja")
     own = run("render", chat, "--chat-template", template, "--renderer", "default", "-f", "json")
     assert json.loads(own.stdout)["text"] == "2+2?/4/"
-    kept = run("render", chat, "--past", "patched", "--lost", "error", "-f", "json")
-    assert kept.exit_code == 0
+    assert run("render", chat, "--past", "patched", "--lost", "error", "-f", "json").exit_code == 0
 
 
 # -- errors
@@ -111,9 +108,6 @@ def test_an_error_is_one_line_that_names_message_and_field_and_debug_shows_the_t
         assert isinstance(run(*args).exception, InputError)
 
 
-LATIN = b'["\xe9"]'
-
-
 @pytest.mark.parametrize(
     ("name", "content", "options", "words"),
     [
@@ -121,7 +115,7 @@ LATIN = b'["\xe9"]'
         ("chat.json", b"", [], "chat.json, line 1, column 1: not valid JSON"),
         ("chat.json", b"[{", [], "chat.json, line 1, column 3: not valid JSON"),
         ("chat.json", b"[" * 100_000, [], "nested too deeply"),
-        ("chat.json", LATIN, [], "not UTF-8: invalid byte 2"),
+        ("chat.json", b'["\xe9"]', [], "not UTF-8: invalid byte 2"),
         ("chat.json", b'{"a": 1}\n{"a": 2}\n', [], "--index"),
         ("chat.json", b"[\n]", ["--index", 0], "--index needs JSON Lines"),
         ("chat.json", b"[]", ["--kwargs", "past=preserve"], "'past' is not a template variable"),
@@ -146,7 +140,7 @@ def test_what_cannot_be_rendered_is_named(
 
 def test_families_are_listed_and_each_shows_its_grammar() -> None:
     listed, rows = run("families").stdout, json.loads(run("families", "--json").stdout)
-    assert [row["name"] for row in rows] == [family.name for family in FAMILIES]
+    assert [row["name"] for row in rows] == NAMES
     assert json.loads(run("families", FAMILIES[0].name, "--json").stdout) == rows[0]
     for family in FAMILIES:
         assert family.name in listed
@@ -195,16 +189,14 @@ def test_the_demo_compares_paths_and_writes_what_it_made(tmp_path: Path, monkeyp
     assert [value is not None for value in row["logprobs"]] == row["loss_mask"]
 
 
-WRONG = {"tokenise": "'tokenise'", "families qwen33": "'qwen3'", "render absent.json": "not exist"}
-
-
 def test_every_command_has_help_and_a_wrong_name_a_hint() -> None:
     top = run("--help")
     for name, about in COMMANDS.items():
         assert about in top.stdout
         assert "--debug" in run(name, "--help").stdout
     assert "Examples:" in run("render", "-h").stdout
-    for words, hint in WRONG.items():
+    hints = {"tokenise": "'tokenise'", "families qwen33": "'qwen3'", "render absent.json": "not exist"}
+    for words, hint in hints.items():
         result = run(*words.split())
         assert (result.exit_code, hint in result.stderr) == (2, True), result.output
 

@@ -45,6 +45,9 @@ def test_rows_are_viewed_and_a_browser_is_opened(tmp_path: Path, monkeypatch: py
     document = page(Path(opened[0]))
     assert columns(document, 0)["id"] == rows[0].token_ids
     assert len(document["tracks"]) == 1
+    (tmp_path / "others.jsonl").write_text('{"input_ids": [1, 2], "labels": [-100, 2]}\n')
+    assert run("view", tmp_path / "others.jsonl", "--html", tmp_path / "page.html").exit_code == 0
+    assert columns(page(tmp_path / "page.html"), 0)["id"] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -59,12 +62,6 @@ def test_ids_of_another_tokenizer_are_not_spelled_with_the_embedded_one(tmp_path
     assert not (tmp_path / "page.html").exists()
     done = run(*page_of, "-t", POCKET)
     assert (done.exit_code, "the texts on the page may be wrong" in done.output) == (0, True)
-
-
-def test_rows_of_others_are_viewed(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"input_ids": [1, 2], "labels": [-100, 2]}\n')
-    assert run("view", tmp_path / "rows.jsonl", "--html", tmp_path / "page.html").exit_code == 0
-    assert columns(page(tmp_path / "page.html"), 0)["id"] == [1, 2]
 
 
 def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:

@@ -7,22 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conversations import ADD, NOW, SYS, assistant, result, system, user
-from tests.diagnose.two_requests import (
-    ANSWER,
-    GO,
-    HELLO,
-    HERMES,
-    HISTORY,
-    OK,
-    SUMMARY,
-    TOOLS,
-    Rollout,
-    called,
-    consistent,
-    hermes,
-    renderer_of,
-    weather,
-)
+from tests.diagnose.two_requests import HELLO, HISTORY, TOOLS, Rollout, called, consistent, hermes, renderer_of, weather
 from tests.support import make_renderer
 from tokentrace.diagnose.break_checks import REASONING_TAGS
 from tokentrace.diagnose.breaks import Break, explain_break
@@ -31,6 +16,7 @@ from tokentrace.diagnose.finding import Cause
 C = Cause
 END = {"qwen3": "<|im_end|>", "qwen3.5": "<|im_end|>", "pocket": "<|end|>"}
 BYE = user("Bye")
+HERMES = ["pocket", "qwen3"]
 
 
 def xml(name: str, body: str) -> str:
@@ -72,7 +58,7 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
     "white space inside": (said("pocket", "Hello  there, friend.", "Hello there, friend."), C.WHITESPACE, SPACE),
     "white space before": (said("qwen3", "\n\nHello there.", "Hello there."), C.WHITESPACE, SPACE),
     "white space after reasoning": (
-        Rollout("qwen3.5", "Hm.</think>Hello there.<|im_end|>", (assistant("Hello there.", reasoning="Hm."), OK)),
+        Rollout("qwen3.5", "Hm.</think>Hello!<|im_end|>", (assistant("Hello!", reasoning="Hm."), result("ok"))),
         C.WHITESPACE, SPACE),
     **{f"other words, {family}": (said(family, "The answer is four.", "I refuse to say."), C.UNKNOWN, "known cause")
        for family in HERMES},
@@ -173,7 +159,12 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
 
 def test_two_turns_of_stripped_reasoning_are_both_reported() -> None:
     renderer = renderer_of("qwen3.5")
-    first = [*GO, assistant(HELLO, reasoning=THOUGHT), BYE, assistant("Goodbye then, friend.", reasoning="Yes.")]
+    first = [
+        *HISTORY[:2],
+        assistant(HELLO, reasoning=THOUGHT),
+        BYE,
+        assistant("Goodbye then, friend.", reasoning="Yes."),
+    ]
     kept = make_renderer("qwen3.5", preserve_all_thinking=True).render(first, tools=TOOLS)
     after = renderer.render([*first, user("More")], tools=TOOLS, add_generation_prompt=True)
     broken = consistent(kept.ids, after.ids, renderer, sampled=kept.mask)
@@ -206,8 +197,8 @@ def test_a_stream_that_was_lost() -> None:
 
 # -- the context: tools, system prompts, compaction, cleared results
 
-END_OF_ROWS = [ANSWER, user("And?")]
-LONGER = [*HISTORY, *END_OF_ROWS]
+ANSWER = assistant("All is known now.")
+LONGER = [*HISTORY, ANSWER, user("And?")]
 DESCRIBED = {"type": "function", "function": NOW["function"] | {"description": "What time it is."}}
 Request = dict[str, Any]
 
@@ -224,7 +215,12 @@ CHANGES: dict[str, tuple[Request, Request, Cause, str]] = {
     "no tools": (FIRST, request(LONGER, None), C.CHANGED_TOOLS, "left out: "),
     "system": (FIRST, request([system("You are careless."), *LONGER[1:]]), C.CHANGED_SYSTEM, "careless"),
     "no system": (request(HISTORY, None), request(LONGER[1:], None), C.CHANGED_SYSTEM, ""),
-    "summary": (FIRST, request([SYS, SUMMARY]), C.COMPACTION, ""),
+    "summary": (
+        FIRST,
+        request([SYS, user("So far: the weather of four cities was asked for. Go on.")]),
+        C.COMPACTION,
+        "",
+    ),
     "middle": (FIRST, request([*HISTORY[:4], *LONGER[6:]]), C.COMPACTION, ""),
     "window": (FIRST, request([SYS, *LONGER[6:]]), C.COMPACTION, ""),
 }
@@ -286,7 +282,7 @@ def test_words_about_tools_are_no_tools() -> None:
     question = "Read this:\n# Tools\n<tools>\n{}\n</tools>\nand tell."
     rows = [SYS, user(question.format("hammer")), assistant("Yes."), user("So?")]
     changed = [SYS, user(question.format("saw")), *rows[2:]]
-    for after in (changed, [*changed, *END_OF_ROWS]):
+    for after in (changed, [*changed, *LONGER[-2:]]):
         broken = explained("pocket", request(rows, None), request(after, None))
         assert broken.cause is Cause.UNKNOWN
         assert "in the turn of the user" in broken.words

@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 from jinja2 import nodes
 
 from tests.support import templates_of_trl
-from tokentrace.diagnose.message_keys import (
-    NOISE,
-    Meaning,
-    chain,
-    identical,
-    meaning,
-    root_key,
-    same_fields,
-    strict_meaning,
-)
+from tokentrace.diagnose.message_keys import NOISE, chain, identical, meaning, root_key, same_fields, strict_meaning
 from tokentrace.errors import InputError
 
 Message = Mapping[str, Any]
@@ -29,7 +20,7 @@ Message = Mapping[str, Any]
 ROOT = root_key(None, {}, "")
 
 
-def key(*messages: Message, means: Meaning = meaning) -> bytes:
+def key(*messages: Message, means: Any = meaning) -> bytes:
     return chain(ROOT, messages, means)[-1]
 
 

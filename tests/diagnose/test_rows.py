@@ -11,19 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conversations import (
-    CONVERSATIONS,
-    PARIS,
-    RAINY,
-    ROME,
-    SIMPLE,
-    SUNNY,
-    Conversation,
-    assistant,
-    call,
-    system,
-    user,
-)
+from tests.conversations import CONVERSATIONS, PARIS, SIMPLE, SUNNY, assistant, system, user
 from tests.data.generate import conversations, write_conversations, write_lines
 from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
 from tests.support import PYTHON_FORMATS, examples, load_family, per_family, templates_of_trl
@@ -301,14 +289,11 @@ def test_each_cause_is_named_with_its_place(name: str) -> None:
     assert words in str(found.findings[0])
 
 
-def test_a_cut_may_have_another_mask() -> None:
-    found = checked(row_of(IDS[:-5], ~MASK[:-5]))
-    assert (found.outcome, found.causes) == (Outcome.BOTH, [Cause.CUT])
-
-
-def test_several_causes_in_one_row_are_all_named() -> None:
+def test_several_causes_in_one_row_are_all_named_and_a_cut_may_have_another_mask() -> None:
     found = checked(row_of([IDS[0], *SPACED, IDS[-1]]))
     assert found.causes == [Cause.BOS_DOUBLED, Cause.JSON_FORMAT, Cause.END_ADDED]
+    found = checked(row_of(IDS[:-5], ~MASK[:-5]))
+    assert (found.outcome, found.causes) == (Outcome.BOTH, [Cause.CUT])
 
 
 GREETED = {"messages": [user("Hi"), assistant("Hello, how are you today?")]}
@@ -452,12 +437,8 @@ def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> 
 # -- datasets as others make them
 
 
-TALKS = [
-    Conversation([user("Hello there"), assistant("Hi! How can I help?")]),
-    Conversation([system("Be brief."), user("2+2?"), assistant("4"), user("3+3?"), assistant("6")]),
-    Conversation([user("Weather?"), assistant("", PARIS, ROME), SUNNY, RAINY, assistant("Sun and rain.")], SIMPLE),
-    Conversation([user("Sum"), assistant("", call("add", {"a": 1, "b": 2})), assistant("3")], SIMPLE),
-]
+NAMES = ("user_assistant", "multi_turn", "system_user_assistant", "calls_parallel_answered", "call_answered")
+TALKS = [CONVERSATIONS[name] for name in NAMES]
 
 
 def report_of(folder: Path, rows: list[Any], family: str) -> CheckReport:

@@ -38,6 +38,7 @@ PARTS = {
     **{"arguments": "(c.function.arguments | tojson)", "end": "{{- '<|end|>' -}}"},
 }
 DATE = "{{- '<|turn|>system\nToday is ' + strftime_now('%d %b %Y') + '<|end|>' -}}"
+SAME_CALL = "messages | selectattr('tool_call_id', 'equalto', m.tool_call_id) | list | length"
 ANSWERS = "messages | selectattr('role', 'equalto', 'assistant') | list | length"
 
 
@@ -65,6 +66,7 @@ def signs(report: AuditReport) -> str:
     ("changes", "grades", "words"),
     [
         ({}, "✓✓✓✓✓", ""),
+        ({"other": f"m.content ~ ({SAME_CALL} if m.tool_call_id else '')"}, "✓✓✓✓✓", ""),
         ({"before": refusing(f"{ANSWERS} > 1")}, "◐◐◐◐◐", "not this"),
         ({"before": refusing("messages[0].role == 'system'")}, "✓✓✓✓✓", ""),
         ({"before": refusing("messages[-1].role == 'tool'")}, "◐◐✗◐◐", "not this"),

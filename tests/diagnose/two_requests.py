@@ -100,7 +100,6 @@ def called(name: str, arguments: Any) -> tuple[dict[str, Any], ...]:
     return assistant("", call(name, arguments), reasoning="I look."), OK
 
 
-HERMES = ["pocket", "qwen3"]
 HELLO = "Hello there, how can I help you today?"
 
 

@@ -70,20 +70,14 @@ def test_what_a_llamacpp_can_do() -> None:
         connected("llama.cpp", Fake().on("/props", []))
 
 
-def test_sglangs_vocabulary_must_be_known() -> None:
+def test_sglangs_vocabulary_must_be_known_and_its_experts_where_they_are_requested() -> None:
     with pytest.raises(EngineError):
         connected("sglang", sglang_server())
     assert connected("sglang", sglang_server(vocab_size=77)).vocab_size == 77
-
-
-def test_sglangs_experts_are_counted_where_they_are_requested() -> None:
-    async def count(experts: int) -> int:
-        fake = sglang_server(experts=experts, vocab_size=77)
-        return (await SGLangEngine.connect(fake.connection(), routed_experts=True))._experts
-
-    assert asyncio.run(count(6)) == 6
+    fake = sglang_server(experts=6, vocab_size=77)
+    assert asyncio.run(SGLangEngine.connect(fake.connection(), routed_experts=True))._experts == 6
     with pytest.raises(EngineError, match="--enable-return-routed-experts"):
-        asyncio.run(count(0))
+        connected("sglang", sglang_server(experts=0, vocab_size=77), routed_experts=True)
 
 
 @pytest.mark.parametrize("native", [True, False])

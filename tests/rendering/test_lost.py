@@ -14,20 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conversations import (
-    ASK,
-    CONVERSATIONS,
-    HI,
-    SIMPLE,
-    SUNNY,
-    Conversation,
-    assistant,
-    call,
-    developer,
-    result,
-    text,
-    user,
-)
+from tests.conversations import CONVERSATIONS, HI, SIMPLE, SUNNY, Conversation, assistant, call, developer, text, user
 from tests.support import examples, make_renderer, rendered, rotating, some
 from tokentrace import InputError, RenderedTokens, create_renderer
 from tokentrace.errors import LostTextError, LostTextWarning
@@ -121,7 +108,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
         if draw(st.booleans()):
             arguments: Any = {"city": draw(WORDS), "n": draw(st.integers(0, 9)), "deep": {"k": [draw(WORDS)]}}
             arguments = json.dumps(arguments) if draw(st.booleans()) else arguments
-            messages += [answer | {"tool_calls": [call("get_weather", arguments)]}, result(content())]
+            messages += [answer | {"tool_calls": [call("get_weather", arguments)]}, SUNNY | {"content": content()}]
             answer = assistant(content())
         messages.append(answer)
     return Conversation(messages, draw(st.sampled_from([None, SIMPLE])))
@@ -150,15 +137,15 @@ NOTED = HI | {"note": "Be kind.", "id": "m1", "weight": 1, "metadata": {"source"
 LOST: dict[str, tuple[str, list[Any], Any, list[tuple[int | None, str, str]]]] = {
     "a role": ("qwen3", [developer("Answer in French."), HI], None, [(0, "content", "Answer in French.")]),
     "content beside calls": (
-        *("llama-3.1", [ASK, assistant("Let me look.", PARIS), SUNNY], SIMPLE),
+        *("llama-3.1", [HI, assistant("Let me look.", PARIS), SUNNY], SIMPLE),
         [(1, "content", "Let me look.")],
     ),
     "calls beside content": (
-        *("deepseek-v3", [ASK, assistant("Let me look.", PARIS), SUNNY], None),
+        *("deepseek-v3", [HI, assistant("Let me look.", PARIS), SUNNY], None),
         [(1, "tool_calls.0", 'get_weather({"city": "Paris"})')],
     ),
     "a second call": (
-        *("gpt-oss", [ASK, assistant("", PARIS, ROME), SUNNY], SIMPLE),
+        *("gpt-oss", [HI, assistant("", PARIS, ROME), SUNNY], SIMPLE),
         [(1, "tool_calls.1", 'get_weather({"city": "Rome"})')],
     ),
     "reasoning that is never shown": ("llama-3.1", [HI, THOUGHT], None, [(1, "reasoning_content", "They greet me.")]),

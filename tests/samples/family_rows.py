@@ -38,13 +38,9 @@ def expanded(family: str) -> dict[str, list[Sample]]:
     builder = SampleBuilder(make_renderer(family), SampleSettings(past="expand"))
     out = {}
     for name, (conversation, _, _) in rows(family).items():
-        if name in SHAPES and name != ASSISTANT_FIRST:
+        if name in SHAPES and name != "assistant_first":  # some templates refuse it where nothing follows
             out[name] = builder.build(conversation.messages, conversation.tools)
     return out
-
-
-ASSISTANT_FIRST = "assistant_first"
-"""No prompt asks for its first turn, and some templates refuse it where nothing follows."""
 
 
 def sample_of(renderer: Renderer, conversation: Conversation, **chosen: Any) -> Sample:

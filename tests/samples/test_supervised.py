@@ -157,13 +157,6 @@ NO_REASONING = {
     *("mistral-nemo", "gemma-3", "deepseek-r1", "deepseek-v3.1"),  # the last two leave reasoning out of the last turn
 }
 """Families whose turns have no part that is reasoning."""
-INLINE = {
-    "inline_alone": Conversation([HI, assistant("<think>\nHm, hm.\n</think>\n\n")]),
-    "inline_and_answer": Conversation([HI, assistant("<think>\nHm, hm.\n</think>\n\nHello!")]),
-    "inline_and_call": Conversation([ASK, assistant("<think>\nHm, hm.\n</think>\n\n", PARIS)], SIMPLE),
-    "inline_content_and_call": Conversation([ASK, assistant("<think>\nHm, hm.\n</think>\n\nLook.", PARIS)], SIMPLE),
-}
-"""Reasoning between tags in the content, with all that can follow it."""
 BY_FIELD = {"reasoning_content": Part.REASONING, "content": Part.CONTENT, "tool_calls": Part.TOOL_CALLS}
 WRITTEN_OTHERWISE = {
     "gpt-oss": "content beside a call is written in the channel for reasoning",
@@ -193,40 +186,34 @@ def test_the_parts_that_the_parser_reads_are_the_fields_that_the_trace_shows(any
     assert (Part.REASONING in kinds) == (any_family not in NO_REASONING)
 
 
-def test_white_space_before_reasoning_goes_with_it() -> None:
-    renderer = make_renderer("glm-4.6")
-    sample = sample_of(renderer, Conversation([HI, assistant("yes", reasoning="why")]), parts=["content"])
-    assert renderer.tokenizer.decode(sample.ids[sample.mask]) == "yes"
+def test_white_space_goes_with_reasoning_and_inline_reasoning_is_reasoning_whatever_follows() -> None:
+    inline = "<think>\nHm, hm.\n</think>\n\n"
+    for family, part, text, said in (
+        ("glm-4.6", "content", "yes", assistant("yes", reasoning="why")),
+        *(("qwen3", "reasoning", inline, assistant(inline + more)) for more in ("", "Hello!")),
+        *(("qwen3", "reasoning", inline, assistant(inline + more, PARIS)) for more in ("", "Look.")),
+    ):
+        renderer = make_renderer(family)
+        sample = sample_of(renderer, Conversation([ASK, said], SIMPLE), parts=[part])
+        assert renderer.tokenizer.decode(sample.ids[sample.mask]) == text
 
 
-def test_inline_reasoning_is_reasoning_whatever_follows() -> None:
-    renderer = make_renderer("qwen3")
-    for name, conversation in INLINE.items():
-        sample = sample_of(renderer, conversation, parts=["reasoning"])
-        shown = renderer.tokenizer.decode(sample.ids[sample.mask])
-        assert shown == "<think>\nHm, hm.\n</think>\n\n", name
+CALLED = '<tool_call>\n{"name": "f", "arguments": {"s": "a </tool_call> b"}}\n</tool_call>'
 
 
-SPELLED: list[tuple[dict[str, Any], dict[str, str]]] = [
-    (assistant("Write <tool_call> first."), {"content": "Write <tool_call> first."}),
-    (
-        assistant("ok", reasoning="Use </think> maybe"),
-        {"reasoning": "<think>\nUse </think> maybe\n</think>\n\n", "content": "ok"},
-    ),
-    (
-        assistant("", call("f", {"s": "a </tool_call> b"})),
-        {"tool_calls": '<tool_call>\n{"name": "f", "arguments": {"s": "a </tool_call> b"}}\n</tool_call>'},
-    ),
-]
-"""Turns whose fields spell delimiters, and the text of each part."""
-
-
-@pytest.mark.parametrize(("message", "expected"), SPELLED, ids=["content", "reasoning", "tool_calls"])
-def test_a_field_that_spells_a_delimiter_is_one_part(message: dict[str, Any], expected: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (assistant("Write <tool_call> first."), ["", "Write <tool_call> first.", ""]),
+        (assistant("ok", reasoning="A </think>?"), ["<think>\nA </think>?\n</think>\n\n", "ok", ""]),
+        (assistant("", call("f", {"s": "a </tool_call> b"})), ["", "", CALLED]),
+    ],
+    ids=["content", "reasoning", "tool_calls"],
+)
+def test_a_field_that_spells_a_delimiter_is_one_part(message: dict[str, Any], expected: list[str]) -> None:
     renderer = create_renderer(POCKET)
-    for part in ("reasoning", "content", "tool_calls"):
-        sample = build_supervised_sample(renderer, [HI, message], parts=[part])
-        assert renderer.tokenizer.decode(sample.ids[sample.mask]) == expected.get(part, "")
+    samples = [build_supervised_sample(renderer, [HI, message], parts=[part]) for part in PARTS[:3]]
+    assert [renderer.tokenizer.decode(sample.ids[sample.mask]) for sample in samples] == expected
 
 
 # -- errors

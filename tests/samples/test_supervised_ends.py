@@ -150,6 +150,17 @@ def test_final_stop_is_for_turns_that_are_trained_and_last() -> None:
         assert len(sample_of(renderer, chat, final_stop=True, **chosen)) == len(sample_of(renderer, chat, **chosen))
 
 
+@pytest.mark.parametrize(("family", "endless"), [("deepseek-v3", True), ("deepseek-v3.1", False), ("glm-4.5", False)])
+@pytest.mark.parametrize("past", ["template", "expand"])
+def test_a_turn_that_the_template_leaves_without_a_stop_token_gets_a_note(
+    family: str, endless: bool, past: str
+) -> None:
+    chat = [ASK, assistant(None, PARIS), result("sunny"), assistant("Sunny.")]
+    made = build_supervised_samples(make_renderer(family, messages="adapt"), chat, tools=SIMPLE, past=past)
+    notes = [note for row in made for note in row.notes if "no stop token" in note]
+    assert [note.partition(":")[0] for note in notes] == ["message 1"] * endless
+
+
 # -- a prompt and a response
 
 

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conversations import CONVERSATIONS, Conversation
-from tests.samples.family_rows import (
-    ASSISTANT_FIRST,
-    SHAPES,
-    assistants,
-    expanded,
-    make_renderer,
-    rows,
-    sample_of,
-    told_of,
-)
+from tests.samples.family_rows import SHAPES, assistants, expanded, make_renderer, rows, sample_of, told_of
 from tests.support import rendered, rotating, some
 from tokentrace import (
     RenderedTokens,
@@ -152,7 +143,7 @@ TAG_ALONE = "a closing tag with no opening one counts as reasoning in the conten
 TOO_MANY: dict[str, set[str]] = {
     "content_one_text_part": {PARTS_OF_CONTENT},
     "content_text_parts": {PARTS_OF_CONTENT},
-    ASSISTANT_FIRST: {FIRST},
+    "assistant_first": {FIRST},
     "think_inline_only_close": {TAG_ALONE},
 }
 """Conversations for which the warning can be one too many, and why."""

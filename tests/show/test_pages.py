@@ -10,17 +10,7 @@ import pytest
 
 from tests.conversations import CONVERSATIONS
 from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, columns, html_page, read_frame, read_page, said
-from tests.show.results import (
-    MESSAGES,
-    RENDERER,
-    RESULTS,
-    TOOLS,
-    broken,
-    first_turn,
-    histories,
-    rendering,
-    trajectory,
-)
+from tests.show.results import MESSAGES, RENDERER, RESULTS, TOOLS, first_turn, rendering, trajectory
 from tests.show.test_views import hostile
 from tests.tokens.test_encoding import made as tokenizer_of
 from tokentrace import create_renderer, load_trajectory
@@ -50,7 +40,7 @@ def test_what_is_not_a_result_is_refused() -> None:
     with pytest.raises(InputError, match="cannot show int"):
         show(3)
     with pytest.raises(InputError, match=r"\[0\].*HistoryReport"):
-        show([histories()])
+        show([RESULTS["histories"]()])
     with pytest.raises(InputError, match="side by side"):
         show(RESULTS["check"](), rendering())
 
@@ -156,7 +146,7 @@ def test_two_renderings_are_aligned_token_by_token() -> None:
 
 
 def test_a_break_shows_what_was_there_and_what_came() -> None:
-    found = broken()
+    found = RESULTS["break"]()
     document = read_page(html_page(found))
     stream, prompt = both_sides(document, 0)
     place = max(0, found.position - 12)

@@ -5,7 +5,6 @@ import json
 import unicodedata
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -99,17 +98,13 @@ def test_changes_and_notes_are_listed() -> None:
 # -- terminal and JSON
 
 
-def test_the_terminal_shows_all_text_and_marks_what_is_sampled() -> None:
+def test_the_terminal_shows_all_text_marks_what_is_sampled_and_obeys_no_escape_sequence_of_it() -> None:
     rendered = rendering()
     plain = terminal(rendered, color=None)
     for word in ("621 tokens", "247 sampled", "Oslo has 425,770", "⏎", "reasoning", "generation prompt"):
         assert word in plain
     assert "\x1b[" in terminal(rendered)
-
-
-@pytest.mark.parametrize("show", [terminal, plain_view])
-def test_no_escape_sequence_of_the_content_reaches_the_terminal(show: Any) -> None:
-    assert "\x1b[31m" not in show(hostile())
+    assert "\x1b[31m" not in terminal(hostile()) + plain_view(hostile())
 
 
 def test_plain_lines_hold_every_token_and_the_mask() -> None:

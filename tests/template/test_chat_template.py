@@ -217,6 +217,10 @@ TAGGED = {
     "loop": "{% for m in messages %}{% generation %}{{ loop.index }}{{ m.role }}{% endgeneration %}, {% endfor %}",
     "around a loop": "{% generation %}{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}"
     "{% endfor %}{% endgeneration %}",
+    "macro": "{% macro f() %}{% generation %}b{% endgeneration %}c{% endmacro %}"
+    "a{{ f() }}e{% for m in messages %}{{ m.role }}{{ f() }}{% endfor %}",
+    "text in a macro": "{% macro f() %}b{% generation %}cc{% endgeneration %}{% endmacro %}a{{ 'x' + f() }}{{ f() }}",
+    "set block": "a{% set x %}{% generation %}b{% endgeneration %}{% endset %}cd{{ x }}",
     "namespace": "{% set n = namespace(x=1) %}{% generation %}{% set n.x = 2 %}{% endgeneration %}{{ n.x }}",
 }
 

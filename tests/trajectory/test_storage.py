@@ -18,14 +18,7 @@ from tests.trajectory.model import check_trajectory
 from tests.trajectory.walk import Walk
 from tokentrace.errors import TrajectoryError
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory import (
-    LogprobKind,
-    Trajectory,
-    from_bytes,
-    load_trajectory,
-    storage,
-    to_bytes,
-)
+from tokentrace.trajectory import LogprobKind, Trajectory, from_bytes, load_trajectory, to_bytes
 from tokentrace.trajectory.storage import MAGIC, VERSION, replay_records, write_records
 
 
@@ -176,7 +169,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
     def full(_: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(storage.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space"):
         Trajectory().save(path)
     assert path.read_bytes() == before

@@ -95,15 +95,12 @@ def test_a_break_names_the_first_id_that_differs() -> None:
 # -- the tree
 
 
-def test_a_prompt_that_rewrites_nothing_is_sent_to_extend_to() -> None:
+def test_a_prompt_that_rewrites_nothing_and_too_few_messages_are_refused() -> None:
     trajectory = two_turns()
     child = trajectory.branch([1, 2, 3, 9])
     with pytest.raises(TrajectoryError, match=r"extend_to\(prompt_ids, branch=1\)"):
         trajectory.branch([1, 2, 3, 9, 9])
     assert trajectory.extend_to([1, 2, 3, 9, 9], branch=child) == 1
-
-
-def test_fewer_messages_than_the_shared_prefix_holds_are_refused() -> None:
     trajectory = two_turns()
     with pytest.raises(TrajectoryError, match="shared prefix holds 4"):
         trajectory.branch([1, 2, 3, 10, 11, 12, 4, 5, 0], messages=3)

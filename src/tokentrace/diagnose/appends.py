@@ -1,7 +1,6 @@
 """Does a template only append? Renders every case and compares id for id.
 
-After a turn, a rollout holds the prompt and the sampled tokens. An append holds if the next prompt
-begins with exactly those ids.
+After a turn, a rollout holds the prompt and the sampled tokens. An append holds if the next prompt begins with them.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ class AppendCell:
 
 def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
     """Yield conversations for a kind of turn, smallest first. Only plain turns get the longest ones."""
-    ids, tags = call_ids(study), study.grammar(True).reasoning
+    tags = study.grammar(True).reasoning
     opening, closing = (tags.open, tags.close) if tags and tags.open and tags.close else ("<think>\n", "\n</think>\n\n")
 
     def reply(turn: TurnForm) -> Message:
@@ -226,12 +225,12 @@ def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
         if turn.reasoning:
             fields["reasoning_content"] = THOUGHT
         arguments = _ARGUMENTS.get(turn.arguments)
-        calls = [{**call(at + 1, arguments), "id": ids[at]} for at in range(turn.append.calls)]
+        calls = [call(at + 1, arguments) for at in range(turn.append.calls)]
         return calling(*calls, **fields) if calls else fields
 
-    results = [result(at + 1, tool_call_id=ids[at]) for at in range(turn.append.calls)]
+    results = [result(at + 1) for at in range(turn.append.calls)]
     called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or "object")
-    tools = (reply(called), result(1, tool_call_id=ids[0]))
+    tools = (reply(called), result())
     answer = (USER, reply(TurnForm(Append.USER, turn.reasoning)))
     calls = bool(results)
     histories: list[tuple[str, tuple[Message, ...], bool]] = [
@@ -246,7 +245,7 @@ def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
         histories.append((f"after {_LONG} rounds of tools", (USER, *tools * _LONG), True))
         histories.append((f"after {_LONG} earlier answers", (*answer * _LONG, USER), calls))
     for words, past, declared in histories:
-        messages = (*past, reply(turn), *results, *turn.append.messages)
+        messages = with_ids((*past, reply(turn), *results, *turn.append.messages), study)
         yield AppendCell(turn, messages, len(past), declared, words)
 
 
@@ -367,11 +366,19 @@ def _missing(turn: RenderedTokens, cell: AppendCell) -> Iterator[str]:
             yield f"white space around {name}"
 
 
-def call_ids(study: TemplateStudy) -> tuple[str, str]:
-    """Return two call ids of a form that the template accepts."""
-    calls = study.grammar(True).calls
-    named = calls is not None and calls.id_is_name
-    return ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
+def with_ids(messages: Messages, study: TemplateStudy) -> tuple[Message, ...]:
+    """The messages with a different id for each call, in a form that the template accepts."""
+    grammar = study.grammar(True).calls
+    form = "functions.{}:{}" if grammar is not None and grammar.id_is_name else "call{1:05}"
+    numbers, ids, numbered = itertools.count(), list[str](), list[Message]()
+    for message in messages:
+        if message["role"] == "tool":
+            message = {**message, "tool_call_id": ids.pop(0)}
+        elif calls := message.get("tool_calls"):
+            ids = [form.format(one["function"]["name"], next(numbers)) for one in calls]
+            message = {**message, "tool_calls": [{**one, "id": ids[at]} for at, one in enumerate(calls)]}
+        numbered.append(message)
+    return tuple(numbered)
 
 
 def text_from(rendering: Rendering, message: int, field: str) -> str:

@@ -17,7 +17,7 @@ from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, turn_spans
 from ..template.chat_template import wrap_tools
 from ..template.trace import Rendering
-from .appends import ANSWER, TOOLS, call_ids, contains_text, text_from
+from .appends import ANSWER, TOOLS, contains_text, text_from, with_ids
 from .blame import SET, TEST, WRITE, Event, Request, flip_tests, run_traced
 
 _RESULTS: Final = ("tool", "function", "ipython")
@@ -215,8 +215,7 @@ _LATER: Final = "later system"
 
 def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
     """Return the fields whose texts do not arrive unchanged, except for those that the matrix reports."""
-    index = call_ids(renderer.study(TOOLS))[0]
-    called, returned = calling({**call(1), "id": index}), result(1, tool_call_id=index)
+    called, returned = with_ids((calling(), result()), renderer.study(TOOLS))
     altered: dict[Any, Altered] = {}
     reported: set[tuple[str, str]] = set()
     for role, field, at, messages in (
@@ -316,7 +315,7 @@ def _unread(renderer: Renderer) -> str:
         properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
         schema = {"type": "object", "properties": properties}
         function = {"name": "probe1", "description": "a tool", "parameters": schema}
-        message = calling({**call(1, arguments), "id": call_ids(renderer.study(TOOLS))[0]})
+        [message] = with_ids([calling(call(1, arguments))], renderer.study(TOOLS))
         try:
             unread = renderer.find_unreadable([USER, message], tools=[{"type": "function", "function": function}])
         except TokentraceError:

@@ -17,14 +17,13 @@ from .marked import unforgeable
 from .output import ArgumentsText, OpenCall, Output
 from .reader import Match, Notation, Reading, Report
 from .response import CallStatus
-from .values import Schema, read_json, read_value
+from .values import JSON_SPACE, Schema, read_json, read_value
 
 _JSON_STRINGS: Final = {0x22: re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')}
 _JSON: Final = Notation(
     b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), _JSON_STRINGS, re.compile(b'["\\\\\n\r\xff]'), strict=True
 )
 _WORD: Final = re.compile(rb"[-+.\w]*")
-_SPACES: Final = " \t\r\n"
 _CDATA: Final = ("<![CDATA[", "]]>")
 _NAME: Final = re.compile(rb"[A-Za-z_][\w.]*")
 _STRINGS: Final = {
@@ -35,7 +34,6 @@ _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 """JSON's constants, which models also write in Python calls."""
 _KEY: Final = re.compile(rb"\s*([^\s:,{}\[\]]+)\s*:")
 _BARE_VALUE: Final = re.compile(rb"[^,{}\[\]\xff]*")
-_SPACE: Final = re.compile(rb"\s*")
 _DEEPEST: Final = 64
 
 
@@ -206,7 +204,7 @@ class ArgumentsReader:
             if reader.exhausted and not unforgeable(calls.value_opens[0].pieces[0]):
                 missing.append(calls.grammar.value_close)  # else the call's closing would continue its name
             return False
-        key = reader.text(start, match.start).strip(_SPACES)
+        key = reader.text(start, match.start).strip(JSON_SPACE)
         opening = yield from self._open_value(call, key)
         if opening is None:
             return False
@@ -466,10 +464,8 @@ class _Braces:
 
     def _skip(self, text: bytes) -> bool:
         """Go past white space, and past `text` if it follows; True if it does."""
-        self._take(_SPACE)
-        matches = self.data.startswith(text, self.at)
-        self.at += len(text) if matches else 0
-        return matches
+        match = self._take(re.compile(rb"\s*(%b)?" % re.escape(text)))
+        return match is not None and match[1] is not None
 
     def _value(self, depth: int) -> Any:
         if depth > _DEEPEST:

@@ -249,13 +249,27 @@ class Output:
 
     def enter(self, kind: PartKind, at: int) -> None:
         """From byte `at` on, tokens belong to this kind of part, delimiters included."""
-        self._regions.append((max(at, self.base) if self._regions else self.base, kind))
+        entry = max(at, self.base) if self._regions else self.base, kind
+        bisect.insort(self._regions, entry, key=lambda region: region[0])
+
+    def answer(self) -> str:
+        """Content and calls as the completion writes them, with what stands around and between calls."""
+        pieces = {one.start: (one.stop, one.part.text) for one in self.placed if one.part.kind is PartKind.CONTENT}
+        bounds = [*self._regions, (len(self.reader.data), PartKind.STOP)]
+        for (start, kind), (stop, _) in itertools.pairwise(bounds):
+            if kind is PartKind.TOOL_CALL and start < stop:
+                pieces[start] = stop, self.reader.text(start, stop)
+        texts, end = [], 0
+        for start, (stop, text) in sorted(pieces.items()):
+            if start >= end:  # else it is content among calls
+                texts.append(text)
+                end = stop
+        return "".join(texts)
 
     def regions(self) -> list[Region]:
         """The regions, which cover all tokens up to the stop token."""
         regions: list[Region] = []
-        bounds = sorted(self._regions, key=lambda entry: entry[0])
-        bounds.append((len(self.reader.data), PartKind.STOP))
+        bounds = [*self._regions, (len(self.reader.data), PartKind.STOP)]
         if len(bounds) > 2 and bounds[1][1] is not PartKind.STOP:
             (first, _), (second, kind) = bounds[:2]
             if not bytes(self.reader.data[first:second]).strip():

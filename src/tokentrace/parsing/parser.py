@@ -221,6 +221,7 @@ class StreamingParser:
             attempts=[one.call for one in attempts if one.call is not None],
             closing=closing[next((n for n in range(len(space), 0, -1) if data.endswith(space[:n])), 0) :],
             regions=output.regions(),
+            answer=output.answer(),
         )
 
 

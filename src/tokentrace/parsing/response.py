@@ -129,6 +129,8 @@ class ParsedResponse(ShowsItself):
     """What would close a completion that was cut off, before its stop token."""
     regions: list[Region] = field(default_factory=list, compare=False)
     """The kind of every token, delimiters included, up to the stop token."""
+    answer: str = field(default="", compare=False)
+    """Content and calls as the completion writes them, with the delimiters around calls."""
 
     @property
     def calls(self) -> list[ParsedToolCall]:
@@ -150,9 +152,9 @@ class ParsedResponse(ShowsItself):
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
 
-        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content. So do calls
-        that repeat an argument, because a mapping would lose one of the values. `call_id` makes ids for calls without
-        one; by default they have nine letters and digits, which Mistral's templates require.
+        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content, with their
+        wrapper if none can be run. So do calls that repeat an argument, because a mapping would lose one of the values.
+        `call_id` makes ids for calls without one; by default nine letters and digits: Mistral's templates require that.
         """
         calls = {
             call.index: {
@@ -164,7 +166,7 @@ class ParsedResponse(ShowsItself):
             if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) and call.arguments is not None
         }
         texts = (part for part in self.parts if part.kind is not PartKind.REASONING and part.call not in calls)
-        content = "".join(part.lead + part.text for part in texts)
+        content = "".join(part.lead + part.text for part in texts) if calls else self.answer
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
         message |= {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
         return message | ({"tool_calls": list(calls.values())} if calls else {})

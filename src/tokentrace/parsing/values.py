@@ -32,7 +32,7 @@ _EXACT: Final = 2**53
 _NAMES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 _TYPES: Final[dict[type, str]] = dict(zip((type(None), bool, int, float, str, list, dict), _NAMES, strict=True))
 _WORDS: Final = {"True": True, "False": False, "None": None}
-_SPACE: Final = " \t\n\r"
+JSON_SPACE: Final = " \t\n\r"
 
 
 def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
@@ -42,9 +42,9 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
     if schema is not None and schema.only_text:
         return text, True
     try:
-        value = _spelled(text.strip(_SPACE), types)
+        value = _spelled(text.strip(JSON_SPACE), types)
     except ValueError:
-        is_null = not text_allowed and "null" in (types or ()) and not text.strip(_SPACE)
+        is_null = not text_allowed and "null" in (types or ()) and not text.strip(JSON_SPACE)
         return (None, True) if is_null else (text, text_allowed)
     if isinstance(value, float) and types is not None and "number" not in types:
         value = int(value) if "integer" in types and value.is_integer() and abs(value) < _EXACT else value

@@ -32,6 +32,7 @@ TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP
 TRAINED_ROLES: Final = ("assistant",)
 ROW_PASTS: Final = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
 """How rows may show the turns before the last one."""
+NO_STOP: Final = "the template writes no stop token here, so the row does not teach the model to stop after such a turn"
 _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
 
 
@@ -267,16 +268,25 @@ class SampleBuilder:
     ) -> Sample:
         notes = [*map(str, remarks)]
         stop = None
+        starts = {turn.start for turn in rendered.turns}  # a turn may go on in the next message
+        endless = [
+            turn.message
+            for turn in rendered.turns
+            if turn.stop_token is None and turn.message in chosen and turn.stop not in starts
+        ]
         last = rendered.turns[-1] if rendered.turns else None
         if last is not None and last.stop_token is None and last.message in chosen and last.stop == len(rendered.ids):
             is_last = last.message == len(messages) - 1
             if is_last or self.settings.past is Past.EXPAND:
                 stop = self._stop_of(messages, last.message, tools)
+            endless = [at for at in endless if stop is None or at != last.message]
             if stop is not None and is_last and not self.settings.final_stop:
                 text = self.renderer.tokenizer.decode([stop])
                 problem = f"ends without the token {text!r} that the model stops with: final_stop=True adds it"
                 notes.append(f"message {last.message}: {problem}")
                 stop = None
+        if endless and self.renderer.turn_stop_ids():
+            notes.append(f"{listed([*dict.fromkeys(endless)])}: {NO_STOP}")
         columns: Any = functools.cache(lambda: part_columns(self.renderer, rendered, tools is not None))
         all_notes: Any = lambda: {"notes": (*rendered.notes, *notes)}  # noqa: E731
         sample = Sample(

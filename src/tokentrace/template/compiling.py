@@ -35,7 +35,6 @@ from tokentrace.template.pairs import bounds as tt_bounds, box as tt_box, inside
 from tokentrace.template.pairs import of_item as tt_of_item, of_pieces as tt_of_pieces
 from tokentrace.template.pairs import of_slice as tt_of_slice, split as tt_split
 from tokentrace.template.pairs import item_rows as tt_item_rows, rows as tt_rows
-from tokentrace.template.trace import GENERATION as tt_generation
 from tokentrace.template.traced import TracedNone as tt_none, text_of as tt_text_of
 """
 """The imports at the top of each compiled template."""
@@ -145,6 +144,9 @@ class TracingGenerator(Expressions):
 
     def _print(self, before: str, node: nodes.Node, frame: Frame) -> None:
         """Print some constant text and an expression. A sum of texts is printed summand by summand."""
+        if before and any(isinstance(part, nodes.Call) for part in with_children(node)):  # a macro may have tags
+            self.writeline(f"{frame.buffer} += ({before!r}, None)", node)
+            before = ""
         lead = f"{before!r}, None, " if before else ""
         parts = summands(node)
         codes = [self.code(part, frame) for part in parts]

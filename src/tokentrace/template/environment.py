@@ -61,7 +61,7 @@ class _GenerationTag(Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         if leaves(body):
             parser.fail("a {% generation %} block cannot break or continue the loop around it", line)
-        start, end = (code_line(f"OUT += ({is_open}, tt_generation)") for is_open in (True, False))
+        start, end = code_line("trace.blocks.append(len(OUT))"), code_line("trace.end_block(OUT)")
         return nodes.Scope([start, *body, end], lineno=line)
 
 

@@ -78,7 +78,7 @@ A value below -1 is a round of a loop over something other than messages (their 
 message whose text is printed in that round, if there is exactly one.
 """
 GENERATION: Final = Origin(("@generation",))
-"""In place of an origin: the value is True where a ``{% generation %}`` block begins, False where it ends."""
+"""In place of an origin: the value is the length of the text in a ``{% generation %}`` block that begins here."""
 
 _MESSAGES: Final = Origin(("messages",))
 _MAX_ENTRIES: Final = 4 * MAX_ITEMS
@@ -91,7 +91,7 @@ class Trace:
     `out` is a flat list: a value, its origin (see `pairs`), the next value, and so on.
     """
 
-    __slots__ = ("budget", "collected", "current", "messages", "out", "rounds", "stack")
+    __slots__ = ("blocks", "budget", "collected", "current", "messages", "out", "rounds", "stack")
 
     def __init__(self, messages: list[Any] | None = None) -> None:
         """`messages` are the messages of the run; None if they are boxed."""
@@ -101,6 +101,8 @@ class Trace:
         self.stack: list[int] = []
         self.budget = RenderBudget()
         self.out: list[Any] = []
+        self.blocks: list[int] = []
+        """Where the open ``{% generation %}`` blocks begin in the lists they write to."""
         self.collected: dict[tuple[int, str], tuple[int, Any, Any]] = {}
         """Texts of namespaces: the turn in which each was stored, its value before that turn, and its value."""
 
@@ -159,6 +161,18 @@ class Trace:
             else:
                 out += (message, TURN)
 
+    def end_block(self, out: list[Any]) -> None:
+        """End a ``{% generation %}`` block. In a macro or a set block it covers what the template writes next.
+
+        So it does in transformers, wherever the text of the macro is printed.
+        """
+        start = self.blocks.pop()
+        if not self.blocks:
+            at = start if out is self.out else len(self.out)
+            entries = zip(out[start::2], out[start + 1 :: 2], strict=True)
+            size = sum(len(text_of(box(value, origin))) for value, origin in entries if origin is not TURN)
+            self.out[at:at] = (size, GENERATION)
+
     def store(self, namespace: Namespace, name: str) -> None:
         """Assign text that a namespace collects to the turn in which it was put together, wherever it is printed.
 
@@ -197,7 +211,7 @@ def join_output(out: list[Any]) -> TracedStr:
     for value, origin in zip(entries, entries, strict=True):
         if origin is TURN:
             turn = value
-        elif origin is not GENERATION:  # a generation block does not cover text of a macro or a set block
+        else:
             text = text_of(box(value, origin))
             pieces.append(text if turn is None else _in_turn(promoted(text), turn))
     return join_traced(pieces)
@@ -217,7 +231,6 @@ def collect(out: list[Any]) -> Rendering:
     spans = Rendering("")
     ends, turns, origins = spans.ends, spans.turns, spans.origins
     texts: list[str] = []
-    open_tags: list[int] = []
     end, turn = 0, -1
     last: Any = collect  # the origin of the last span, if that may grow; no origin is ever this
     entries = iter(out)
@@ -235,11 +248,8 @@ def collect(out: list[Any]) -> Rendering:
             continue
         if origin is TURN:
             turn = value
-        elif origin is GENERATION and value:
-            open_tags.append(end)
         elif origin is GENERATION:
-            start = open_tags.pop()
-            spans.generation += [] if open_tags else [(start, end)]
+            spans.generation.append((end, end + value))
         else:
             text = text_of(box(value, origin))
             texts.append(text)
