@@ -125,42 +125,27 @@ PLANNED = (
     "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}</c>{% else %}<x>{{ m.content }}</x>{% endif %}"
     "</s>{% else %}<u>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
-
-
-@pytest.mark.parametrize(
-    ("sampled", "closed"),
-    [
-        ("", "<x></x></s>"), ("<x>Yes", "</x></s>"), ("<q>Hm", "</q><x></x></s>"), ("<q>Hm</q>", "<x></x></s>"),
-        ("<q>Hm</q><c>", "</c></s>"), ("<x>Yes</x>", "</s>"),
-    ],
-)  # fmt: skip
-def test_an_answer_that_was_not_opened_is_opened_and_closed(sampled: str, closed: str) -> None:
-    renderer = made_up_renderer(PLANNED, "<u>", "<a>", "<q>", "</q>", "<c>", "</c>", "<x>", "</x>")
-    prompt = renderer.render_ids([ASK], add_generation_prompt=True)
-    bridged = renderer.bridge(prompt, renderer.tokenizer.encode(sampled), [BYE])
-    assert isinstance(bridged, BridgedTokens)
-    assert renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC]) == closed
-
-
 ADDRESSED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.reasoning_content %}<s>assistant to=self<m>"
     "{{ m.reasoning_content }}<e>{% endif %}<s>assistant to=user<m>{{ m.content }}</s>{% else %}<s>user<m>"
     "{{ m.content }}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}<s>assistant{% endif %}"
 )
-EMPTY_ANSWER = "<s>assistant to=user<m></s>"
-
-
-@pytest.mark.parametrize(
-    ("sampled", "closed"),
-    [
+CUTS = [
+    *((PLANNED, *cut) for cut in (
+        ("", "<x></x></s>"), ("<x>Yes", "</x></s>"), ("<q>Hm", "</q><x></x></s>"), ("<q>Hm</q>", "<x></x></s>"),
+        ("<q>Hm</q><c>", "</c></s>"), ("<x>Yes</x>", "</s>"),
+    )),
+    *((ADDRESSED, *cut) for cut in (
         ("", " to=user<m></s>"), (" to=user", "<m></s>"), (" to=user<m>Hel", "</s>"),
-        (" to=self<m>Hm", "<e>" + EMPTY_ANSWER), (" to=self<m>Hm<e>", EMPTY_ANSWER),
-        (" to=self<m>Hm<e><s>", EMPTY_ANSWER.removeprefix("<s>")),
-    ],
-)  # fmt: skip
-def test_messages_of_a_turn_are_closed_as_the_template_ends_them(sampled: str, closed: str) -> None:
-    renderer = made_up_renderer(ADDRESSED, "<s>", "<m>", "<e>")
-    assert renderer.grammar().channels is not None
+        (" to=self<m>Hm", "<e><s>assistant to=user<m></s>"), (" to=self<m>Hm<e>", "<s>assistant to=user<m></s>"),
+        (" to=self<m>Hm<e><s>", "assistant to=user<m></s>"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "sampled", "closed"), CUTS)
+def test_an_answer_that_was_not_opened_is_closed_as_an_empty_one(template: str, sampled: str, closed: str) -> None:
+    renderer = made_up_renderer(template, *"<u> <a> <q> </q> <c> </c> <x> </x> <s> <m> <e>".split())
     prompt = renderer.render_ids([ASK], add_generation_prompt=True)
     bridged = renderer.bridge(prompt, renderer.tokenizer.encode(sampled), [BYE])
     assert isinstance(bridged, BridgedTokens)
