@@ -235,7 +235,6 @@ except tokentrace.InputError as error:
     print(error)
 """
 
-
 SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 

@@ -1,5 +1,6 @@
 """A turn that is cut off anywhere is closed: with its close it reads as what was written of it, and ends there."""
 
+import re
 from typing import Any
 
 import pytest
@@ -145,7 +146,7 @@ CUTS = [
 
 @pytest.mark.parametrize(("template", "sampled", "closed"), CUTS)
 def test_an_answer_that_was_not_opened_is_closed_as_an_empty_one(template: str, sampled: str, closed: str) -> None:
-    renderer = made_up_renderer(template, *"<u> <a> <q> </q> <c> </c> <x> </x> <s> <m> <e>".split())
+    renderer = made_up_renderer(template, *re.findall("</?.>", PLANNED + ADDRESSED))
     prompt = renderer.render_ids([ASK], add_generation_prompt=True)
     bridged = renderer.bridge(prompt, renderer.tokenizer.encode(sampled), [BYE])
     assert isinstance(bridged, BridgedTokens)
