@@ -1,7 +1,4 @@
-"""A template that writes the conversation into a buffer and prints that at once writes the same spans.
-
-A buffer is a set block, a macro, a filter block or a call block.
-"""
+"""A template that prints all of it through a buffer (a set, filter or call block, a macro) writes the same spans."""
 
 from typing import Any
 
@@ -55,7 +52,8 @@ def test_a_buffer_changes_no_span(family: str) -> None:
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_a_buffer_changes_no_mask_and_no_bridge(buffer: str) -> None:
     direct = create_renderer(POCKET, lost="ignore")
-    source = direct.study().template.source  # type: ignore[attr-defined]
+    source = direct.study().template.source.replace("endgeneration", "endif")  # type: ignore[attr-defined]
+    source = source.replace("generation -%}", "if true -%}")  # a tag covers what is printed next, so a buffer moves it
     through = create_renderer(direct.tokenizer, "default", chat_template=buffered(source, buffer), lost="ignore")
     for conversation in list(CONVERSATIONS.values())[::3]:
         assert outcome(through, conversation) == outcome(direct, conversation)
