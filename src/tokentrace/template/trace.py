@@ -168,10 +168,10 @@ class Trace:
         """
         start = self.blocks.pop()
         if not self.blocks:
-            at = start if out is self.out else len(self.out)
+            place = start if out is self.out else len(self.out)
             entries = zip(out[start::2], out[start + 1 :: 2], strict=True)
-            size = sum(len(text_of(box(value, origin))) for value, origin in entries if origin is not TURN)
-            self.out[at:at] = (size, GENERATION)
+            texts = (value if type(value) is str else text_of(box(value, at)) for value, at in entries if at is not TURN)
+            self.out[place:place] = (sum(map(len, texts)), GENERATION)
 
     def store(self, namespace: Namespace, name: str) -> None:
         """Assign text that a namespace collects to the turn in which it was put together, wherever it is printed.
