@@ -170,7 +170,9 @@ class Trace:
         if not self.blocks:
             place = start if out is self.out else len(self.out)
             entries = zip(out[start::2], out[start + 1 :: 2], strict=True)
-            texts = (value if type(value) is str else text_of(box(value, at)) for value, at in entries if at is not TURN)
+            texts = (
+                value if type(value) is str else text_of(box(value, at)) for value, at in entries if at is not TURN
+            )
             self.out[place:place] = (sum(map(len, texts)), GENERATION)
 
     def store(self, namespace: Namespace, name: str) -> None:
