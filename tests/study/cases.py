@@ -223,7 +223,7 @@ CASES: Final = {
     ),
     "a plan before calls, in a field of its own": Case(
         template(
-            "{% if m.tool_calls %}<|q|>{{ m.plan }}<|sep|><|calls|>" + EACH + OBJECT + "{% endfor %}<|done|>"
+            "{% if m.tool_calls %}<|q|>{{ m.get('plan', '') }}<|sep|><|calls|>" + EACH + OBJECT + "{% endfor %}<|done|>"
             "{% else %}<|x|>{{ m.content }}<|args|>{% endif %}"
         ),
         turn(

@@ -83,7 +83,7 @@ class _Deriver:
             turn = self.reader.turn({name: "thought", **fields}, variables)
             if turn.first("reasoning") is not None:
                 return turn
-        others = dict.fromkeys(self.study.template.fields - _FIELDS, "thought")  # Cohere's `tool_plan`
+        others = dict.fromkeys(sorted(self.study.template.fields - _FIELDS), "thought")  # Cohere's `tool_plan`
         turn = self.reader.turn({**others, "content": "", **calls})
         plan = turn.first("reasoning")
         return turn if plan is not None and self.reader.tag.match(turn.text, plan.stop) else WrittenTurn()

@@ -234,7 +234,9 @@ def constants_of(tree: nodes.Template) -> frozenset[str]:
 
 def fields_of(tree: nodes.Template) -> frozenset[str]:
     """The names of all fields that the template reads, of messages or anything else."""
-    return frozenset(map(key_of, tree.find_all((nodes.Getattr, nodes.Getitem)))) - DICT_ATTRIBUTES - {""}
+    keys = {key_of(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem))}
+    gets = (call.args[0] for call in tree.find_all(nodes.Call) if key_of(call.node) == "get" and call.args)
+    return frozenset(keys | {key.value for key in gets if is_word(key)}) - DICT_ATTRIBUTES - {""}
 
 
 def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str]:
