@@ -11,7 +11,7 @@ from .compiled import Compiled
 from .events import Done, Event, events_of
 from .output import Output, Placed
 from .reader import Match, Reader, Reading
-from .response import Finish, ParsedResponse, PartKind, TokenRange
+from .response import CallStatus, Finish, ParsedResponse, PartKind, TokenRange
 from .values import Tools
 
 
@@ -207,12 +207,12 @@ class StreamingParser:
         end = output.span(match.start, match.stop).stop if match else count
         closing = "".join(output.missing)
         space = closing[: len(closing) - len(closing.lstrip())].encode()
-        parts = [one.part for one in placed]
+        parts, calls = [one.part for one in placed], [one.call for one in placed if one.call is not None]
         texts = {kind: "".join(part.text for part in parts if part.kind is kind) for kind in PartKind}
         return ParsedResponse(
             content=texts[PartKind.CONTENT],
             reasoning_content=texts[PartKind.REASONING] or ("" if output.blank_reasoning else None),
-            tool_calls=[one.call for one in placed if one.call is not None],
+            tool_calls=calls,
             finish=Finish.LENGTH if stop is None and not output.closed else Finish.STOP,
             stop_token=stop,
             open=output.open,
@@ -221,7 +221,7 @@ class StreamingParser:
             attempts=[one.call for one in attempts if one.call is not None],
             closing=closing[next((n for n in range(len(space), 0, -1) if data.endswith(space[:n])), 0) :],
             regions=output.regions(),
-            answer=output.answer(),
+            answer=output.answer() if any(call.status is not CallStatus.OK for call in calls) else "",
         )
 
 

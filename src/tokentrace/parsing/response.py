@@ -130,7 +130,7 @@ class ParsedResponse(ShowsItself):
     regions: list[Region] = field(default_factory=list, compare=False)
     """The kind of every token, delimiters included, up to the stop token."""
     answer: str = field(default="", compare=False)
-    """Content and calls as the completion writes them, with the delimiters around calls."""
+    """If a call is not well-formed: content and calls as the completion writes them, with what is around calls."""
 
     @property
     def calls(self) -> list[ParsedToolCall]:
@@ -166,7 +166,7 @@ class ParsedResponse(ShowsItself):
             if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) and call.arguments is not None
         }
         texts = (part for part in self.parts if part.kind is not PartKind.REASONING and part.call not in calls)
-        content = "".join(part.lead + part.text for part in texts) if calls else self.answer
+        content = "".join(part.lead + part.text for part in texts) if calls or not self.answer else self.answer
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
         message |= {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
         return message | ({"tool_calls": list(calls.values())} if calls else {})
