@@ -12,8 +12,8 @@ class computed(Generic[Value]):  # noqa: N801
     """An attribute that a method computes on first access, without a lock.
 
     Concurrent threads may compute the value twice, but all of them get the one stored first. On Python 3.11 and
-    earlier, the standard library's `cached_property` holds one lock for the whole class, which can deadlock with any
-    other lock taken while the value is computed.
+    earlier, the standard library's `cached_property` holds one lock for the whole class, which can deadlock with
+    any other lock taken while the value is computed.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

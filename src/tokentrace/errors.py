@@ -19,7 +19,7 @@ class InputError(TokentraceError):
         super().__init__(f"{place(message, field)}{problem}")
 
     def renumbered(self, first: int) -> Self:
-        """Return the same error with messages counted from `first`."""
+        """Count messages from `first`."""
         if self.message is not None:
             self.message -= first
             self.args = (f"{place(self.message, self.field)}{self.problem}",)
@@ -77,7 +77,7 @@ class RendererError(TokentraceError):
 
 
 class TrajectoryError(TokentraceError):
-    """A write would leave a trajectory inconsistent, or a file is not a trajectory. The trajectory is unchanged."""
+    """A write would leave a trajectory inconsistent (it is unchanged), or a file is not a trajectory."""
 
 
 class SampleError(TokentraceError):
@@ -137,13 +137,14 @@ def brief(value: Any) -> str:
         except ValueError:  # Python refuses to print more than 4,300 digits
             return f"an integer of {value.bit_length() if isinstance(value, int) else 'many'} bits"
     if isinstance(value, Mapping):
+        if not value:
+            return "an empty object"
         names = [_cut(key, 40) if isinstance(key, str) else type(key).__name__ for key in list(value)[:8]]
-        return f"an object with {', '.join(names)}{', …' if len(value) > 8 else ''}" if names else "an empty object"
-    if isinstance(value, list | tuple):
-        if len(value) <= 4 and all(one is None or isinstance(one, bool | int | float | str) for one in value):
-            inner = ", ".join(map(brief, value))
-            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-        return f"a {type(value).__name__} of {len(value)}"
+        return f"an object with {', '.join(names)}{', …' if len(value) > 8 else ''}"
+    is_short = isinstance(value, list | tuple) and len(value) <= 4
+    if is_short and all(one is None or isinstance(one, bool | int | float | str) for one in value):
+        inner = ", ".join(map(brief, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if isinstance(value, Sequence):
         return f"a {type(value).__name__} of {len(value)}"
     shape = getattr(value, "shape", None)

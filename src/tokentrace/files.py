@@ -65,7 +65,9 @@ def owned(path: str, flags: int) -> int:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
-            raise InputError(f"{path} is a link, and links are not followed: put the file itself there") from error
+            raise InputError(
+                f"{path} is a link, and links are not followed: put the file itself there"
+            ) from error
         raise
 
 

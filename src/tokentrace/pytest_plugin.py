@@ -25,7 +25,8 @@ def assert_safe() -> Callable[..., AuditReport]:
     def check(renderer: Any, uses: str | Iterable[str], *, partly: bool = False, **settings: Any) -> AuditReport:
         """Audit a renderer, or a tokenizer with settings for `create_renderer`, once per run of pytest.
 
-        Fails the test unless the template is safe for all `uses`. With `partly`, being safe for some turns is enough.
+        Fails the test unless the template is safe for all `uses`. With `partly`, being safe for some turns is
+        enough.
         """
         from .diagnose.certify import audit_template
         from .diagnose.verdicts import Use

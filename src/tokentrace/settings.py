@@ -1,9 +1,7 @@
 """Check settings: one of a few names, a number, a limit, an object of a type."""
 
-import difflib
 import math
 import re
-from collections.abc import Iterable
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -22,8 +20,7 @@ def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceErr
         return kind(value)
     except (ValueError, TypeError, RecursionError):
         choices = ", ".join(repr(str(choice)) for choice in kind)
-        hint = near(value, map(str, kind)) if isinstance(value, str) else ""
-        raise error(f"{name} must be one of {choices}, not {brief(value)}{hint}") from None
+        raise error(f"{name} must be one of {choices}, not {brief(value)}") from None
 
 
 def whole(
@@ -35,7 +32,7 @@ def whole(
     error: type[TokentraceError] = RendererError,
 ) -> int:
     """Return a whole number from `least` to `most` as an int. Accepts NumPy numbers, rejects booleans."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
         raise error(f"{name} must be a whole number, not {brief(value)}")
     integer = int(value)
     if least is not None and integer < least:
@@ -45,7 +42,9 @@ def whole(
     return integer
 
 
-def number(name: str, value: Any, least: float, most: float, error: type[TokentraceError] = RendererError) -> float:
+def number(
+    name: str, value: Any, least: float, most: float, error: type[TokentraceError] = RendererError
+) -> float:
     """Return a number from `least` to `most` as a float. Accepts NumPy numbers, rejects booleans."""
     real = as_float(value) if is_number(value) else None
     if real is None or not least <= real <= most:
@@ -123,7 +122,7 @@ def explain_invalid(error: Exception, schema: Any) -> tuple[list[str | int], str
         items = [kind.item_type for kind in kinds if hasattr(kind, "item_type")]
         kinds = items if isinstance(step, int) else [fields[step]] if step in fields else []
     if unknown:
-        return path, "there is no such setting" + (f"; {nearest(unknown[1], fields)}" if fields else "")
+        return path, "there is no such setting" + (f"; there are {', '.join(fields)}" if fields else "")
     kinds = [one for kind in kinds for one in getattr(kind, "types", (kind,))]
     values = [*(getattr(kind, "values", ()) if not isinstance(kind, EnumType) else kind.cls for kind in kinds)]
     choices = ", ".join(str(one) for each in values for one in each)
@@ -142,15 +141,3 @@ def flat(value: Any, place: str = "") -> dict[str, Any]:
     for key, inner in value.items():
         names |= flat(inner, f"{place}.{key}" if place else str(key))
     return names
-
-
-def nearest(name: object, names: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the closest name, or all names."""
-    choices = list(names)
-    return near(name, choices).removeprefix("; ") or f"there are {', '.join(choices) or 'none'}"
-
-
-def near(name: object, names: Iterable[str]) -> str:
-    """Return ``"; did you mean ...?"`` if a name is close, else an empty string."""
-    matches = difflib.get_close_matches(str(name), list(names), 1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -105,7 +105,7 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: 
     again = run(config, "-o", out)
     assert again.exit_code == 0
     assert "rollouts          4 (4 by an earlier run)" in again.stdout
-    assert "continuing: 4 of 4 rollouts are finished" in again.stderr
+    assert "continuing: 4 of 4 rollouts finished" in again.stderr
     other = run(config, "-o", out, "--seed", "5")
     assert other.exit_code == 2
     assert "seed was 4 and is 5 now; --fresh discards that run" in other.stderr
@@ -131,7 +131,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_p
     command = [sys.executable, "-c", program, "rollout", str(config), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 130, done.stderr
-    assert "of 4 rollouts are finished and kept; the same command continues" in done.stderr
+    assert "of 4 rollouts finished and kept; the same command continues" in done.stderr
     assert "Traceback" not in done.stderr
     flag.unlink()
     with closing(RolloutStore(out)) as store:
@@ -266,7 +266,7 @@ def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers
     stopped = run(config, "-o", out)
     assert stopped.exit_code == 3, stopped.output
     assert "stopped: the engine did not answer for 0 s: no endpoint answered" in stopped.stderr
-    assert "0 of 4 rollouts are finished and kept; the same command continues with the rest" in stopped.stderr
+    assert "0 of 4 rollouts finished and kept; the same command continues with the rest" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     servers[0].broken = False
     result = run(config, "-o", out, "--json")

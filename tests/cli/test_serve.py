@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 from tokentrace.cli import main
 from tokentrace.engines import http
-from tokentrace.engines.errors import Backoff
 from tokentrace.pocket import POCKET
 
 
@@ -31,7 +30,7 @@ def test_what_cannot_be_served_is_said_in_one_line(
 ) -> None:
     pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(http, "_BACKOFF", Backoff(0.001, 0.001))
+    monkeypatch.setattr(http, "_PAUSES", (0.001, 0.001))
     result = CliRunner().invoke(main, ["serve", "--port", "0", *options])
     assert result.exit_code == 2, result.output
     assert said.replace("is it running", "is the engine running") in result.stderr

@@ -83,7 +83,7 @@ def test_a_named_column_that_is_missing_is_refused(role: str) -> None:
     row = {"prompt": "hi", "completion": "hello"} if role in ("prompt", "completion") else {"messages": TALK}
     error = refusal(row, Columns(**{role: "nowhere"}))
     assert error.field == "nowhere"
-    assert f"it has {', '.join(row)}" in error.problem
+    assert f"with {', '.join(row)}" in error.problem
 
 
 # -- nulls

@@ -97,7 +97,7 @@ class Recording(EmbeddedEngine):
     """The embedded engine, with every prompt that it was given."""
 
     def __init__(self) -> None:
-        super().__init__(MODEL)
+        super().__init__()
         self.prompts: dict[str, list[list[int]]] = {}
 
     async def generate(self, prompt_ids: Any, sampling: SamplingParams, **more: Any) -> Completion:

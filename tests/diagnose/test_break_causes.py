@@ -79,9 +79,9 @@ TURNS: dict[str, tuple[Rollout, Cause, str]] = {
     "an empty block of reasoning that appeared": (
         Rollout("glm-4.5", f"\n{HELLO}<|user|>", (assistant(HELLO), BYE)), C.STRIPPED_REASONING,
         "the stream has nothing, the next prompt `<think>"),
-    "a missing completion": (said("pocket", HELLO, ""), C.ZEROED_ANCHOR, "lost part"),
+    "a missing completion": (said("pocket", HELLO, ""), C.ZEROED_ANCHOR, "lost some"),
     "a missing completion with reasoning": (
-        said("qwen3.5", f"Hm.\n</think>\n\n{HELLO}", ""), C.ZEROED_ANCHOR, "lost part"),
+        said("qwen3.5", f"Hm.\n</think>\n\n{HELLO}", ""), C.ZEROED_ANCHOR, "lost some"),
     "a repaired call of pocket": (
         Rollout("pocket", hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family="pocket"), INVALID),
         C.REWRITTEN_CALL, BASH),

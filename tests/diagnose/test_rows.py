@@ -125,7 +125,7 @@ def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
     )
     assert report.clean, report.to_json()
     assert not report.notes
-    assert report.rows == report.counts["masks"] == report.counts["compared"]
+    assert report.total == report.counts["masks"] == report.counts["compared"]
     for name in ("tokens", "trained"):
         assert report.counts[name] == report.counts[f"expected_{name}"]
     assert report.settings["settings"]["max_length"] == 700
@@ -396,7 +396,7 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     assert report.verdict == "10 of 19 rows do not match the template; 1 have no conversation"
     json.dumps(report.to_json())
     limited = check_dataset([path], make_settings(), limit=8)
-    assert (limited.rows, limited.clean, limited.stopped) == (8, True, True)
+    assert (limited.total, limited.clean, limited.stopped) == (8, True, True)
 
 
 def test_rows_are_read_from_parquet_and_from_json_with_a_tokenizer(tmp_path: Path) -> None:

@@ -297,7 +297,6 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "arrays": lambda _: other_weights(),
     "tensors": lambda _: {name: Tensor(one) for name, one in other_weights().items()},
     "with its head": lambda _: other_weights() | {"lm_head.weight": other_weights()["model.embed_tokens.weight"]},
-    "model": lambda _: other_model(),
 }
 
 

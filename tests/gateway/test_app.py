@@ -124,7 +124,7 @@ def test_a_structure_that_the_engine_cannot_follow_is_refused_by_name(served: Se
 
 def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:
     ids = RENDERER.tokenizer.encode("one two STOP three four").tolist()
-    sampled = EngineReply(ids, [-0.5] * len(ids), channels={"routed_experts": [[at] for at in range(len(ids))]})
+    sampled = EngineReply(ids, [-0.5] * len(ids), experts=np.arange(len(ids)).reshape(-1, 1))
     with gateway_server(lambda: ScriptedEngine(lambda prompt, sampling: sampled, piece=0)) as served:
         status, answer = served.chat("experts", {"messages": [ASK], "stop": ["STOP"]})
         assert status == 200, answer

@@ -38,7 +38,7 @@ from tokentrace.conversation.responses import from_responses, unsealed
 from tokentrace.conversation.shapes import from_anthropic, from_openai
 from tokentrace.engines.protocol import FinishReason
 from tokentrace.gateway.chat import Chat
-from tokentrace.gateway.dialect import QUIET, Dialect, Head, encode_sse
+from tokentrace.gateway.dialect import Dialect, Head, encode_sse
 from tokentrace.gateway.messages import Messages, signature
 from tokentrace.gateway.requests import AnswerOptions, RequestError
 from tokentrace.gateway.responses import Responses
@@ -282,18 +282,6 @@ def test_text_and_arguments_come_as_they_are_sampled(client: Client) -> None:
     if client.dialect is not Messages:
         assert len(sent) > 20
         assert sent[1] < len(fed) // 2
-
-
-def test_a_call_that_is_silent_keeps_the_stream_alive(client: Client) -> None:
-    """Its name comes after its arguments."""
-    if client.dialect is Responses:
-        pytest.skip("Responses has no event for it")
-    text = f'<tool_call>\n{{"arguments": {{"place": "{"1" * 200}"}}, "name": "look"}}\n</tool_call>'
-    choice = written(pocket(), text, AnswerOptions(**client.options))
-    encoder = client.dialect(head_of(pocket(), **client.options))
-    silent = [not encoder.feed(0, *piece) for piece in choice.pieces[:-2]]
-    assert max(sum(1 for _ in group) for quiet, group in itertools.groupby(silent) if quiet) <= QUIET + 4
-    client.check(head_of(pocket(), **client.options), choice)
 
 
 @pytest.mark.parametrize("stop", ["three", "x", "\n"])

@@ -21,6 +21,7 @@ from tests.gateway.server import Served, gateway_server, until
 from tests.gateway.talking import Agent, Refused, answer_ids, counting
 from tokentrace.engines import ScriptedEngine
 from tokentrace.errors import InputError
+from tokentrace.gateway import http
 from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.admission import Limits
 from tokentrace.gateway.chat import Chat
@@ -215,6 +216,18 @@ def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gate], th
     served.run(gate.open())
     assert [answer.result(60)[0] for answer in answers] == [200, 200, 200]
     assert served.state("load")["turns"] == 3
+
+
+def test_a_silent_stream_shows_that_it_is_alive(gated: tuple[Served, Gate], monkeypatch: pytest.MonkeyPatch) -> None:
+    served, gate = gated
+    monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.01)
+    with served.send("silent", {**SUM, "stream": True}) as connection:
+        served.run(gate.open(1))
+        received = b""
+        while b": keep-alive" not in received and (piece := connection.recv(1 << 16)):
+            received += piece
+        assert b": keep-alive" in received
+        served.run(gate.open())
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -384,8 +384,8 @@ def test_verls_servers_are_sent_the_seed() -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"log_probs": None}, "verl returned no logprobs"),
-        ({"log_probs": [-0.5, -0.5]}, "2 entries for 1 ids"),
+        ({"log_probs": None}, "1 sampled ids but 0 logprobs"),
+        ({"log_probs": [-0.5, -0.5]}, "1 sampled ids but 2 logprobs"),
         ({"token_ids": [], "log_probs": []}, "returned no ids"),
         ({"token_ids": [10]}, "the vocabulary has 10 ids"),
     ],

@@ -453,3 +453,10 @@ def test_other_tools_may_be_given_anything(
     assert truncated.status is CallStatus.TRUNCATED
     (unknown,) = gpt_oss.check(ids, tools=TOOLS).tool_calls
     assert unknown.status is (CallStatus.UNKNOWN_TOOL if status is CallStatus.OK else status)
+
+
+def test_the_parser_of_another_model_reads_what_is_cut_off() -> None:
+    """The head of Qwen's turn is a control token of its own."""
+    made = make_renderer("qwen3", tool_parser="harmony")
+    parsed = made.parse_response(made.tokenizer.encode("<|channel|>final<|message|>Yes.<|end|>"))
+    assert parsed.closing == "<|start|>assistant<|channel|>final<|message|>"

@@ -170,7 +170,7 @@ def counted(value: Any) -> Any:
     """A pattern, or a notation of patterns, that counts."""
     if isinstance(value, Notation):
         strings = {quote: Counted(one) for quote, one in value.strings.items()}
-        return value._replace(outside=Counted(value.outside), strings=strings, in_string=Counted(value.in_string))
+        return Notation(value.opening, value.closing, Counted(value.outside), strings, value.strict)
     return Counted(value) if isinstance(value, re.Pattern) and isinstance(value.pattern, bytes) else value
 
 

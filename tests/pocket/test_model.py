@@ -127,7 +127,7 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
         ([cache], [[]], "at least one number"),
         ([cache], [[1.5]], "at least one number"),
         ([cache], [], "0 sequences of ids for 1 caches"),
-        ([], [], "at least one"),
+        ([], [], "give one for each"),
         ([cache, cache], [[1], [2]], "given twice"),
         ([cache], [[1] * 4094], "4097 tokens are more than 4096"),
     ):

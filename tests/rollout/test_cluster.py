@@ -140,7 +140,7 @@ def other_crew() -> Crew:
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"), [(broken_crew, "node .*: there is no such tool"), (other_crew, "has other tasks")]
+    ("make", "problem"), [(broken_crew, "node .*: there is no such tool"), (other_crew, "node .* differs: tasks was")]
 )
 def test_worker_that_cannot_be_made_ends_the_run(make: Callable[[], Crew], problem: str) -> None:
     with pytest.raises(InputError, match=problem):

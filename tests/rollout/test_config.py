@@ -126,7 +126,7 @@ def test_what_a_run_may_change_when_it_goes_on_is_not_remembered(tmp_path: Path)
 
 
 BESIDE_POCKET = {
-    "sampelling: {}": "line 5: sampelling: there is no such setting; did you mean 'sampling'",
+    "sampelling: {}": "line 5: sampelling: there is no such setting; there are engine, .*sampling",
     "advantages: gruop": "line 5: advantages: must be one of group, none, not 'gruop'",
     "budget:\n  turns: many": "line 6: budget.turns: Expected `int`",
     "budget: {turns: 0}": "line 5: budget: turns must be at least 1, not 0",

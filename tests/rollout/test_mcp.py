@@ -52,9 +52,9 @@ def test_a_command_serves_the_trajectories_of_a_run_until_it_ends(tmp_path: Path
         "3",
         "error: Error executing tool boom",
         "1",
-        "a dot\nerror: picture returned an image (image/png), which cannot be shown here",
+        "a dot\nerror: picture returned image/png, which cannot be shown here",
     ]
-    assert first.notes == ["picture returned an image (image/png), which cannot be shown here"]
+    assert first.notes == ["picture returned image/png, which cannot be shown here"]
     assert (first.end, first.tool_errors) == (End.ANSWER, 2)
     assert first.schemas is not None
     assert first.schemas[0]["function"]["parameters"]["required"] == ["a", "b"]

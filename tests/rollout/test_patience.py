@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from tests.rollout.support import CALL, RENDERER, look, run_at
 from tokentrace.engines.errors import EngineRefusal, EngineUnavailable
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.rollout import cluster
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.patience import EngineDown, Patience
@@ -146,24 +144,3 @@ def test_a_request_that_brings_the_engine_down_each_time_is_not_sent_forever() -
     rollouts = run(engine, Patience(600, clock=clock, sleep=clock.sleep))
     assert {one.task.name for one in rollouts if one.end is not End.ANSWER} == {"q1-0"}
     assert clock.pauses == [1] * 9
-
-
-class Unplaced:
-    """An actor that Ray finds no node for."""
-
-    def options(self, **_: Any) -> Any:
-        return self
-
-    def remote(self, *_: Any) -> Any:
-        return SimpleNamespace(ready=SimpleNamespace(remote=lambda: asyncio.Event().wait()))
-
-
-def test_a_cluster_without_a_node_is_reported_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.001)
-    clock, notices = Clock(), list[str | None]()
-    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
-    ray = SimpleNamespace(exceptions=exceptions, kill=lambda _: None, cluster_resources=lambda: {"memory": 1.0})
-    patience = Patience(60, notice=notices.append, clock=clock, sleep=clock.sleep)
-    with pytest.raises(EngineDown, match="the Ray cluster has no node with a CPU"):
-        asyncio.run(cluster._Workers(ray, Unplaced(), (), TASKS, patience).seat(1))
-    assert "the Ray cluster has no node with a CPU" in str(notices[0])

@@ -18,6 +18,7 @@ from tokentrace import EmbeddedEngine, Trajectory, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import ContinuationError
+from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
@@ -73,7 +74,7 @@ class Aborting(EmbeddedEngine):
                 await self.abort(request.request_id or "")
         completion = joined(pieces)
         if completion.finish_reason == "abort":
-            await self.update_weights(self._model, version=int(self.version) + 1)
+            await self.update_weights(POCKET, version=int(self.version) + 1)
         return completion
 
 

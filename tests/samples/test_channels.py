@@ -1,6 +1,8 @@
 """Side channels reach rows, files and batches as the engine told them, and nothing is made up for other tokens."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from tokentrace import Agent, Task, collate, create_renderer, trajectory_samples, truncate
 from tokentrace.data.tables import read_samples, write_samples
-from tokentrace.engines import EngineReply, ScriptedEngine
+from tokentrace.engines import Delta, GenerateRequest, ScriptedEngine
 from tokentrace.errors import SampleError, TrajectoryError
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.store import RolloutStore
@@ -117,12 +119,14 @@ def test_a_batch_of_what_was_not_told_is_refused(channels: Any, change: Any, why
 
 def test_the_loop_records_what_the_engine_tells_and_the_store_writes_it(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
+
+    class Telling(ScriptedEngine):
+        async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+            async for delta in super()._stream(request):
+                yield replace(delta, channels=told(delta.ids.tolist()))
+
     answer = RENDERER.tokenizer.encode("It is 42.<|end|>")
-
-    def script(*_: Any) -> EngineReply:
-        return EngineReply(answer, [-0.5] * len(answer), channels=told(list(answer)))
-
-    engine = ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
+    engine = Telling(lambda *_: answer, vocab_size=RENDERER.tokenizer.vocabulary.size)
     task = Task([{"role": "user", "content": "6 * 7?"}], name="one")
     rollout = asyncio.run(Agent(engine, RENDERER).run(task))
     (sample,) = trajectory_samples(rollout.trajectory)

@@ -37,11 +37,11 @@ def test_every_result_shows_itself_and_none_of_its_characters_can_act(make: Call
 
 
 def test_what_is_not_a_result_is_refused() -> None:
-    with pytest.raises(InputError, match="cannot show int"):
+    with pytest.raises(InputError, match="cannot show an int"):
         show(3)
-    with pytest.raises(InputError, match=r"\[0\].*HistoryReport"):
+    with pytest.raises(InputError, match="row 1: a HistoryReport"):
         show([RESULTS["histories"]()])
-    with pytest.raises(InputError, match="side by side"):
+    with pytest.raises(InputError, match="first: a CheckReport"):
         show(RESULTS["check"](), rendering())
 
 

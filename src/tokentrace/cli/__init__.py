@@ -30,13 +30,12 @@ _MODULES: Final = {"families": "render", "view": "render", "keys": "export"}
 
 def command(function: Callable[..., Any]) -> click.Command:
     """Turn a function into the command of the same name, with ``--debug`` as its last option."""
-    result = click.command(short_help=COMMANDS[function.__name__])(function)
-    debug_option(result)
+    result: click.Command = debug_option(click.command()(function))
     return result
 
 
 class Commands(click.Group):
-    """Imports each command when it is called, and prints an error as one line."""
+    """Imports a command when it is called, and prints an error as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,6 +54,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from ..errors import TokentraceError
 
+        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            if "numpy" not in sys.modules:  # the pocket model's matrices are too small for more threads
+                os.environ.setdefault(name, "1")
         if os.environ.get("NO_COLOR"):
             ctx.color = False
         try:
@@ -64,13 +66,6 @@ class Commands(click.Group):
                 raise
             click.secho(f"error: {' '.join(str(error).split())}", fg="red", err=True)
             ctx.exit(2)
-
-
-def one_blas_thread() -> None:
-    """Limit NumPy to one thread: the pocket model's matrices are too small for more. Must run before NumPy loads."""
-    if "numpy" not in sys.modules:
-        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ.setdefault(name, "1")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

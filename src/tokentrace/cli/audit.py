@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ..errors import InputError
 from . import command, options
-from .output import print_report, working, write_page
+from .output import show_report, working
 
 if TYPE_CHECKING:
     from ..diagnose.certify import AuditReport
@@ -21,30 +21,28 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 
 
 @command
-@click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...", shell_complete=options.complete_folders)
+@click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...", type=click.Path())
 @click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name a TOKENIZER.")
 @options.audit_options
-@click.option(
-    "--on",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    metavar="FILE",
-    help="Instead, compare this conversation in production, rollout and training.",
-)
+@options.input_file("--on", "Instead, compare this conversation in production, rollout and training.")
 @options.index_option
 @options.tools_option
 @options.number("--step", least=0, text="With --on: show only step N.")
-@options.past_option("With --on: how training shows the past; inference: the rollout breaks where production rewrites.")
+@options.past_option(
+    "With --on: how training shows the past; inference: the rollout breaks where production rewrites."
+)
 @options.flag("--grammar", text="Show the grammar of the model's turn instead.")
-@options.named(
+@options.value(
     "--tool-parser",
+    "NAME",
     "With --grammar: the dialect of tool calls, instead of the template's.",
     shell_complete=options.complete_dialects,
 )
-@options.named("--reasoning-parser", "With --grammar: the tags of reasoning.")
-@click.option(
+@options.value("--reasoning-parser", "NAME", "With --grammar: the tags of reasoning.")
+@options.value(
     "--require",
-    metavar="USES",
-    help="Exit with 1 unless these hold: sft-one-row, sft-per-turn, rl-append-only, rl-user-turns, production-parity.",
+    "USES",
+    "Exit with 1 unless these hold: sft-one-row, sft-per-turn, rl-append-only, rl-user-turns, production-parity.",
 )
 @options.flag("--allow-partly", text="Accept uses that hold for some turns only.")
 @options.json_option("Print the reports as JSON.")
@@ -54,12 +52,12 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
 
-    The first lines say what to do. Each break comes with the smallest conversation that has it, and with the template
-    line that causes it. TOKENIZER is a model's folder or hub name (name@revision for one of its revisions), or
-    a .jinja file in a model's folder; without one, the embedded pocket model is audited.
+    The first lines say what to do. Each break comes with the smallest conversation that has it, and with the
+    template line that causes it. TOKENIZER is a model's folder or hub name (name@revision for one of its
+    revisions), or a .jinja file in a model's folder; without one, the embedded pocket model is audited.
 
-    With --on, one conversation is compared instead, turn by turn: what production shows, the stream of an append-only
-    rollout, and one training row. With --grammar, the grammar of the model's turn is shown instead.
+    With --on, one conversation is compared instead, turn by turn: what production shows, the stream of an
+    append-only rollout, and one training row. With --grammar, the grammar of the model's turn is shown instead.
 
     The exit code is 0; 1 if a use does not hold (with --require, only uses that it names count) or --on shows a
     difference; 2 on errors.
@@ -69,7 +67,6 @@ def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str
       tokentrace audit ./Qwen3-8B
       tokentrace audit ./Qwen3-8B --kwargs enable_thinking=false
       tokentrace audit ./Qwen3-8B --require rl-append-only,sft-per-turn
-      tokentrace audit ./Qwen3-8B ./my-finetune
       tokentrace audit models/* --html report.html
       tokentrace audit ./Qwen3-8B --on chat.json --step 2
       tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
@@ -95,7 +92,7 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
     if (on or grammar) and (len(tokenizers) > 1 or options["require"] is not None):
         raise click.UsageError(f"{'--grammar' if grammar else '--on'} takes one tokenizer and gives no verdict")
     if not tokenizers and (options["require"] is not None or options["quiet"]):
-        raise click.UsageError("--require and --quiet do not audit the embedded model by default: name the tokenizer")
+        raise click.UsageError("--require and --quiet need the name of a tokenizer")
 
 
 def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
@@ -105,20 +102,16 @@ def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
     from ..settings import choose
     from .inputs import chosen_tokenizer, split_list
 
-    require, quiet = options["require"], options["quiet"]
+    require, partly = options["require"], options["allow_partly"]
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
     if require is not None and not uses:
-        raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}, or leave it out")
-    names = tokenizers or (chosen_tokenizer(None),)
-    reports = [_run(name, options) for name in names]
-    document = audits_document(reports)
-    if options["html"] is not None:
-        write_page(options["html"], document)
-    if options["as_json"] or not quiet:
-        print_report(document, [report.to_json() for report in reports], options["as_json"])
-    unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=options["allow_partly"])]
-    for report, one in unmet if uses or quiet else ():
-        click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
+        raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}")
+    reports = [_run(name, options) for name in tokenizers or (chosen_tokenizer(None),)]
+    show_report(audits_document(reports), [report.to_json() for report in reports], options)
+    unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=partly)]
+    for report, one in unmet if uses or options["quiet"] else ():
+        required = " is required, and" if uses else ""
+        click.secho(f"{report.name}: {one.use}{required} {one.grade}", fg="red", err=True)
         click.echo("\n".join(f"  {words}" for words in one.against), err=True)
     return 1 if unmet else 0
 
@@ -139,11 +132,10 @@ def _show_grammar(options: dict[str, Any]) -> int:
     from ..show.grammar import describe_grammar, grammar_document
     from .inputs import make_renderer, read_tools
 
-    renderer = make_renderer(options, **{name: options[name] for name in _PARSERS})
+    renderer, tools = make_renderer(options, **{name: options[name] for name in _PARSERS}), options["tools"]
     with working("reading the template"):
-        show = describe_grammar if options["as_json"] else grammar_document
-        report = show(renderer, read_tools(options["tools"]))
-    print_report(report, report, options["as_json"])
+        document, data = (show(renderer, read_tools(tools)) for show in (grammar_document, describe_grammar))
+    show_report(document, data, options)
     return 0
 
 
@@ -161,15 +153,12 @@ def _show_conversation(options: dict[str, Any]) -> int:
     if step is not None and not steps:
         raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
     chosen = replace(report, steps=steps)
-    document = chosen.document()
-    print_report(document, chosen.to_json(), options["as_json"])
-    if options["html"] is not None:
-        write_page(options["html"], document, title=conversation_title(options["on"]))
+    show_report(chosen.document(), chosen.to_json(), options, title=conversation_title(options["on"]))
     return 0 if report.equal else 1
 
 
 def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
-    """Return the tokenizer and the template that a name refers to. A .jinja file belongs to the model in its folder."""
+    """Return the tokenizer and the template of a name. A .jinja file belongs to the model in its folder."""
     path = Path(name or "")
     if path.suffix != ".jinja":
         return {"tokenizer": name, "chat_template": template}
@@ -178,5 +167,6 @@ def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"there is no file {name}")
     if not path.with_name("tokenizer.json").is_file():
-        raise InputError(f"{name} has no tokenizer.json next to it: use tokentrace audit MODEL --chat-template {name}")
+        advice = f"use tokentrace audit MODEL --chat-template {name}"
+        raise InputError(f"{name} has no tokenizer.json next to it: {advice}")
     return {"tokenizer": str(path.parent), "chat_template": name}

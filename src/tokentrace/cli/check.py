@@ -7,10 +7,10 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from . import command, one_blas_thread, options
-from .output import ProgressBars, note, print_result, working, write_page
+from ..show.visible import counted
+from . import command, options
+from .output import ProgressBars, note, show_report, working
 
-ALLOWED: Final = ("unchecked", "breaks", "masks", "logprobs", "ids")
 _TEMPLATE: Final = frozenset({"tools", "kwargs", "renderer", "chat_template"})
 _COMMON: Final = _TEMPLATE | {"tokenizer", "prompt", "limit", "allow", "html", "as_json", "quiet"}
 """Options for every kind of file."""
@@ -21,23 +21,26 @@ ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next promp
 
 
 @command
-@click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=options.complete_files)
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @options.template_options
-@click.option("--prompt", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Ids of the next prompt.")
-@click.option("--branch", type=int, metavar="N", help="With --prompt: the branch of a trajectory.  [default: the last]")
-@click.option(
-    "--engine", metavar="URL", help='Compare logprobs with those of this engine; "embedded": the pocket model.'
-)
+@options.input_file("--prompt", "Ids of the next prompt.")
+@options.value("--branch", "N", "With --prompt: the branch of a trajectory.  [default: the last]", type=int)
+@options.value("--engine", "URL", 'Compare logprobs with those of this engine; "embedded": the pocket model.')
 @options.supervision_options
 @click.option("--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from.")
-@click.option("--ids-column", metavar="NAME", help="The column with the ids.  [default: detected]")
-@click.option("--mask-column", metavar="NAME", help="The column with the mask, or labels.  [default: detected]")
+@options.value("--ids-column", "NAME", "The column with the ids.  [default: detected]")
+@options.value("--mask-column", "NAME", "The column with the mask, or labels.  [default: detected]")
 @options.messages_column_option
 @options.parse_arguments_option
-@click.option("--pad-token", metavar="TOKEN", help="What rows are padded with.  [default: the tokenizer's own]")
+@options.value("--pad-token", "TOKEN", "What rows are padded with.  [default: the tokenizer's own]")
 @options.split_option
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Check the first N rows or rollouts only.")
-@click.option("--allow", multiple=True, type=click.Choice(ALLOWED), help="Accept this problem; may be repeated.")
+@options.number("--limit", text="Check the first N rows or rollouts only.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["unchecked", "breaks", "masks", "logprobs", "ids"]),
+    help="Accept this problem; may be repeated.",
+)
 @options.page_option("Write a page as well.")
 @options.json_option("Print the report as JSON.")
 @options.quiet_option
@@ -48,9 +51,9 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     Rows of ids (JSON Lines, Parquet, or a folder of them) are compared with what the template gives for their
     conversations: in the row, or in the file that the row names.
 
-    Rollouts are a trajectory (.tt) or a folder of them, the output of "tokentrace rollout", a gateway's store (a file,
-    or postgresql://user@host/database), their rows, or a dump of another framework. Does each prompt begin with the
-    stream so far, id for id? If not, why, and what does it cost? Masks and logprobs are checked as well.
+    Rollouts are a trajectory (.tt) or a folder of them, the output of "tokentrace rollout", a gateway's store (a
+    file, or postgresql://user@host/database), their rows, or a dump of another framework. Does each prompt begin
+    with the stream so far, id for id? If not, why, and what does it cost? Masks and logprobs are checked as well.
 
     With --prompt, FILE is a stream (a trajectory, or a JSON list of ids) that the prompt must begin with.
 
@@ -67,28 +70,19 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     """
     from ..diagnose.record_files import holds_rollouts
 
-    one_blas_thread()
-    kinds = {STREAM} if options["prompt"] is not None else {(ROWS, ROLLOUTS)[holds_rollouts(name)] for name in inputs}
+    kinds = {ROLLOUTS if holds_rollouts(name) else ROWS for name in inputs if options["prompt"] is None}
     if len(kinds) > 1:
         raise click.UsageError("rows and rollouts are checked separately: name files of one kind")
-    kind = kinds.pop()
+    kind = kinds.pop() if kinds else STREAM
     chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     kind_of = {"engine": ROLLOUTS, "branch": STREAM}
     useless = [f"--{name}" for name in sorted(chosen - _COMMON) if kind_of.get(name, ROWS) != kind]
     useless += [f"--allow {one}" for one in sorted(options["allow"]) if kind == ROWS and one != "unchecked"]
     if useless:
-        raise click.UsageError(f"{inputs[0]} holds {kind}, which {useless[0].replace('_', '-')} does not apply to")
+        option = useless[0].replace("_", "-")
+        raise click.UsageError(f"{inputs[0]} holds {kind}, which {option} does not apply to")
     checks = {ROWS: _check_rows, ROLLOUTS: _check_rollouts, STREAM: _check_prompt}
     ctx.exit(1 if checks[kind](inputs, options, chosen) else 0)
-
-
-def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
-    if options["as_json"]:
-        click.echo(json.dumps(report.to_json()))
-    elif not options["quiet"]:
-        print_result(report)
-    if options["html"] is not None:
-        write_page(options["html"], report, tokenizer=model)
 
 
 def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[str]) -> bool:
@@ -106,8 +100,8 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
             progress=lambda done, total: bars.show("checking", done, total),
             assumed=options["tokenizer"] is None and options["chat_template"] is None,
         )
-    _show(report, options)
-    return not report.rows or not (report.clean or ("unchecked" in options["allow"] and not report.differing))
+    show_report(report, report.to_json(), options)
+    return not report.total or not (report.clean or ("unchecked" in options["allow"] and not report.differing))
 
 
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
@@ -123,7 +117,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
             engine=None if engine is None else lambda: connect_engine(engine, getattr(model, "tokenizer", model)),
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
-    _show(report, options, model)
+    show_report(report, report.to_json(), options, tokenizer=model)
     failed = not report.total or bool(report.problems().difference(options["allow"]))
     if quiet and failed:
         unread = f"; {report.counts['unreadable']:,} could not be read" if report.unread else ""
@@ -165,22 +159,24 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
         trajectory = load_trajectory(path).trajectory
         stream, sampled = trajectory.stream(branch), trajectory.table(branch).mask
     else:
-        stream = _read_ids(path)
-    following = _read_ids(Path(options["prompt"]))
+        stream = _read_ids(inputs[0])
+    following = _read_ids(options["prompt"])
     renderer = make_renderer(options)
     with working("comparing"):
         broken = explain_break(stream, following, renderer, sampled=sampled)
     if broken is not None:
-        _show(broken, options, renderer)
+        show_report(broken, broken.to_json(), options, tokenizer=renderer)
     elif options["as_json"]:
         click.echo(json.dumps({"extends": True}))
     elif not options["quiet"]:
-        click.echo(f"the prompt extends the stream: {len(stream):,} ids, and {len(following) - len(stream):,} new ones")
+        new = counted(len(following) - len(stream), "new one")
+        click.echo(f"the prompt extends the stream: {counted(len(stream), 'id')}, and {new}")
     return broken is not None
 
 
-def _read_ids(path: Path) -> Any:
+def _read_ids(source: str) -> Any:
     from ..tokens.ids import check_ids
-    from .inputs import parse_json
+    from .inputs import conversation_title, parse_json, read_text
 
-    return check_ids(parse_json(path.read_text(encoding="utf-8", errors="replace"), path.name), path.name)
+    name = conversation_title(source)
+    return check_ids(parse_json(read_text(source), name), name)

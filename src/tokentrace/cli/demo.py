@@ -11,36 +11,33 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import command, one_blas_thread
-from .options import flag, json_option, number
+from . import command
+from .options import flag, folder_option, json_option, number
 from .output import ProgressBars, note, print_result, write_file, write_page
 
 if TYPE_CHECKING:
     from ..samples.sample import Sample
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-
 
 @command
 @number("-n", "--rollouts", default=64, text="Rollouts per path.")
 @number("--seed", default=0, least=0, text="The seed of the questions and the sampling.")
-@click.option("-o", "--output", type=_FOLDER, default="tokentrace-demo", show_default=True, help="The output folder.")
+@folder_option("The output folder.", default="tokentrace-demo")
 @flag("--render", "render_", text="Render the shipped example instead, and explain it.")
 @flag("--open", "open_", text="Open the report in a browser.")
 @json_option("Print the table as JSON.")
 def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, as_json: bool) -> None:
-    """Run agents on the embedded pocket model through three client paths, on the same questions with the same seeds.
+    """Run agents on the embedded pocket model through three client paths: same questions, same seeds.
 
-    Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The first table
-    shows what that costs: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
-    Pocket was trained with noise that makes streams break; the second table shows which breaks need it.
+    Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The first
+    table shows what that costs: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the
+    engine's. Pocket was trained with noise that makes streams break; the second table shows which breaks need it.
 
     \b
     Examples:
       tokentrace demo
       tokentrace demo --render --open
     """
-    one_blas_thread()
     if as_json and render_:
         raise click.UsageError("--json prints the table, but --render has none")
     output.mkdir(parents=True, exist_ok=True)
@@ -64,7 +61,8 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
         print_result(document)
     write_file(output / "summary.json", summary + "\n")
     ours = trials[0].reports[-1].rollouts
-    _write_rows(output, [row for one in ours for row in trajectory_samples(one.trajectory, reward=one.reward)], seed)
+    rows = [row for one in ours for row in trajectory_samples(one.trajectory, reward=one.reward)]
+    _write_rows(output, rows, seed)
     for report in trials[0].reports:
         path = output / "trajectories" / report.path.replace(" ", "-")
         path.mkdir(parents=True, exist_ok=True)
@@ -85,14 +83,14 @@ def _write_rows(output: Path, samples: Sequence[Sample], seed: int) -> None:
         write_samples(output / "rows.parquet", samples, {"made_by": "tokentrace demo", "seed": seed})
         note(f"wrote {output / 'rows.parquet'}")
         return
-    rows = []
+    lines = ""
     for one in samples:
-        logprobs = [] if one.logprobs is None else one.logprobs.tolist()
         columns = {"loss_mask": one.mask, "message_indices": one.messages, "kinds": one.kinds}
         row = {"input_ids": one.token_ids, **{name: values.tolist() for name, values in columns.items()}}
-        row["logprobs"] = [None if math.isnan(value) else value for value in logprobs]
-        rows.append(row | {"source": one.name, "branch": one.branch, "reward": one.reward})
-    write_file(output / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        if one.logprobs is not None:
+            row["logprobs"] = [None if math.isnan(value) else value for value in one.logprobs.tolist()]
+        lines += json.dumps(row | {"source": one.name, "branch": one.branch, "reward": one.reward}) + "\n"
+    write_file(output / "rows.jsonl", lines)
 
 
 def _explain_example(output: Path) -> Path:
@@ -103,13 +101,13 @@ def _explain_example(output: Path) -> Path:
     messages, tools = read_conversation(str(EXAMPLE))
     renderer = create_renderer(POCKET)
     rendered = renderer.render(messages, tools=tools, add_generation_prompt=True)
-    print_result(rendered, fold=True)
+    print_result(rendered)
     user = rendered.select(role="user", field="content")
     pattern = renderer.tokenizer.vocabulary.control_pattern
     typed = pattern.findall(rendered.decode(user)) if pattern else []
     click.echo(
-        f"\n- {int(rendered.mask.sum())} of {len(rendered)} tokens are sampled: what the assistant wrote, with each "
-        "turn's stop token.\n  Generation prompts and the text of system, users and tools are not.\n"
+        f"\n- {int(rendered.mask.sum())} of {len(rendered)} tokens are sampled: what the assistant wrote, with "
+        "each turn's stop token.\n  Generation prompts and the text of system, users and tools are not.\n"
         f"- In message 8 the user typed {' '.join(typed)}. It stayed text: {int(rendered.control[user].sum())} "
         "of its tokens are control tokens."
     )

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 @command
-@click.argument("store", metavar="STORE", shell_complete=options.complete_files)
+@click.argument("store", metavar="STORE", type=click.Path())
 @options.rows_option(required=True)
 @options.trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
 @options.one_of("--state", ["open", "sealed", "exported"], "Only sessions that are in this state.")
-@click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
+@options.value("--search", "TEXT", "Only sessions with this text in their id or metadata.")
 @options.overwrite_option
 @options.flag("--keep-state", text="Leave sealed sessions sealed instead of marking them as exported.")
 @options.json_option("Print what was written as JSON.")
 @options.quiet_option
 def export(*, store: str, **chosen: Any) -> None:
-    """Write the training rows of the sessions in STORE, which `tokentrace serve` or `tokentrace rollout` recorded.
+    """Write the training rows of the sessions in STORE, from `tokentrace serve` or `tokentrace rollout`.
 
-    STORE is a file, such as a run's rollouts.db, or postgresql://user@host/database; a gateway may be writing to it.
-    Sealed sessions are marked as exported once the file is complete; open ones stay open. docs/rows.md has the columns.
-    With --for, the file has only the columns that the trainer reads, and every row, regardless of its reward.
+    STORE is a file, such as a run's rollouts.db, or postgresql://user@host/database; a gateway may be writing to
+    it. Sealed sessions are marked as exported once the file is complete; open ones stay open. docs/rows.md has
+    the columns. With --for, the file has only the columns that the trainer reads, and rows of any reward.
 
     An existing file is replaced only with --overwrite. If there are no rows, no file is written.
 
@@ -60,7 +60,7 @@ def export(*, store: str, **chosen: Any) -> None:
     done = asyncio.run(_export(store, job, target))
     names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")
     data = {name: getattr(done, name) for name in names} | {"output": str(job.output)}
-    counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
+    counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {counted(done.tokens)}"
     causes = [f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common()]
     summary = f"{counts}, {done.trained:,} trained" + (f"\nbranches: {', '.join(causes)}" if causes else "")
     print_rows(data, summary, job, done.longest)
@@ -87,15 +87,16 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
         if not sessions:
             states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
             total = sum([await store.count(each) for each in states])
-            sessions = store.sessions(state=state, search=job.search)
+            sessions = store.sessions(state=state, search=job.search or "")
         export = Export(store, sessions)
         about = {"store": store.where, "sessions": job.sessions or None, "state": state, "search": job.search}
         with ProgressBars(quiet=job.quiet, counts=True) as bars:
             with sample_writer(job.output, COLUMNS, about, private=True, trainer=trainer) as write:
                 async for table in export.tables():
                     write(table)
-                    status = f"{export.rows:,} rows, {export.tokens:,} tokens"
-                    bars.show("sessions", export.sessions, total, status, f"{export.sessions:,} sessions, {status}")
+                    status = f"{counted(export.rows, 'row')}, {counted(export.tokens)}"
+                    line = f"{counted(export.sessions, 'session')}, {status}"
+                    bars.show("sessions", export.sessions, total, status, line)
                 if not export.rows:
                     matching = counted(export.sessions, "session")
                     why = f"nothing was sampled in {matching}" if export.sessions else "no session matches"
@@ -112,8 +113,8 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 @options.flag("--admin", text="A key for everything: sessions, rows, rewards, shutdown.")
 @options.flag("--agent", text="A key for sampling in any session.")
-@click.option("--name", default="", metavar="TEXT", help="A note next to the key, such as its owner.")
-def keys(file: Path, admin: bool, agent: bool, name: str) -> None:
+@options.value("--name", "TEXT", "A note next to the key, such as its owner.")
+def keys(file: Path, admin: bool, agent: bool, name: str | None) -> None:
     """Make a key, print it once, and add its hash to FILE, which `tokentrace serve --keys FILE` reads.
 
     The key itself is stored nowhere. Keys for single sessions are made with the session: POST /sessions.
@@ -127,4 +128,4 @@ def keys(file: Path, admin: bool, agent: bool, name: str) -> None:
 
     if admin == agent:
         raise click.UsageError("say what the key is for: either --admin or --agent")
-    click.echo(add_key(file, Role.ADMIN if admin else Role.AGENT, name))
+    click.echo(add_key(file, Role.ADMIN if admin else Role.AGENT, name or ""))

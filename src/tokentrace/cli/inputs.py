@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 from ..errors import InputError
 from .output import note, working
@@ -22,7 +23,7 @@ _PYTHON: Final = {"True": True, "False": False, "None": None}
 
 
 def chosen_tokenizer(tokenizer: str | None) -> str:
-    """Return the value of ``--tokenizer``; without it, print a note and return the embedded model."""
+    """Return the value of ``--tokenizer``, by default the embedded model, with a note."""
     if tokenizer is None:
         note("no --tokenizer: using the embedded pocket model")
     return tokenizer or "pocket"
@@ -43,7 +44,7 @@ async def connect_engine(
 ) -> Engine:
     """Connect to an engine, to several separated by commas, or to the embedded one."""
     from ..engines.embedded import EmbeddedEngine
-    from ..engines.protocol import EngineError
+    from ..engines.errors import EngineError
     from ..engines.servers import connect
 
     if engine == "embedded":
@@ -56,17 +57,16 @@ async def connect_engine(
 
 
 def conversation_title(source: str) -> str:
-    """Return a title for a conversation from this file."""
     return "stdin" if source == "-" else Path(source).name
 
 
 def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
     """Read messages and tools (None for none) from a file, or from stdin for ``-``.
 
-    The file holds a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index`, or with the
-    suffix ``.jsonl``, one of these per line.
+    The file holds a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index`, or with
+    the suffix ``.jsonl``, one of these per line.
     """
-    text, name, line = _read(source), "stdin" if source == "-" else source, 1
+    text, name, line = read_text(source), "stdin" if source == "-" else source, 1
     if index is not None or Path(source).suffix in (".jsonl", ".ndjson"):
         rows = [(number, row) for number, row in enumerate(text.split("\n"), 1) if row.strip()]
         if not -len(rows) <= (index or 0) < len(rows):
@@ -87,7 +87,7 @@ def read_tools(source: str | None, default: Any = None) -> Any:
     """Read tool schemas from a file: a list, an object with ``tools``, or a single schema."""
     if source is None:
         return default
-    value = parse_json(_read(source), "stdin" if source == "-" else source)
+    value = parse_json(read_text(source), conversation_title(source))
     return value.get("tools", [value]) if isinstance(value, dict) else value
 
 
@@ -96,18 +96,19 @@ def parse_json(text: str, name: str, line: int = 1, *, indexed: bool = False) ->
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        hint = "; if it has one conversation per line, choose one with --index" if error.msg == "Extra data" else ""
-        hint = "; --index needs JSON Lines: one conversation per line" if indexed else hint
+        is_lines = indexed or error.msg == "Extra data"
+        hint = "; --index chooses from JSON Lines: one conversation per line" if is_lines else ""
         place = f"{name}, line {line + error.lineno - 1}, column {error.colno}"
         raise InputError(f"{place}: not valid JSON: {error.msg}{hint}") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply") from error
 
 
-def _read(source: str) -> str:
+def read_text(source: str) -> str:
+    """Read a file, or stdin for ``-``."""
     try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        return data.decode("utf-8-sig")
+        with click.open_file(source, encoding="utf-8-sig") as file:
+            return str(file.read())
     except UnicodeDecodeError as error:
         raise InputError(f"{conversation_title(source)}: not UTF-8: invalid byte {error.start}") from error
 
@@ -138,12 +139,11 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     settings = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
     for key in variables:
         if key in {"messages", "tools", "add_generation_prompt"} | settings:
-            raise InputError(f"--kwargs: {key!r} is not a template variable; --help lists this command's settings")
+            raise InputError(f"--kwargs: {key!r} is not a template variable; see --help for settings")
     return variables
 
 
 def split_list(names: str) -> list[str]:
-    """Split names at commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
@@ -158,7 +158,6 @@ def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "kwargs": ("template_kwargs", parse_kwargs),
         "chat_template": ("chat_template", template_source),
         "tools": ("tools", lambda path: check_tools(read_tools(path))),
-        "max_row_bytes": ("row_bytes", int),
     }
     settings: dict[str, Any] = {}
     for name, value in options.items():

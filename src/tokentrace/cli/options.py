@@ -5,25 +5,24 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 from ..errors import InputError
 from ..files import unwritable
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
 DEBUG: Final = "tokentrace.debug"
 """The context key of --debug."""
+INPUT_FILE: Final = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
-def together(*options: Option) -> Callable[[Command], Command]:
+def together(*options: Option) -> Option:
     """Combine options into one decorator; ``--help`` lists them in this order."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Any) -> Any:
         for option in reversed(options):
             command = option(command)
         return command
@@ -44,6 +43,11 @@ class ResultFile(click.Path):
         return path
 
 
+def value(name: str, metavar: str, text: str, **more: Any) -> Option:
+    """Return an option for one value."""
+    return click.option(name, metavar=metavar, help=text, show_default=True, **more)
+
+
 def one_of(name: str, choices: list[str], text: str, default: str | None = None) -> Option:
     """Return an option with a few choices."""
     return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)
@@ -59,20 +63,29 @@ def number(*names: str, text: str, least: int = 1, **more: Any) -> Option:
     return click.option(*names, type=click.IntRange(least), metavar="N", help=text, show_default=True, **more)
 
 
+def input_file(name: str, text: str) -> Option:
+    """Return an option for a file to read; "-" is stdin."""
+    return value(name, "FILE", text, type=INPUT_FILE)
+
+
 def rows_option(required: bool = False) -> Option:
     """Return the option ``-o FILE`` for rows."""
     kind, text = click.Path(path_type=Path), "The file to write: .parquet or .jsonl."
     return click.option("-o", "--output", type=kind, metavar="FILE", required=required, help=text)
 
 
+def folder_option(text: str, **more: Any) -> Option:
+    """Return the option ``-o FOLDER``."""
+    kind = click.Path(file_okay=False, path_type=Path)
+    return click.option("-o", "--output", type=kind, metavar="FOLDER", help=text, show_default=True, **more)
+
+
 def json_option(text: str) -> Option:
-    """Return the option ``--json``."""
     return flag("--json", "as_json", text=text)
 
 
 def page_option(text: str) -> Option:
-    """Return the option ``--html FILE``."""
-    return click.option("--html", type=ResultFile(), metavar="FILE", help=text)
+    return value("--html", "FILE", text, type=ResultFile())
 
 
 # -- completion
@@ -86,31 +99,20 @@ def _complete_names(module: str, table: str, *more: str) -> Completer:
     return complete
 
 
-def _complete_path(kind: str) -> Completer:
-    return lambda _ctx, _parameter, text: [CompletionItem(text, type=kind)]
-
-
 complete_families: Final = _complete_names("families", "FAMILIES")
 complete_dialects: Final = _complete_names("dialects", "DIALECTS")
-complete_folders: Final = _complete_path("dir")
-complete_files: Final = _complete_path("file")
 
 
 # -- options
 
 
-def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value and Path(value).exists():
-        raise click.UsageError(f"--ray takes the address of a cluster, but {value} is a file: name it before --ray")
-    return value
+def _address(_: click.Context, __: click.Parameter, address: str | None) -> str | None:
+    if address and Path(address).exists():
+        raise click.UsageError(f"--ray takes an address, but {address} is a file: name it before --ray")
+    return address
 
 
-def named(name: str, text: str, **more: Any) -> Option:
-    """Return an option for a name."""
-    return click.option(name, metavar="NAME", help=text, **more)
-
-
-debug_option: Final = click.option(
+debug_option: Final[Option] = click.option(
     "--debug",
     is_flag=True,
     expose_value=False,
@@ -137,11 +139,11 @@ tokenizer_option: Final = click.option(
     "-t",
     "--tokenizer",
     metavar="PATH",
-    shell_complete=complete_folders,
+    type=click.Path(),
     help="A model's folder or hub name.  [default: the embedded pocket model]",
 )
-index_option: Final = click.option(
-    "--index", type=int, metavar="N", help="Take conversation N of a JSON Lines file (0 is the first, -1 the last)."
+index_option: Final = value(
+    "--index", "N", "Take conversation N of a JSON Lines file (0 is the first, -1 the last).", type=int
 )
 messages_option: Final = one_of(
     "--messages",
@@ -156,29 +158,29 @@ control_tokens_option: Final = one_of(
     "How to treat a control token in the text of a user or a tool.",
     "literal",
 )
-messages_column_option: Final = named("--messages-column", "The column with the messages.  [default: detected]")
+messages_column_option: Final = value(
+    "--messages-column", "NAME", "The column with the messages.  [default: detected]"
+)
 parse_arguments_option: Final = flag(
     "--parse-arguments", text="Parse arguments that are JSON strings, as inference servers do."
 )
-split_option: Final = named("--split", "The split of a dataset.  [default: train, or the only one]")
+split_option: Final = value("--split", "NAME", "The split of a dataset.  [default: train, or the only one]")
 quiet_option: Final = flag("-q", "--quiet", text="No progress, no summary.")
-tools_option: Final = click.option(
-    "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
-)
+tools_option: Final = input_file("--tools", "Tool schemas as JSON.")
 audit_options: Final = together(
-    click.option("--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."),
-    named(
+    value("--kwargs", "KEY=VALUE", "A template variable, or a JSON object of them.", multiple=True),
+    value(
         "--renderer",
+        "NAME",
         "A family, auto or default.",
         default="auto",
-        show_default=True,
         shell_complete=_complete_names("families", "FAMILIES", "auto", "default"),
     ),
-    click.option(
+    value(
         "--chat-template",
-        metavar="FILE",
-        shell_complete=complete_files,
-        help="A Jinja file instead of the tokenizer's template, or the name of another template that it has.",
+        "FILE",
+        "A Jinja file instead of the tokenizer's template, or the name of another template that it has.",
+        type=click.Path(),
     ),
 )
 renderer_options: Final = together(tokenizer_option, audit_options)
@@ -192,19 +194,13 @@ supervision_options: Final = together(
         'Which assistant turns carry loss; flagged: all but those with "train": false or "weight": 0.',
         "all",
     ),
-    click.option(
-        "--parts",
-        default="reasoning,content,tool_calls,stop",
-        show_default=True,
-        metavar="LIST",
-        help="Which parts of a turn carry loss.",
-    ),
-    click.option("--roles", default="assistant", show_default=True, metavar="LIST", help="Whose messages carry loss."),
+    value("--parts", "LIST", "Which parts of a turn carry loss.", default="reasoning,content,tool_calls,stop"),
+    value("--roles", "LIST", "Whose messages carry loss.", default="assistant"),
     one_of(
         "--past",
         ["template", "preserve", "expand"],
-        "Earlier turns: as the template writes them, with all reasoning, or a row per turn as the model saw it.  "
-        "[default: template, with a warning where it matters]",
+        "Earlier turns: as the template writes them, with all reasoning, or a row per turn as the model saw it."
+        "  [default: template, with a warning where it matters]",
     ),
     flag("--final-stop", text="Add the stop token where the template leaves the last turn without it."),
     flag("--use-patched", text="Show past turns as they were sampled."),

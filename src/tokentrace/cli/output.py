@@ -7,7 +7,7 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
@@ -32,7 +32,7 @@ def note(text: str) -> None:
 
 
 def write_file(path: Path, text: str, *, launch: bool = False) -> None:
-    """Write a result to a file, and perhaps open it in a browser."""
+    """Write a text to a file, and perhaps open it in a browser."""
     path.write_text(text, encoding="utf-8")
     note(f"wrote {path}")
     if launch:
@@ -46,27 +46,29 @@ def write_page(path: Path, result: Any, *, title: str = "", tokenizer: Any = Non
     write_file(path, show(result, title=title, tokenizer=tokenizer).html, launch=launch)
 
 
-def print_result(value: Any, *, fold: bool = False) -> None:
-    """Print any result: in colours on a terminal that has them, else as plain lines. `fold` breaks long lines."""
+def print_result(value: Any) -> None:
+    """Print any result: in colours on a terminal that has them, else as plain lines."""
     from ..show.terminal import plain_view, text_view
 
     console = make_console()
     if console.is_terminal and console.color_system:
-        console.print(text_view(value), soft_wrap=not fold)
+        console.print(text_view(value))
     else:
         click.echo(plain_view(value))
 
 
-def print_report(result: Any, data: Any, as_json: bool) -> None:
-    """Print a result, or its data as JSON."""
-    if as_json:
-        click.echo(json.dumps(data, ensure_ascii=False))
-    else:
-        print_result(result, fold=True)
+def show_report(result: Any, data: Any, options: Mapping[str, Any], **page: Any) -> None:
+    """Print a result, or its data with --json; nothing with --quiet. Write it as a page with --html."""
+    if options["as_json"]:
+        click.echo(json.dumps(data))
+    elif not options["quiet"]:
+        print_result(result)
+    if options["html"] is not None:
+        write_page(options["html"], result, **page)
 
 
 def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest: int) -> None:
-    """Print a summary of a file of rows, or JSON, and what to put into a trainer's configuration."""
+    """Print the summary of a file of rows, or JSON, and what to put into a trainer's configuration."""
     from ..data.trainers import find_trainer
 
     trainer = find_trainer(job.trainer)
@@ -119,7 +121,7 @@ class ProgressBars:
         self._bars.stop()
 
     def show(self, label: str, done: float, total: float, status: str = "", line: str | None = None) -> None:
-        """Update the bar of `label` with `status` next to it, or print `line` if it is time for one."""
+        """Update the bar of `label` with `status` next to it, or print `line` from time to time."""
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total, status="")
         self._bars.update(self._tasks[label], total=total, completed=done, status=status)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..errors import InputError, RendererError
-from ..settings import nearest
 from . import command, options
 from .output import note, print_result, working, write_file, write_page
 
@@ -21,13 +20,18 @@ if TYPE_CHECKING:
     from ..samples.sample import Sample
     from ..tokens.tokenizer import Tokenizer
 
-_COLUMNS: Final = {"name": "family", "models": "models"}
-_TURNS: Final = {"answer": "an answer", "call": "an answer with a call", "result": "a tool result"}
-_DETAILS: Final = _COLUMNS | _TURNS | {"tool_parser": "dialect of calls"}
+_DETAILS: Final = {
+    "name": "family",
+    "models": "models",
+    "answer": "an answer",
+    "call": "an answer with a call",
+    "result": "a tool result",
+    "tool_parser": "dialect of calls",
+}
 
 
 @command
-@click.argument("conversation", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("conversation", type=options.INPUT_FILE)
 @options.template_options
 @options.flag("-g", "--generation-prompt", text="End with the prompt for the next reply.")
 @options.control_tokens_option
@@ -60,12 +64,13 @@ def render(*, conversation: str, form: str | None, output: Path | None, open_: b
     if open_ and form != "html":
         raise click.UsageError("--open needs --format html")
     messages, tools = read_conversation(conversation, chosen["index"])
-    renderer = make_renderer(chosen, **{name: chosen[name] for name in ("past", "lost", "control_tokens", "messages")})
+    settings = {name: chosen[name] for name in ("past", "lost", "control_tokens", "messages")}
+    renderer = make_renderer(chosen, **settings)
     with working("rendering"):
         tools = read_tools(chosen["tools"], tools)
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=chosen["generation_prompt"])
     if form == "text" and output is None:
-        print_result(rendered, fold=True)
+        print_result(rendered)
         return
     from ..show import json_view, plain_view, show
 
@@ -85,7 +90,7 @@ def _temporary(name: str) -> Path:
 
 
 @command
-@click.argument("file", metavar="FILE", shell_complete=options.complete_files)
+@click.argument("file", metavar="FILE", type=click.Path())
 @options.tokenizer_option
 @options.number("--rows", default=20, text="Show the first N rows of a file.")
 @options.page_option("Write the page to this file instead of opening a browser.")
@@ -185,14 +190,14 @@ def families(*, name: str | None, as_json: bool) -> None:
 
     choices = [family for family in FAMILIES if name in (None, family.name)]
     if not choices:
-        raise RendererError(f"there is no family {name!r}; {nearest(name, [family.name for family in FAMILIES])}")
+        names = ", ".join(family.name for family in FAMILIES)
+        raise RendererError(f"there is no family {name!r}; there are {names}")
     rows = [{key: str(getattr(family, key, "") or "") for key in _DETAILS} for family in choices]
     if as_json:
         click.echo(json.dumps(rows if name is None else rows[0], indent=2, ensure_ascii=False))
     elif name is None:
-        cells = [[row[key] for key in _COLUMNS] for row in rows]
-        table = Table("Families", list(_COLUMNS.values()), cells, words=len(_COLUMNS))
-        print_result(Document("Families", tables=[table]), fold=True)
+        cells = [[row["name"], row["models"]] for row in rows]
+        print_result(Document("Families", tables=[Table("Families", ["family", "models"], cells, words=2)]))
     else:
         for key, label in _DETAILS.items():
             if rows[0][key]:

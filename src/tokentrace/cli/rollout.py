@@ -15,14 +15,14 @@ import click
 from ..errors import InputError, TokentraceError
 from ..rollout.ends import FAILED_ENDS, End
 from ..show.visible import counted
-from . import command, one_blas_thread
-from .options import json_option, quiet_option, ray_option
+from . import command, options
 from .output import ProgressBars, note, working
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..engines.routing import Circuit
     from ..rollout.batch import Summary
+    from ..rollout.cluster import MakeCrew
     from ..rollout.record import Rollout
     from ..rollout.setup import Run
     from ..rollout.store import RolloutStore
@@ -32,17 +32,17 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 
 @command
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="CONFIG.yaml")
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="The folder to write to.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Run the first N tasks only.")
-@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="How many rollouts run at once.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="The seed from which all rollouts get theirs.")
-@click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of continuing it.")
-@click.option("--retry", is_flag=True, help=f"Rerun rollouts that ended with {', '.join(_FAILED)}.")
-@click.option("--continue-aborted", is_flag=True, help="Continue unfinished rollouts from their tokens.")
-@ray_option
-@click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Actors on Ray.  [default: all CPUs]")
-@json_option("Write the metrics to stdout as JSON.")
-@quiet_option
+@options.folder_option("The folder to write to.")
+@options.number("--limit", text="Run the first N tasks only.")
+@options.number("--concurrency", text="How many rollouts run at once.")
+@options.number("--seed", least=0, text="The seed from which all rollouts get theirs.")
+@options.flag("--fresh", text="Discard an earlier run in the output folder instead of continuing it.")
+@options.flag("--retry", text=f"Rerun rollouts that ended with {', '.join(_FAILED)}.")
+@options.flag("--continue-aborted", text="Continue unfinished rollouts from their tokens.")
+@options.ray_option
+@options.number("-j", "--workers", text="Actors on Ray.  [default: all CPUs]")
+@options.json_option("Write the metrics to stdout as JSON.")
+@options.quiet_option
 @click.pass_context
 def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     """Run agents on an engine, and keep training rows of exactly the sampled tokens.
@@ -50,22 +50,23 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     CONFIG.yaml names the engine, tools, data, sampling and output; see docs/rollout.md. Options override it.
 
     The output folder gets a store with a session for each rollout (rollouts.db), the rows (rows.parquet) and
-    metrics.json. The same command continues an interrupted run: finished rollouts are skipped, unfinished ones run
-    again. If the engine stops answering, the run waits for as long as `patience` allows.
+    metrics.json. The same command continues an interrupted run: finished rollouts are skipped, unfinished ones
+    run again (with --continue-aborted: go on from their tokens). If the engine stops answering, the run waits for
+    as long as `patience` allows.
 
-    The exit code is 0 if every rollout ended by itself or by a budget, 1 if some failed (abort, bridge, engine, failed,
-    hung), 2 on errors and if no engine answers at the start, 3 if it was down for too long, 130 on Ctrl-C.
+    The exit code is 0 if every rollout ended by itself or by a budget, 1 if some failed (abort, bridge, engine,
+    failed, hung), 2 on errors and if no engine answers at the start, 3 if it was down for too long, 130 on
+    Ctrl-C.
 
     \b
     Examples:
       tokentrace rollout examples/configs/pocket.yaml
       tokentrace rollout agents.yaml --output runs/7 --limit 100 --concurrency 256
-      tokentrace rollout agents.yaml --output runs/7 --fresh
       tokentrace rollout agents.yaml --json -q > metrics.json
       tokentrace rollout /shared/agents.yaml --output /shared/runs/7 --ray auto
     """
-    one_blas_thread()
     from ..demo.questions import question_tasks
+    from ..rollout.cluster import configured_crew
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, discard_run, group_advantages
@@ -90,21 +91,18 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not job.quiet and (store.finished or store.unfinished):
-            under_way = f", {len(store.unfinished):,} are unfinished and will run" if store.unfinished else ""
-            note(f"continuing: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
+            how = "to continue from their tokens" if job.continue_aborted else "to run again"
+            unfinished = f", {len(store.unfinished):,} unfinished {how}" if store.unfinished else ""
+            note(f"continuing: {_finished(run, store)}{unfinished}")
         try:
-            cluster = None
-            if job.ray is not None:
-                from ..rollout.cluster import configured_crew
-
-                crew = partial(configured_crew, config.absolute(), options | {"output": run.output}, run.settings)
-                cluster = {"make": crew, "workers": job.workers, "address": job.ray or None}
-            summary, circuits, waited = asyncio.run(_run(run, store, job, cluster))
+            crew = partial(configured_crew, config.absolute(), options | {"output": run.output}, run.settings)
+            summary, circuits, waited = asyncio.run(_run(run, store, job, crew))
         except (KeyboardInterrupt, EngineDown) as error:
             down = isinstance(error, EngineDown)
-            click.secho(f"stopped: {' '.join(str(error).split())}" if down else "\ninterrupted", fg="red", err=True)
-            done = f"{len(store.finished)} of {len(run.tasks)} rollouts are finished and kept"
-            click.secho(f"{done}; the same command continues with the rest", fg="yellow", err=True)
+            why = f"stopped: {' '.join(str(error).split())}" if down else "\ninterrupted"
+            click.secho(why, fg="red", err=True)
+            what = f"{_finished(run, store)} and kept; the same command continues with the rest"
+            click.secho(what, fg="yellow", err=True)
             ctx.exit(3 if down else 130)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
         metrics["advantage_notes"] = list(group_advantages(store.finished).notes) if run.advantages else []
@@ -121,24 +119,26 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
-async def _run(
-    run: Run, store: RolloutStore, job: SimpleNamespace, cluster: dict[str, Any] | None
-) -> tuple[Summary, list[Circuit], float]:
-    """Return the summary, the states of the endpoints, and how many seconds the run waited for an engine.
+def _finished(run: Run, store: RolloutStore) -> str:
+    return f"{len(store.finished):,} of {counted(len(run.tasks), 'rollout')} finished"
 
-    `cluster` has the options of `run_rollouts_on_ray`; None runs in this process.
-    """
-    from ..engines.routing import circuits_of
+
+async def _run(
+    run: Run, store: RolloutStore, job: SimpleNamespace, crew: MakeCrew
+) -> tuple[Summary, list[Circuit], float]:
+    """Return the summary, the states of the endpoints, and the seconds that the run waited for an engine."""
     from ..rollout.batch import Summary, run_rollouts
     from ..rollout.cluster import run_rollouts_on_ray
     from ..rollout.patience import Patience
 
     if all(store.is_finished(task.name) for task in run.tasks):  # this needs no engine
         return Summary.of(store), [], 0.0
-    options: dict[str, Any] = {"concurrency": min(run.concurrency, len(run.tasks)), "store": store, "seed": run.seed}
-    if cluster is not None:
+    concurrency = min(run.concurrency, len(run.tasks))
+    options: dict[str, Any] = {"concurrency": concurrency, "store": store, "seed": run.seed}
+    if job.ray is not None:
+        options |= {"make": crew, "workers": job.workers, "address": job.ray or None}
         with _Display(len(run.tasks), store, job.quiet) as display:
-            options |= {"done": display.update, "patience": run.file.patience, "notice": display.outage, **cluster}
+            options |= {"done": display.update, "patience": run.file.patience}
             return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
@@ -147,7 +147,7 @@ async def _run(
             patience = Patience(run.file.patience, notice=display.outage)
             options |= {"done": display.update, "patience": patience, "continue_aborted": job.continue_aborted}
             summary = await run_rollouts(run.agent(engine), run.tasks, **options)
-            return summary, circuits_of(engine), patience.waited
+            return summary, getattr(engine, "circuits", []), patience.waited
     finally:
         try:
             await run.close()
@@ -170,7 +170,7 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
 
 
 class _Display(ProgressBars):
-    """Progress of a run: its rate, mean reward and time left, and outages of the engine."""
+    """The progress of a run, and outages of the engine."""
 
     _OUTAGES_EVERY = 60.0
 
@@ -192,15 +192,16 @@ class _Display(ProgressBars):
         """Count a rollout that has ended."""
         summary = self._so_far
         summary.add(rollout.metrics())
-        done, rate = summary.rollouts, (summary.rollouts - summary.resumed) / max(time.monotonic() - self._began, 1e-9)
+        done = summary.rollouts
+        rate = (done - summary.resumed) / max(time.monotonic() - self._began, 1e-9)
         status = f"{rate:.1f}/s"
         if summary.rewards:
             status += f" · reward {summary.reward:.3f}"
         if summary.tool_errors:
-            status += f" · {summary.tool_errors:,} tool errors"
+            status += f" · {counted(summary.tool_errors, 'tool error')}"
         status += _circuits(self._engine)
-        left = f"{(self._total - done) / rate:.0f} s left"
-        line = f"{done:,} of {self._total:,} rollouts · {status} · {left}"
+        total = counted(self._total, "rollout")
+        line = f"{done:,} of {total} · {status} · {(self._total - done) / rate:.0f} s left"
         self.show("rollouts", done, self._total, status, line)
 
     def outage(self, outage: str | None) -> None:
@@ -215,10 +216,8 @@ class _Display(ProgressBars):
 
 def _circuits(engine: Engine | None) -> str:
     """Return the states of a router's endpoints as text; empty for a single engine."""
-    from ..engines.routing import CircuitState, circuits_of
-
-    circuits = [] if engine is None else circuits_of(engine)
-    away = [str(one) for one in circuits if one.state is not CircuitState.CLOSED]
+    circuits = getattr(engine, "circuits", [])
+    away = [str(one) for one in circuits if one.cooldown]
     closed = f"{len(circuits) - len(away)} closed"
     return f" · engines: {', '.join([closed, *away])}" if circuits else ""
 
@@ -227,14 +226,13 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
     """Print the results of a run, and what is wrong with them."""
     count, speed, reward = max(summary.rollouts, 1), metrics["tokens_per_second"], metrics["reward"]
     cached, prompted = summary.cached_tokens, summary.prompt_tokens
-    share = None if cached is None or not prompted else cached / prompted
     earlier = f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""
     rows = {
         "rollouts": f"{summary.rollouts:,}{earlier}",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
         "turns": f"{summary.turns:,} ({summary.turns / count:.1f} per rollout)",
         "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f}/s" if speed else ""),
-        "cached tokens": "" if share is None else f"{cached:,} of {prompted:,} in prompts ({share:.0%})",
+        "cached tokens": "" if cached is None else f"{cached:,} of {prompted:,} in prompts",
         "tool calls": f"{summary.tool_calls:,}, {summary.tool_errors:,} with errors",
         "malformed turns": f"{summary.malformed_turns:,}",
         "breaks": f"{summary.breaks:,}",
@@ -246,11 +244,11 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
     for name, text in rows.items():
         if text:
             click.echo(f"  {name:<17} {text}", err=to_stderr)
-    notes = list(metrics["advantage_notes"])
     without = summary.rollouts - len(summary.rewards)
     if without and metrics["advantages"]:
-        notes.insert(0, f"{counted(without, 'rollout')} without a reward: no advantages for their rows")
-    for text in notes:
+        words = f"{counted(without, 'rollout')} without a reward: no advantages for their rows"
+        click.secho(f"  {words}", fg="yellow", err=to_stderr)
+    for text in metrics["advantage_notes"]:
         click.secho(f"  {text}", fg="yellow", err=to_stderr)
     if failed := sum(summary.ends[end] for end in _FAILED):
         where = f"{metrics['output']}/rollouts.db says why; --retry runs them again"

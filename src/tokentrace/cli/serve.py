@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from . import command, one_blas_thread
-from .options import control_tokens_option, flag, number, one_of, quiet_option, renderer_options
+from . import command
+from .options import control_tokens_option, flag, number, one_of, renderer_options, value
 from .output import note, working
 
 if TYPE_CHECKING:
@@ -25,12 +25,11 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 
 
 @command
-@click.option(
+@value(
     "--engine",
+    "URL",
+    "The address of the engine (several with commas), or 'embedded': the pocket model.",
     default="embedded",
-    show_default=True,
-    metavar="URL",
-    help="The address of the engine (several with commas), or 'embedded': the pocket model.",
 )
 @one_of("--engine-kind", ["auto", "vllm", "sglang", "llama.cpp"], "The kind of engine.", "auto")
 @renderer_options
@@ -41,30 +40,28 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
     "lenient: well-formed calls outside their usual place count too, as in vLLM and SGLang.",
     "strict",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="0 for any free port.")
-@click.option("--store", metavar="FILE|URL", help="A file (SQLite) or postgresql://….  [default: in memory]")
-@click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The keys of clients.")
+@value("--host", "NAME", "The address to listen on.", default="127.0.0.1")
+@value("--port", "N", "0 for any free port.", type=click.IntRange(0, 65535), default=8400)
+@value("--store", "FILE|URL", "A file (SQLite) or postgresql://….  [default: in memory]")
+@value("--keys", "FILE", "The keys of clients.", type=click.Path(dir_okay=False, path_type=Path))
 @flag("--dev", text="No keys, this machine only, sessions created on first use.")
 @flag("--create-sessions", text="With --keys: a request may create the session that it names.")
-@click.option(
-    "--matcher", default="normal", show_default=True, metavar="NAME", help="strict, normal or module:function."
-)
-@click.option("--model", metavar="NAME", help="The name for /v1/models.  [default: the engine's]")
-@click.option("--weights", "version", metavar="VERSION", help="The weight version, if the engine does not report it.")
+@value("--matcher", "NAME", "strict, normal or module:function.", default="normal")
+@value("--model", "NAME", "The name for /v1/models.  [default: the engine's]")
+@value("--weights", "VERSION", "The weight version, if the engine does not report it.")
 @number("--max-tokens", default=32_768, text="The longest answer.")
 @number("--max-concurrent", default=512, text="Concurrent answers.")
 @number("--max-waiting", default=2048, least=0, text="Waiting requests; more get 429.")
 @number("--max-body-mb", default=64, text="The longest request.")
 @flag("--public-health", text="With --keys: answer /healthz and /readyz without a key.")
-@click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish on exit.")
-@quiet_option
+@value("--grace", "SECONDS", "Seconds to finish on exit.", type=click.FloatRange(0), default=30.0)
+@flag("-q", "--quiet", text="Log only warnings.")
 def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
     Prints its URL when it is ready; the log goes to stderr, one line of JSON per request. Give an OpenAI client
-    URL/sessions/ID/v1, and Anthropic's clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL itself is a
-    page for your browser. See docs/gateway.md.
+    URL/sessions/ID/v1, and Anthropic's clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL itself
+    is a page for your browser. See docs/gateway.md.
 
     \b
     Examples:
@@ -74,19 +71,19 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, qui
       tokentrace serve --keys gateway.keys --engine http://gpu1:8000,http://gpu2:8000 -t ./Qwen3-8B \\
         --store postgresql://gateway@db/tokentrace --host 0.0.0.0
     """
-    one_blas_thread()
     try:
         from ..gateway.admission import Limits
         from ..gateway.serving import ServeSettings
     except ImportError as error:
-        raise InputError(f'the gateway needs extra packages: pip install "tokentrace[gateway]" ({error})') from None
+        problem = 'the gateway needs extra packages: pip install "tokentrace[gateway]"'
+        raise InputError(f"{problem} ({error})") from None
     from .inputs import make_renderer
 
     if engine == "embedded" and options["tokenizer"] not in (None, "pocket"):
         raise InputError("the embedded engine has its own tokenizer: leave out --tokenizer, or add --engine URL")
     if engine != "embedded" and options["tokenizer"] is None:
         raise InputError("name the model that the engine serves: --tokenizer PATH")
-    version = options["version"]
+    version = options["weights"]
     settings = ServeSettings(
         **{name: options[name] for name in _SETTINGS},
         model=options["model"] or "",

@@ -48,16 +48,17 @@ _OF_JOB: Final = (
     "Longer rows: report and leave them out, or cut them after whole turns, on the right, or on the left.",
     "drop",
 )
-@click.option("--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for by name.")
+@click.option(
+    "--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for by name."
+)
 @options.messages_column_option
-@options.named("--prompt-column", "The column with the prompt; the completion is in another.")
-@options.named("--completion-column", "The column with the completion.")
-@options.named("--system-column", "The column with a system prompt.")
-@options.named("--tools-column", "The column with tool schemas.")
+@options.value("--prompt-column", "NAME", "The column with the prompt; the completion is in another.")
+@options.value("--completion-column", "NAME", "The column with the completion.")
+@options.value("--system-column", "NAME", "The column with a system prompt.")
+@options.value("--tools-column", "NAME", "The column with tool schemas.")
 @options.messages_option
 @options.parse_arguments_option
 @options.split_option
-@options.number("--max-row-bytes", default=8 << 20, text="Longer rows are reported and left out.")
 @options.number("-j", "--workers", text="Worker processes.  [default: all cores, fewer for small inputs]")
 @options.ray_option
 @options.overwrite_option
@@ -71,11 +72,11 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     """Turn conversations into training rows: ids, an exact loss mask, and where each token came from.
 
     INPUT is JSON Lines, JSON, Parquet, a folder of them, a name on the hub, or "-" for stdin; .gz files are
-    unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's
-    shape), or "prompt" and "completion"; and perhaps "tools". See docs/rows.md.
+    unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's shape), or "prompt" and
+    "completion"; and perhaps "tools". See docs/rows.md.
 
-    An existing file is replaced only with --overwrite, and never by one without rows. It is made for one model, so -o
-    needs -t; only --show and --html have a default.
+    An existing file is replaced only with --overwrite, and never by one without rows. Rows are for one model, so
+    -o needs -t.
 
     Rows that cannot be used go to OUT.bad.jsonl with their line and the reason. An interrupted run writes
     nothing. The result is the same for any number of workers.
@@ -87,7 +88,6 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
       tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --stats
       tokentrace tokenize chats.jsonl -t ./Qwen3-8B --show 3
       tokentrace tokenize data/*.parquet -o rows.parquet -t ./Qwen3-8B --past expand --max-length 32768
-      tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --turns last --parts content,stop
       tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --for axolotl
       tokentrace tokenize big/ -o /shared/rows.parquet -t /shared/Qwen3-8B --ray
     """
@@ -110,9 +110,9 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     if job.show is not None or job.html is not None:
         samples = list(itertools.islice(_samples(job, settings), job.show or 10))
         if job.html is not None:
-            write_page(job.html, samples, title=f"{len(samples)} rows of {Path(inputs[0]).name}")
+            write_page(job.html, samples, title=f"{counted(len(samples), 'row')} of {Path(inputs[0]).name}")
         else:
-            print_result(samples, fold=True)
+            print_result(samples)
     ctx.exit(1 if bad else 0)
 
 
@@ -132,16 +132,15 @@ def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
     print_rows(data, "\n".join(_summary(finished, seconds)), job, finished.longest)
     if job.stats and not job.as_json:
         print_result(finished)
-    return finished.counts.bad_rows + finished.counts.left_out
+    return finished.counts.bad.total() + finished.counts.left_out
 
 
 class _Display(ProgressBars):
     def update(self, counts: Counts, done: int, total: int) -> None:
-        """Show the progress of the run."""
         seconds = max(time.monotonic() - self._began, 1e-9)
-        bad = f", {counts.bad_rows:,} bad" if counts.bad_rows else ""
+        bad = f", {counts.bad.total():,} bad" if counts.bad.total() else ""
         rates = f"{counts.rows / seconds:,.0f} rows/s · {counts.tokens / seconds:,.0f} tokens/s"
-        status = f"{counts.rows:,} rows{bad} · {rates}"
+        status = f"{counted(counts.rows, 'row')}{bad} · {rates}"
         left = seconds * (total - done) / done if done else 0
         line = f"{100 * done / max(total, 1):.0f} % · {status} · {left:.0f} s left"
         self.show("tokenizing", done, total, status, line)
@@ -153,7 +152,7 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     yield click.style(f"wrote {finished.output}", bold=True)
     rows = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
     rate = f"{seconds:.1f} s, {counts.tokens / max(seconds, 1e-9):,.0f} tokens/s"
-    yield f"  {rows} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}"
+    yield f"  {rows} · {counted(counts.tokens)}, {counts.trained:,} trained ({share:.1f} %) · {rate}"
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
         words = re.sub(r"\b(\w+)='(\w+)'", lambda match: f"--{match[1].replace('_', '-')} {match[2]}", note)
         yield click.style(f"  {counted(samples, 'sample')}: {words}", fg="yellow")
@@ -161,7 +160,7 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
         return
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
     more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
-    bad = counted(counts.bad_rows, "row")
+    bad = counted(counts.bad.total(), "row")
     yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
     # the five most frequent reasons; reasons that differ only in numbers or quotes count as one
     alike: dict[str, list[dict[str, Any]]] = {}
@@ -172,15 +171,15 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
 
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
-    """Yield samples with titles, and report rows that give none."""
+    """Yield samples with titles, and print why rows give none."""
     from ..data.sources import find_sources, read_rows
     from ..data.tokenizing import RowTokenizer
 
     tokenizer, sources = RowTokenizer(settings), find_sources(job.inputs, split=job.split)
-    for row in (row for source in sources for row in read_rows(source, row_bytes=settings.row_bytes)):
+    for row in (row for source in sources for row in read_rows(source)):
         result, place = tokenizer.tokenize(row), f"{row.source}, row {row.number}"
         if result.bad is not None:
             click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
         for at, sample in enumerate(result.samples, 1):
             which = f", sample {at} of {len(result.samples)}" if len(result.samples) > 1 else ""
-            yield f"{place}{which}: {len(sample):,} tokens, {sample.trained:,} trained", sample
+            yield f"{place}{which}: {counted(len(sample))}, {sample.trained:,} trained", sample

@@ -1,8 +1,7 @@
-"""Convert messages to the form that a template reads.
+"""Convert messages to the form that a template reads, as inference servers do.
 
 Text is a string or a list of parts, arguments are a mapping or JSON text, no content is ``""``, None or a missing
-field. Most templates read one form; they print the others as Python would, drop them, or fail. `adapt` converts
-messages as inference servers do (`study.forms` finds the form by tracing). An image raises InputError.
+field. Most templates read one form, which `study.forms` finds by tracing.
 """
 
 import json
@@ -39,10 +38,6 @@ SEPARATOR: Final = "\n"
 _WRAPPED: Final = "wrapped as a text part"
 _AS_JSON: Final = "written as JSON"
 _ABSENT: Final = object()
-_LOSSLESS: Final[dict[str, Any]] = {
-    **{"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite, "strict": False},
-}
-"""Rejects what Python's parser accepts: NaN, infinite numbers, duplicate keys."""
 
 
 class MessageForm(StrEnum):
@@ -66,18 +61,13 @@ class Silence(Enum):
         return {} if self.value is _ABSENT else {"content": self.value}
 
 
-Forms: TypeAlias = Any
-"""What a template reads: `study.forms.TemplateForms`."""
 Conversion: TypeAlias = tuple[str, Any]
 """What was done to a value (``""`` for nothing), and the new value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to a message, or a difference from the rendering of the shipped template.
-
-    `before` and `after` are pieces of text; `field` is the changed field, if any.
-    """
+    """A change to a message, or a difference from the rendering of the shipped template, as texts."""
 
     message: int
     what: str
@@ -93,28 +83,30 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """Messages in the form that a template reads, and what was changed."""
+    """Messages in the form that a template reads, and the changes."""
 
     messages: Messages
     changes: list[Change] = field(default_factory=list)
 
     @property
     def wrapped(self) -> set[int]:
-        """Messages whose text became a text part. Its origin is still the content."""
+        """Messages whose text became a text part."""
         return {change.message for change in self.changes if change.what == _WRAPPED}
 
 
-def adapt(messages: Messages, forms: Forms) -> Adapted:
-    """Return checked messages in the form that the template reads; the same list if nothing has to change.
+def adapt(messages: Messages, forms: Any) -> Adapted:
+    """Return checked messages in the form that the template reads (`study.forms.TemplateForms`).
 
-    Raises InputError for media, parts of an unknown type, and arguments that are not a JSON object.
+    Raises InputError for media, unknown parts, and arguments that are not a JSON object.
     """
     changes: list[Change] = []
     adapted = [_adapt_message(index, message, forms, changes) for index, message in enumerate(messages)]
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
 
 
-def _adapt_message(index: int, message: Mapping[str, Any], forms: Forms, changes: list[Change]) -> Mapping[str, Any]:
+def _adapt_message(
+    index: int, message: Mapping[str, Any], forms: Any, changes: list[Change]
+) -> Mapping[str, Any]:
     place, before = Place(index, "content"), message.get("content", _ABSENT)
     is_reply, form = message["role"] == "assistant", forms.content(message["role"])
     if form.text and is_usual(message) and (not is_reply or _is_read(message, forms.calls)):
@@ -124,16 +116,16 @@ def _adapt_message(index: int, message: Mapping[str, Any], forms: Forms, changes
     edits = {"content": _note(changes, place, before, conversion)}
     if is_reply and "tool_calls" in message:
         place, calls = Place(index, "tool_calls"), message["tool_calls"]
-        none = ("left out, as there are none", _ABSENT)
-        adapted = _adapt_calls(calls, place, forms.calls, changes) if calls else _note(changes, place, calls, none)
-        edits["tool_calls"] = adapted
+        if calls:
+            edits["tool_calls"] = _adapt_calls(calls, place, forms.calls, changes)
+        else:
+            edits["tool_calls"] = _note(changes, place, calls, ("left out, as there are none", _ABSENT))
     if all(message.get(field, _ABSENT) is value for field, value in edits.items()):
         return message
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
 
 
 def _is_read(message: Mapping[str, Any], form: Any) -> bool:
-    """True if the template reads a usual reply as it is."""
     calls, content = message.get("tool_calls", ()), message["content"]
     if not calls:
         return bool(content) and "tool_calls" not in message
@@ -143,7 +135,7 @@ def _is_read(message: Mapping[str, Any], form: Any) -> bool:
 
 
 def _note(changes: list[Change], place: Place, before: Any, conversion: Conversion) -> Any:
-    """Return the new value, and add the change to `changes`, if there is one."""
+    """Return the new value, and note the change, if there is one."""
     what, after = conversion
     if what:
         changes.append(Change(place.message or 0, what, _text(before), _text(after), place.field))
@@ -175,7 +167,7 @@ def _content(message: Mapping[str, Any], form: Any, place: Place) -> Conversion:
     return "as text parts", [{"type": "text", "text": text} for text in texts]
 
 
-def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> Conversion:
+def _silence(message: Mapping[str, Any], forms: Any, form: Any) -> Conversion:
     """`_content` for an assistant message without content."""
     content = message.get("content", _ABSENT)
     accepted = (forms.calls.silence if message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
@@ -185,8 +177,9 @@ def _silence(message: Mapping[str, Any], forms: Forms, form: Any) -> Conversion:
     return what, [{"type": "text", "text": ""}] if after == "" and not form.text else after
 
 
-def _adapt_calls(calls: Sequence[Any], place: Place, form: Any, changes: list[Change]) -> Sequence[Mapping[str, Any]]:
-    """Return calls with arguments in the form that the template reads; the same list if nothing has to change."""
+def _adapt_calls(
+    calls: Sequence[Any], place: Place, form: Any, changes: list[Change]
+) -> Sequence[Mapping[str, Any]]:
     adapted: list[Mapping[str, Any]] = []
     for inner, call, function in placed_functions(calls, place):
         before, at = function.get("arguments", _ABSENT), inner.at("arguments")
@@ -203,19 +196,20 @@ def _arguments(arguments: Any, form: Any, place: Place) -> Conversion:
     if arguments is None or (is_text and form.text and not arguments.strip()):
         after: Any = {} if arguments is None and form.mapping else "{}"
         return "no arguments, in the form that the template reads", after
+    if is_text and form.text:
+        return "", arguments
     if is_text:
-        return ("", arguments) if form.text else ("JSON text read as a mapping", parse_arguments(arguments, place))
+        return "JSON text read as a mapping", parse_arguments(arguments, place)
     plain = plain_json(arguments, place)
     return ("", plain) if form.mapping else ("mapping written as JSON text", _json(plain))
 
 
 def _is_part(item: Any) -> bool:
-    """True if an item of a tool's result is a part of its content; if none is, the list is a JSON value."""
+    """True if an item of a tool's result is a part of its content. If none is, the list is a JSON value."""
     return isinstance(item, str) or "type" in item or isinstance(item.get("text"), str)
 
 
 def _text_of(part: Any, place: Place) -> str:
-    """Return the text of a part. Raises InputError if it is not a text part."""
     if isinstance(part, str):
         return part
     kind = part.get("type")
@@ -227,18 +221,19 @@ def _text_of(part: Any, place: Place) -> str:
     if kind in MEDIA_PARTS:
         raise place.error(f"is a part of type {kind!r}: media and files are not supported yet; leave it out")
     if kind not in TEXT_PARTS:
-        fields = "tool_calls, reasoning_content and messages of role tool"
-        advice = f"tokentrace.conversation.openai_messages converts Anthropic's blocks to {fields}"
-        types = f"text parts are {', '.join(TEXT_PARTS)}"
-        raise place.error(f"is a part of the unknown type {kind[:80]!r}; {types}; {advice}")
+        advice = (
+            "tokentrace.conversation.openai_messages converts Anthropic's blocks, thinking to reasoning_content"
+        )
+        raise place.error(f"is a part of the unknown type {kind[:80]!r}; {advice}")
     return place.string(part, TEXT_PARTS[kind])
 
 
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
-    """Parse a JSON object; empty text is an empty mapping. Raises InputError for anything lossy or not an object."""
+    """Parse a JSON object; empty text is an empty one. Raises InputError for repeated keys and infinities."""
     advice = "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
+    lossless: dict[str, Any] = {"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite}
     try:
-        value = parse_json(text, place, **_LOSSLESS) if text.strip() else {}
+        value = parse_json(text, place, strict=False, **lossless) if text.strip() else {}
     except InputError as error:
         raise place.error(f"{error.problem}; {advice}") from None
     if not isinstance(value, dict):
@@ -250,12 +245,12 @@ def parse_arguments(text: str, place: Place) -> dict[str, Any]:
 def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
     """Return checked messages with all arguments as mappings. Raises InputError for text that is not JSON."""
     form = SimpleNamespace(text=False, mapping=True)
-    return [
-        {**message, "tool_calls": _adapt_calls(message["tool_calls"], Place(index, "tool_calls"), form, [])}
-        if message.get("tool_calls")
-        else message
-        for index, message in enumerate(messages)
-    ]
+    parsed: list[Mapping[str, Any]] = []
+    for index, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": _adapt_calls(calls, Place(index, "tool_calls"), form, [])}
+        parsed.append(message)
+    return parsed
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -1,7 +1,7 @@
 """Python functions as tools: a JSON schema from a signature, its type hints and its docstring.
 
-The schema is the same as transformers'. Functions that transformers rejects work too: missing descriptions are left
-out, and a parameter without a hint is a string.
+The schema is transformers'. Functions that transformers rejects work too: a missing description is left out, and
+a parameter without a hint is a string.
 """
 
 import functools
@@ -67,13 +67,11 @@ cached_schema = functools.lru_cache(maxsize=256)(function_schema)
 
 
 def _split(heading: re.Pattern[str], text: str) -> tuple[str, dict[str, str]]:
-    """Return the text before the first heading, and the text under each heading."""
     first, *pieces = heading.split(text)
     return first.strip(), dict(zip(pieces[::2], map(str.strip, pieces[1::2]), strict=True))
 
 
 def _described(text: str, title: str) -> dict[str, Any]:
-    """Return the schema fields for a description: the text, and the choices at its end."""
     text = re.sub(r"\s*\n\s*", " ", text)
     choices = _CHOICES.search(text)
     if choices is None:

@@ -1,8 +1,4 @@
-"""Conversations in OpenAI's shape, and their validation.
-
-A message has a ``role`` and ``content`` (a string, a list of parts, or None next to calls). Assistant messages may
-have ``reasoning_content`` and ``tool_calls``. The template decides what a message becomes.
-"""
+"""Conversations in OpenAI's shape, and their validation. The template decides what a message becomes."""
 
 import inspect
 import re
@@ -15,7 +11,7 @@ from .place import Place, is_list
 from .values import check_depth, is_flat, no_constant, parse_json
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-"""A conversation as functions accept it: any mappings, including a ``list[Message]``."""
+"""A conversation as functions accept it."""
 
 
 class ToolCall(TypedDict, total=False):
@@ -47,7 +43,7 @@ class Tool(TypedDict, total=False):
 
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
-"""Roles that every renderer accepts. A template may add more: the strings it compares roles with."""
+"""Roles that every renderer accepts. A template may accept more."""
 
 RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
@@ -60,7 +56,7 @@ ARGUMENTS: Final = (str, Mapping, type(None))
 
 RoleTest: TypeAlias = Callable[[str], bool]
 _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
-"""A role is a word. Templates also compare strings with ``</think>``, which is not a role."""
+"""Templates also compare strings with ``</think>``, which is not a role."""
 
 
 def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> list[Mapping[str, Any]]:
@@ -76,7 +72,7 @@ def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> 
 
 
 def is_usual(message: Any) -> bool:
-    """True for common messages that need no further checks: a known role, text, and calls with flat arguments."""
+    """True for a common message that needs no further check."""
     if type(message) is not dict:
         return False
     role, content = message.get("role"), message.get("content")
@@ -105,7 +101,6 @@ def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
 
 
 def check_list(messages: Any) -> None:
-    """Raise InputError for anything but a non-empty list."""
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
         advice = 'pass its "messages"' if is_row else "wrap a single message in a list"
@@ -115,7 +110,6 @@ def check_list(messages: Any) -> None:
 
 
 def check_message(place: Place, message: Mapping[str, Any], is_role: RoleTest) -> Mapping[str, Any]:
-    """Return the message. Raises InputError if it is invalid."""
     role = place.string(message, "role")
     if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
@@ -130,7 +124,6 @@ def check_message(place: Place, message: Mapping[str, Any], is_role: RoleTest) -
 
 
 def check_content(place: Place, role: str, content: Any) -> None:
-    """Raise InputError unless a message of this role may have this content."""
     if isinstance(content, str):
         return
     if content is None:
@@ -151,7 +144,7 @@ def check_content(place: Place, role: str, content: Any) -> None:
 
 
 def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield, for each call, the place of its function, the call, and its function (which may be the call itself)."""
+    """Yield, for each call, the place of its function, the call, and its function (or the call itself)."""
     for at, call in enumerate(calls):
         inner = place.at(at)
         function = fields = inner.mapping(call)
@@ -172,10 +165,7 @@ def _check_calls(place: Place, calls: Any) -> None:
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Return `tools` as a list of schemas. Raises InputError. None and an empty list both mean no tools.
-
-    A Python function is a tool too: its schema comes from its signature and docstring (`conversation.functions`).
-    """
+    """Return `tools`, schemas or Python functions, as a list of schemas or None. Raises InputError."""
     if tools is None:
         return None
     place = Place(field="tools")
@@ -200,16 +190,11 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     return dict(tool)
 
 
-# -- mistakes that a template renders anyway. The result of a render reports them, in sentences without values
+# -- mistakes that a template renders anyway. The result of a render reports them
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
-    """Notes on checked messages.
-
-    - Arguments of a call that are not a JSON object, or contain null.
-    - A tool result that answers no earlier call, or whose name differs from that call's.
-    - An assistant's message without text, reasoning or calls, unless it is the last and `continued`.
-    """
+    """Notes on checked messages. The last of them may be empty if it is `continued`."""
     names: dict[str, Any] = {}  # of the called functions, by the id of the call
     latest: list[tuple[Place, Mapping[str, Any], Mapping[str, Any]]] = []
     for index, message in enumerate(messages):

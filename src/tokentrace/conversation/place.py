@@ -22,7 +22,7 @@ class Place(NamedTuple):
         return InputError(problem, message=self.message, field=self.field)
 
     def wrong(self, value: Any, expected: str) -> InputError:
-        """The error for a value that is missing, or is not what is `expected`."""
+        """The error for a missing or unexpected value."""
         return self.error("is missing" if value is None else f"must be {expected}, not {kind_of(value)}")
 
     def get(self, holder: Mapping[str, Any], key: str, kinds: Any, expected: str) -> Any:
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 
 def fields_of(value: Any, **options: Any) -> Mapping[str, Any] | None:
-    """Return a mapping, a dataclass or a client's object (with ``model_dump``) as a mapping; None for other values."""
+    """Return a mapping, a dataclass or an object with ``model_dump`` as a mapping; None for other values."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -65,5 +65,4 @@ def fields_of(value: Any, **options: Any) -> Mapping[str, Any] | None:
 
 
 def is_list(value: Any) -> bool:
-    """True for lists and tuples, False for text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

@@ -1,8 +1,7 @@
 """OpenAI's Responses API: the input of a request as messages in OpenAI's chat shape.
 
-Clients send the items of an answer (reasoning, messages, function calls) back in their next request. Consecutive items
-are one assistant message. Ids from `item_id` name the response, which separates two turns with nothing in between.
-Items with other ids belong to the turn before them. An InputError counts items, not messages.
+Consecutive items of an answer (reasoning, texts, calls) are one assistant message. Ids from `item_id` name the
+response, which separates two turns with nothing in between. An InputError counts items, not messages.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def item_id(kind: str, response: str, number: int) -> str:
 
 
 def response_of_item(id: Any) -> str | None:
-    """The id of the response that an item is from, or None if the item's id does not contain it."""
+    """The id of the response that an item is from; None if the item's id does not name it."""
     match = _ITEM.fullmatch(id) if isinstance(id, str) else None
     return match[1] if match else None
 
@@ -46,7 +45,7 @@ def sealed(reasoning: str) -> str:
 
 
 def unsealed(content: str) -> str | None:
-    """The reasoning in ``encrypted_content``, or None if another server wrote it. Raises ValueError if damaged."""
+    """The reasoning in ``encrypted_content``; None if another server wrote it. Raises ValueError if damaged."""
     if not content.startswith(_SEAL):
         return None
     decoded = base64.b64decode(content.removeprefix(_SEAL), altchars=b"-_", validate=True)
@@ -54,19 +53,15 @@ def unsealed(content: str) -> str | None:
 
 
 def in_namespace(namespace: str, name: str) -> str:
-    """The model's name for a function in a namespace, joined as Codex does it.
-
-    >>> in_namespace("mcp__files__", "read"), in_namespace("agents", "spawn")
-    ('mcp__files__read', 'agents__spawn')
-    """
+    """The model's name for a function in a namespace, joined as Codex does it."""
     return namespace + name if namespace.endswith("_") or name.startswith("_") else f"{namespace}__{name}"
 
 
 def from_responses(items: Any, *, open_calls: bool = False) -> list[Mapping[str, Any]]:
-    """The input of a request, a string or a list of items, as messages; see `read_items`. Raises for references."""
+    """The input of a request as messages, like `read_items`, without references."""
     reader = read_items(items, open_calls=open_calls)
     for message in reader.references:
-        raise InputError("there is no such item here; send the item itself", message=message, field="item_reference")
+        raise Place(message, "item_reference").error("there is no such item here; send the item itself")
     return reader.messages
 
 
@@ -76,9 +71,7 @@ def read_items(items: Any, before: Messages = (), *, open_calls: bool = False) -
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
       ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
     - Texts of a turn are one content if their ids name one response; otherwise they stay parts.
-    - The result of a function is a tool message. It must answer an earlier call, unless `open_calls`: then the
-      conversation began before these items.
-    - A reference to an item is part of a turn, like the item.
+    - The result of a function must answer an earlier call, unless `open_calls`: the conversation began before.
     - Ids, status, phase, annotations and logprobs are dropped.
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
@@ -108,13 +101,12 @@ class ItemReader:
     references: dict[int, list[str]] = field(default_factory=dict)
     """The ids of referenced items, by the number of their turn's message."""
     turn: int = -1
-    """The number of the open turn's message, which only results may follow; -1 if no turn is open."""
+    """The number of the open turn's message; -1 if no turn is open."""
     response: str | None = None
     """The response of the turn, if the ids of its items name it."""
     texts: list[str] = field(default_factory=list)
-    """The texts of the turn's content."""
     text_has_id: bool = False
-    """Whether the id of the last text names its response."""
+    """True if the id of the last text names its response."""
 
     def read(self, place: Place, item: Mapping[str, Any]) -> None:
         kind = "message" if "role" in item or "id" not in item else "item_reference"
@@ -175,8 +167,8 @@ class ItemReader:
     def _turn_of(self, item: Mapping[str, Any]) -> Any:
         """Return the assistant's message that an item is part of.
 
-        Results end a turn, unless the next item is from the same response: some clients send a call, its result, the
-        next call of the same turn, and its result.
+        Results end a turn, unless the next item is from the same response: some clients alternate calls and
+        results of one turn.
         """
         response = response_of_item(item.get("id"))
         is_same = response is not None and response == self.response
@@ -188,7 +180,8 @@ class ItemReader:
         return self.messages[self.turn]
 
     def _is_called(self, id: str) -> bool:
-        return any(call["id"] == id for message in reversed(self.messages) for call in message.get("tool_calls") or ())
+        messages = reversed(self.messages)
+        return any(call["id"] == id for message in messages for call in message.get("tool_calls") or ())
 
 
 def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
@@ -210,7 +203,6 @@ def _texts(place: Place, item: Mapping[str, Any], field: str) -> str:
 
 
 def _parts(place: Place, item: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    """Return the parts of a content: text parts, and media parts as they are."""
     parts: list[Mapping[str, Any]] = []
     for at, part in place.at(field).parts(item.get(field)):
         kind = part["type"]
@@ -224,5 +216,4 @@ def _parts(place: Place, item: Mapping[str, Any], field: str) -> list[Mapping[st
 
 
 def _content(parts: list[Any]) -> str | list[Any]:
-    """One text as a string, several parts as a list."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or ""

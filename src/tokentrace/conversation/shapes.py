@@ -1,8 +1,7 @@
 """Convert other shapes to OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns.
 
-Conversion invents nothing (a call without an id gets none) and silently drops nothing that a model could have seen.
-Errors count messages as the caller passed them. An assistant that only calls tools gets the content ``""``: many
-templates print None as a word.
+Conversion invents nothing (a call without an id gets none) and silently drops nothing that a model could have
+seen. Errors count messages as the caller passed them.
 """
 
 import enum
@@ -26,7 +25,7 @@ _SPEAKERS: Final[Mapping[str, str]] = {
 """Values of ShareGPT's ``from``, and the role of each."""
 _CALLERS: Final = frozenset({"function_call", "tool_call"})  # speakers whose value is JSON of calls
 _CALL_FIELDS: Final = ("id", "type", "function", "name", "arguments")
-_LOSS: Final = ("weight", "train")  # choose what is trained; apply to a whole message
+_LOSS: Final = ("weight", "train")  # choose what is trained
 _CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
 _FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # not Anthropic's
 _TOOL_BLOCKS: Final = ("tool_use", "tool_result")
@@ -37,8 +36,6 @@ PlacedBlock = tuple[Place, Part]
 
 
 class Shape(enum.StrEnum):
-    """The shape of a conversation."""
-
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     SHAREGPT = "sharegpt"
@@ -48,7 +45,7 @@ def shape_of(messages: Any) -> Shape:
     """The shape of `messages`; OpenAI's if nothing indicates another. Never raises.
 
     ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tool use, tool results, or an assistant's
-    thinking. Mistral's templates read thinking blocks too, but with lists in them, or next to OpenAI's calls or roles.
+    thinking; so have Mistral's, but with lists in them, or next to OpenAI's calls or roles.
     """
     rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
@@ -80,10 +77,7 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 
 
 def from_openai(messages: Any) -> list[Mapping[str, Any]]:
-    """`messages` as they are, except that an assistant's legacy ``function_call`` becomes ``tool_calls``.
-
-    Raises InputError for anything but a list of mappings, and for a message with ``function_call`` and ``tool_calls``.
-    """
+    """`messages`, with an assistant's legacy ``function_call`` as ``tool_calls``. Raises InputError for both."""
     converted: list[Mapping[str, Any]] = []
     for place, message in placed_messages(messages):
         call, field = message.get("function_call"), place.at("function_call")
@@ -101,7 +95,7 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
 def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
     """Return `messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
 
-    None, ``""`` and an empty list add nothing. Raises InputError if the system message there has a different text.
+    None, ``""`` and an empty list add nothing. Raises InputError if there is a system message with another text.
     """
     text = "" if system is None else _content(Place(field="system").parts(system), "a system prompt")
     if not text:
@@ -123,16 +117,16 @@ def from_anthropic(
 ) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and their `system` prompt, in OpenAI's shape.
 
-    `names` maps the ids of earlier calls to their names. The calls in these messages are added to it.
+    `names` maps the ids of earlier calls to their names; the calls in these messages are added to it.
 
-    - Consecutive text blocks become one text: citations split texts into blocks.
-    - Thinking is ``reasoning_content``; redacted thinking is encrypted, and dropped. The order of reasoning, text and
-      calls is lost.
-    - A tool result is a tool message with the ``name`` of the call that it answers, and ``is_error`` if set. Texts
-      around results are user messages.
+    - Consecutive text blocks become one text.
+    - Thinking is ``reasoning_content``; redacted thinking is dropped. The order of reasoning, text and calls is
+      lost.
+    - A tool result is a tool message with the ``name`` of its call, and ``is_error`` if set. Texts around results
+      are user messages.
     - Other blocks (images, documents, server tools) stay as they are and make the content a list.
-    - ``weight`` and ``train`` carry over to every resulting message. ``cache_control``, signatures and citations are
-      dropped.
+    - ``weight`` and ``train`` carry over to every resulting message. ``cache_control``, signatures and citations
+      are dropped.
 
     Raises InputError for roles and blocks that Anthropic does not define or allow there, and for OpenAI's fields.
     """
@@ -152,7 +146,6 @@ def from_anthropic(
 
 
 def _from_blocks(role: str, blocks: Iterable[PlacedBlock], names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the messages that the blocks of one message become: tool results, and the rest."""
     where, thinking = f"{'an' if role == 'assistant' else 'a'} {role} message", ""
     calls: list[dict[str, Any]] = []
     parts: list[PlacedBlock] = []
@@ -198,7 +191,6 @@ def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
 
 
 def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:
-    """Blocks as one text, or as parts if one of them is not text."""
     parts: list[Part] = []
     for place, block in blocks:
         if block["type"] in (*_TOOL_BLOCKS, *_THINKING_BLOCKS):
@@ -217,12 +209,12 @@ def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:
 def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """ShareGPT's turns (``from`` and ``value``), and a `system` prompt, in OpenAI's shape.
 
-    A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls. Such a turn
-    right after the assistant's text belongs to the same message; calls after calls are a new message. ``weight``,
-    ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over, other fields do not.
+    The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls. Such a turn right after the
+    assistant's text belongs to the same message; calls after calls are a new message. ``weight``, ``train``,
+    ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over, other fields do not.
 
-    Raises InputError for an unknown ``from``, a turn without a value, calls with unknown fields, and two turns of one
-    message that disagree about what is trained.
+    Raises InputError for an unknown ``from``, a turn without a value, calls with unknown fields, and two turns of
+    one message that disagree about what is trained.
     """
     messages: list[Mapping[str, Any]] = []
     for place, turn in placed_messages(turns):
@@ -234,8 +226,8 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
         for key in _CARRIED:
             one_sided = key not in _LOSS and (last.get(key) is None or message.get(key) is None)
             if not one_sided and last.get(key) != message.get(key):
-                problem = "differs from the turn before, but an assistant's text and the calls after it are one message"
-                raise place.at(key).error(problem)
+                reason = "an assistant's text and the calls after it are one message"
+                raise place.at(key).error(f"differs from the turn before, but {reason}")
         messages[-1] = {**last, **message, "content": last["content"]}
     return with_system(messages, system)
 
@@ -243,7 +235,8 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
 def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     value, role = turn.get("value"), _SPEAKERS.get(str(turn.get("from")))
     if role is None:
-        raise place.at("from").error(f"must be one of {', '.join(sorted(_SPEAKERS))}, not {brief(turn.get('from'))}")
+        speakers = ", ".join(sorted(_SPEAKERS))
+        raise place.at("from").error(f"must be one of {speakers}, not {brief(turn.get('from'))}")
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
     if turn["from"] in _CALLERS:
         if "tool_calls" in carried:
@@ -275,10 +268,10 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
 
 
 def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
-    """Tool schemas in OpenAI's shape: Anthropic's converted, others as they are. JSON text is parsed.
+    """Tool schemas, a list or JSON text, in OpenAI's shape: Anthropic's converted, others as they are.
 
-    With `wrap`, a function's bare schema becomes a tool, as in ShareGPT's datasets and the legacy ``functions``. Raises
-    InputError for anything but a list of schemas, and for Anthropic's server tools, which have no schema.
+    With `wrap`, a function's bare schema becomes a tool, as in ShareGPT's datasets and the legacy ``functions``.
+    Raises InputError for Anthropic's server tools, which have no schema.
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None

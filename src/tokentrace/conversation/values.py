@@ -11,20 +11,23 @@ from ..errors import InputError, kind_of
 from .place import Place, fields_of
 
 MAX_DEPTH: Final = 128
-"""How deeply a value may be nested. Python's own JSON gives up somewhere below 1,000."""
+"""How deeply a value may be nested. Python's JSON gives up below 1,000."""
 MAX_VALUES: Final = 1_000_000
-"""How many values a value may contain. A shared value counts each time, since it is printed each time."""
+"""How many values a value may contain. A shared value counts each time it would be printed."""
 
 _LARGEST_INT: Final = 10**4300
 _SCALARS: Final = frozenset({str, bool, type(None)})
 _TEXT: Final = frozenset({str})
-_KINDS: Final[Any] = ((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple))
+_KINDS: Final[Any] = (
+    *((str, str.__str__), (int, int), (float, float)),
+    *((Mapping, dict), (list, list), (tuple, tuple)),
+)
 _NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
 """Numbers that do not count as valid JSON."""
 
 
 def json_like(value: Any, default: Any) -> Any:
-    """Return an object (a dataclass, Pydantic model, NumPy scalar) as a JSON value, one level deep; or `default`."""
+    """Return an object (a dataclass, a NumPy scalar) as a JSON value, one level deep, or else `default`."""
     for kind, base in _KINDS:
         if isinstance(value, kind):
             return base(value)
@@ -38,7 +41,7 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
     """Return `value` as dicts, lists, strings and numbers; the same object if it already consists of them.
 
     Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, also
-    raises it for values that JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
+    for values that JSON cannot express, such as sets, bytes, NaN and keys that are not strings.
     """
     if is_flat(value):
         return value
@@ -59,11 +62,10 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
             raise place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
         if isinstance(value, Mapping):
             items = {key: walk(item, (*path, key)) for key, item in value.items()}
-            unusual = [key for key in value if type(key) is not str]
-            if strict and (keys := [key for key in unusual if not isinstance(key, str)]):
+            if strict and (keys := [key for key in value if not isinstance(key, str)]):
                 raise error(f"has a key that is {kind_of(keys[0])}", path)
-            is_same = type(value) is dict and not unusual and all(map(operator.is_, items.values(), value.values()))
-            return value if is_same else items
+            is_plain = type(value) is dict and _TEXT.issuperset(map(type, value))
+            return value if is_plain and all(map(operator.is_, items.values(), value.values())) else items
         if isinstance(value, (list, tuple)):
             plain = [walk(item, (*path, at)) for at, item in enumerate(value)]
             return value if type(value) is list and all(map(operator.is_, plain, value)) else plain
@@ -71,8 +73,7 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
             return value
         reduced = json_like(value, value)
         if type(reduced) is type(value):
-            hint = ": pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
-            raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}{hint}", path)
+            raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}", path)
         return walk(reduced, path)
 
     return walk(value, ())
@@ -106,7 +107,6 @@ def _is_scalar(value: Any) -> bool:
 
 
 def parse_json(text: str, place: Place, **options: Any) -> Any:
-    """The value of JSON text. Raises InputError if it is not valid."""
     try:
         return json.loads(text, **options)
     except RecursionError as error:

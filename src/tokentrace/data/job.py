@@ -1,7 +1,4 @@
-"""Tokenize files of conversations into one file of samples, in bounded memory, on all cores or a Ray cluster.
-
-One process reads batches of rows and writes their samples in the same order; workers tokenize the batches.
-"""
+"""Tokenize files of conversations into one file of samples, on all cores or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -46,39 +43,33 @@ _RETRIES: Final = 3
 """How often a batch is retried after a worker died on it."""
 _NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 _NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
-QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
-
-Progress = Callable[[Counts, int, int], None]
-"""Called with the counts, the amount done, and the total."""
+QUANTILES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """The result of a run, and its files."""
+    """The result of a run, and its files. `bad_rows` is None if every row gave a sample."""
 
     output: Path
     bad_rows: Path | None
-    """The file of bad rows; None if every row gave a sample."""
     counts: Counts
     sizes: dict[str, array[int]]
     """The tokens and the trained tokens of each sample."""
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest sample."""
         return max(self.sizes["tokens"], default=0)
 
     def quantiles(self) -> dict[str, dict[float, int]]:
-        """The sizes of samples at each of `QUANTILES`."""
         return {
             name: {at: int(np.quantile(values, at, method="inverted_cdf")) for at in QUANTILES}
             for name, values in self.sizes.items()
         }
 
     def document(self, _: Tokenizer | None = None) -> Document:
-        """Return the sizes of samples as a document."""
-        rows = [[name, *(f"{value:,}" for value in numbers.values())] for name, numbers in self.quantiles().items()]
-        return Document("Statistics", tables=[Table("Lengths", ["a sample", *QUANTILES.values()], rows)])
+        rows = [[name, *map("{:,}".format, sizes.values())] for name, sizes in self.quantiles().items()]
+        head = ["a sample", "least", "25 %", "median", "75 %", "90 %", "99 %", "most"]
+        return Document("Statistics", tables=[Table("Lengths", head, rows)])
 
 
 def tokenize_files(
@@ -90,18 +81,17 @@ def tokenize_files(
     split: str | None = None,
     overwrite: bool = False,
     trainer: str | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[Counts, int, int], None] | None = None,
     ray: str | None = None,
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
-    With a `trainer` ("trl", "axolotl", …) the file has only the columns that it reads. Rows without a sample go to the
-    file of bad rows, with their line and the reason. With the address of a `ray` cluster, its nodes tokenize, and the
-    file is the same: ``"auto"`` is the cluster of this machine, ``"local"`` starts one on its cores for this call, and
-    an empty string is the default of ``ray.init()``. An existing connection is reused.
+    Rows without a sample go to the file of bad rows, with the reason. With a `trainer` ("trl", "axolotl", …) the
+    file has only the columns that it reads. `ray` is the address of a cluster whose nodes tokenize: ``"auto"``,
+    ``"local"`` (a new one), or empty for the default of ``ray.init()``.
 
-    Raises InputError if there is nothing to read or no row gives a sample, or for an existing file without `overwrite`;
-    WriteError if the system refuses to write. If a run ends early, the output stays as it was.
+    Calls `progress` with the counts, the amount done, and the total. Raises InputError if no row gives a sample,
+    or for an existing file without `overwrite`; WriteError. If a run ends early, the output stays as it was.
     """
     pyarrow()
     target = find_trainer(trainer)
@@ -109,19 +99,16 @@ def tokenize_files(
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     counts, sizes, first_reason = Counts(), {"tokens": array("i"), "trained": array("i")}, ""
-    bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
+    bad_rows = path.with_suffix(".bad.jsonl")
     sources = find_sources(inputs, split=split)
     total = sum(source.size for source in sources)
     tokenizer = RowTokenizer(settings)
     metadata = tokenizer.described()
-    batches = read_batches(sources, row_bytes=settings.row_bytes)
+    batches = read_batches(sources)
     if ray is not None:
         results = run_on_ray(batches, tokenizer, workers, ray)
     else:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # a small input is done before a second process is ready
-        useful = max(1, min(cores, sum(os.path.getsize(source.path) for source in sources) >> 22))
-        results = run_here(batches, tokenizer, workers or useful)
+        results = run_here(batches, tokenizer, workers or _useful_workers(sources))
     with (
         tempfile.TemporaryFile() as rejected,
         sample_writer(path, settings.output, metadata, trainer=target) as write,
@@ -154,8 +141,15 @@ def tokenize_files(
     return Finished(path, bad_rows if first_reason else None, counts, sizes)
 
 
+def _useful_workers(sources: Sequence[Source]) -> int:
+    """Return the number of cores, or less for small inputs, which are done before a second process starts."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = sum(os.path.getsize(source.path) for source in sources)
+    return max(1, min(cores, size >> 22))
+
+
 def _described(source: Source, output: Path) -> dict[str, Any]:
-    """Describe a source, with a path relative to the output."""
+    """Describe a source, with its path relative to the output."""
     path = os.path.abspath(source.origin) if source.origin else None
     if path is not None:
         with contextlib.suppress(ValueError):  # on another drive
@@ -167,7 +161,7 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
 
 
 class BatchResult(NamedTuple):
-    """The samples of a batch as a table, its counts, and its bad rows as they are written."""
+    """The samples of a batch as a table, its counts, and its bad rows."""
 
     table: Any
     counts: Counts
@@ -178,10 +172,7 @@ Results = Generator[tuple[Batch, BatchResult]]
 
 
 def tokenize_batch(tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors: bool = False) -> BatchResult:
-    """Tokenize rows. Every worker runs this, here and on Ray.
-
-    The table leaves out bad rows; `with_errors`, it has an empty sample for each problem, with the reason in `error`.
-    """
+    """Tokenize rows. `with_errors`, the table has an empty sample for each problem, and the reason in `error`."""
     counts = Counts()
     samples, places, bad_rows = [], [], []
     for row in rows:
@@ -199,7 +190,6 @@ def tokenize_batch(tokenizer: RowTokenizer, rows: Sequence[Row], *, with_errors:
 
 @functools.lru_cache(1)
 def worker_tokenizer(settings: bytes) -> RowTokenizer:
-    """The tokenizer of a worker, from pickled settings."""
     return RowTokenizer(pickle.loads(settings))
 
 
@@ -220,47 +210,44 @@ def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -
             result = future.result()
         except Exception as error:
             problem = first_line(getattr(error, "cause", None) or error)  # what a Ray task raised
+            first, last = batch.rows[0], batch.rows[-1]
+            where = f"rows {first.number} to {last.number} of {first.source}"
             hint = "if memory ran out, run again with fewer workers"
-            raise SampleError(f"{batch}: workers failed on them ({problem}); {hint}") from error
+            raise SampleError(f"{where}: workers failed on them ({problem}); {hint}") from error
         pending.extend(itertools.islice(futures, 1))
         yield batch, result
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one line. Ray's errors continue with tracebacks from other machines."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:600]}" if text else type(error).__name__
+    """Return an error as one line: Ray's errors contain tracebacks."""
+    return f"{type(error).__name__}: {str(error).strip()[:600]}".splitlines()[0]
 
 
 def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
-    """Tokenize batches in this process, or in several processes of this machine."""
     if workers == 1:
         yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
         return
-    if sys.platform == "win32":
-        workers = min(workers, 61)  # the limit on Windows
+    workers = min(workers, 61) if sys.platform == "win32" else workers  # the limit of Windows
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
     pool = ProcessPoolExecutor(workers, context, _start_worker, (tokenizer.settings,))
     try:
-        futures = ((batch, pool.submit(_tokenize, batch.rows)) for batch in batches)
-        yield from in_order(futures, 2 * workers)
+        yield from in_order(((batch, pool.submit(_tokenize, batch.rows)) for batch in batches), 2 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-_WORKER: Final[list[RowTokenizer]] = []
-"""The tokenizer of this process, if it is a worker: it gets the settings once, not with every batch."""
+_worker_tokenizers: Final[list[RowTokenizer]] = []
 
 
 def _tokenize(rows: Sequence[Row]) -> BatchResult:
-    return tokenize_batch(_WORKER[0], rows)
+    return tokenize_batch(_worker_tokenizers[0], rows)
 
 
 def _start_worker(settings: TokenizeSettings) -> None:
     """Prepare a worker, which ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _WORKER.append(RowTokenizer(settings))
+    _worker_tokenizers.append(RowTokenizer(settings))
 
 
 def _end_with_parent() -> None:
@@ -274,7 +261,7 @@ def _end_with_parent() -> None:
 
 
 def import_ray() -> Any:
-    """Import Ray with its datasets. Raises an InputError that says what to install."""
+    """Import Ray with its datasets. Raises InputError if it is not installed."""
     pyarrow()
     try:
         import ray
@@ -294,10 +281,8 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
         return
     where = address or os.environ.get("RAY_ADDRESS", "")
     if where.startswith("ray://"):
-        raise InputError(
-            f"{where} is an address of the Ray Client, which is outside the cluster and its storage: run this on a "
-            "node of the cluster, or as a Ray job, with the address 'auto'"
-        )
+        problem = f"{where} is an address of the Ray Client, which is outside the cluster"
+        raise InputError(f"{problem}: run this on one of its nodes with the address 'auto'")
     host, colon, port = where.rpartition(":")
     try:
         if colon and port.isdecimal():
@@ -315,24 +300,21 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int | None, address: str = "") -> Results:
-    """Tokenize batches as tasks of a cluster, `workers` at once; by default one per CPU.
-
-    Only this node needs the inputs.
-    """
+def run_on_ray(
+    batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int | None, address: str = ""
+) -> Results:
+    """Tokenize batches as tasks of a cluster, `workers` at once; by default two per CPU, to keep them busy."""
     ray = import_ray()
     with connected(ray, address or None):
         cpus = int(ray.cluster_resources().get("CPU", 1))
-        count = cpus if workers is None else workers
         settings = ray.put(_pickled(tokenizer.settings))
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_in_worker)
         futures = ((batch, task.remote(batch.rows, settings, __version__).future()) for batch in batches)
-        # if every CPU has a worker, twice as many tasks keep them busy
-        yield from in_order(futures, count if count < cpus else 2 * count)
+        yield from in_order(futures, workers or 2 * cpus)
 
 
 def _pickled(settings: TokenizeSettings) -> bytes:
-    """Pickle the settings with the loaded tokenizer, so that no other node needs its files."""
+    """Pickle settings with the loaded tokenizer, so that no other node needs its files."""
     return pickle.dumps(dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer)))
 
 
@@ -344,8 +326,8 @@ def tokenize_dataset(
 ) -> Any:
     """Turn a Ray Dataset of conversations into one of samples, with the columns of `tokenize_files` except `row`.
 
-    `error` is null, or why a row gave no sample; such a row has empty lists. `keep` names columns to copy, such as an
-    id. Rows are in order only if the dataset's ``context.execution_options.preserve_order`` is set.
+    `error` says why a row gave no sample; such a row has empty lists. `keep` names columns to copy. Rows are in
+    order only with the dataset's execution option ``preserve_order``.
     """
     ray = import_ray()
     RowTokenizer(settings)
@@ -366,6 +348,6 @@ def tokenize_table(batch: Any, settings: bytes, keep: Sequence[str] = ()) -> Any
     table = tokenize_batch(worker_tokenizer(settings), rows, with_errors=True).table
     for name in keep:
         if name not in batch.column_names:
-            raise SampleError(f"{name!r} cannot be kept: the dataset has {', '.join(batch.column_names)}")
+            raise SampleError(f"there is no column {name!r}; there are {', '.join(batch.column_names)}")
         table = table.append_column(name, batch.column(name).take(table.column("row")))
     return table.drop_columns(["row"])

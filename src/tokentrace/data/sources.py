@@ -15,12 +15,13 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..errors import InputError, brief
+from ..settings import instance
 
 _NO_ROWS: Final = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -32,8 +33,6 @@ _SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "
 BATCH_ROWS: Final = 256
 BATCH_BYTES: Final = 1 << 20
 """A batch is closed when it has this many rows, or bytes of text."""
-ROW_BYTES: Final = 8 << 20
-"""Longer rows are reported and left out, unless another limit is set."""
 
 
 class Format(StrEnum):
@@ -46,28 +45,24 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file with rows. `name` is the user's name for it; `path` is where it is read, perhaps an unpacked copy.
-
-    `size` is in bytes of text, or rows of a table. `origin` is the file itself; empty for stdin. A `copy` is deleted
-    with the source.
-    """
+    """A file with rows. `path` may be an unpacked copy of `origin`, which is empty for stdin."""
 
     name: str
     path: str
     format: Format
     size: int
+    """In bytes of text, or rows of a table."""
     origin: str = ""
     copy: _Copy | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of its unpacked bytes."""
         with _reading(self.path), open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Copy:
-    """A temporary file that is deleted with this object. It is kept closed, as there may be thousands."""
+    """A temporary file that is deleted with this object. It is closed, as there may be thousands."""
 
     def __init__(self) -> None:
         descriptor, self.name = tempfile.mkstemp(prefix="tokentrace-")
@@ -91,14 +86,14 @@ def find_sources(inputs: Sequence[str], *, split: str | None = None) -> list[Sou
     names = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     if not isinstance(names, Iterable) or not (names := list(names)):
         raise InputError("there is no input: name files, folders, or '-' for stdin")
-    if split is not None and not isinstance(split, str):
-        raise InputError(f"split must be the name of a split, not {brief(split)}")
+    if split is not None:
+        instance("split", split, str, InputError)
     return [_source(title, path) for name in names for title, path in _files(name, split)]
 
 
 def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(name, str) or not name or "\0" in name:
+    if not isinstance(name, str) or not name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
     with _reading(brief(name), (OSError, RuntimeError, ValueError)):
         path = Path(name).expanduser()
@@ -111,14 +106,11 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
     """Return the files with rows. Raises InputError if there are several splits."""
-    files = {
-        path: _words(path.relative_to(folder).as_posix())
-        for path in sorted(folder.rglob("*"))
-        if any(map(path.match, _PATTERNS)) and path.name not in _NO_ROWS and path.name[0] != "." and path.is_file()
-    }
+    paths = [path for path in sorted(folder.rglob("[!.]*")) if any(map(path.match, _PATTERNS)) and path.is_file()]
+    files = {path: _words(path.relative_to(folder).as_posix()) for path in paths if path.name not in _NO_ROWS}
     if split is not None:
         files = {path: words for path, words in files.items() if _words(split) <= words}
-    splits = {next(iter(sorted(words & _SPLITS)), "none") for words in files.values()}
+    splits = {min(words & _SPLITS, default="none") for words in files.values()}
     if split is None and len(splits) > 1 and not _TRAINING | {"none"} >= splits:
         choices = ", ".join(sorted(splits))
         raise InputError(f"{name} holds several splits ({choices}): choose one with --split (split=)")
@@ -139,11 +131,11 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=list(_PATTERNS)))
-    except ImportError:
-        raise InputError(f"{name!r} is not a file here; to fetch it from the hub, install tokentrace[hub]") from None
     except Exception as error:
-        problem = f"could not be fetched from the hub: {type(error).__name__}: {error}"
-        raise InputError(f"{name!r} is not a file here and {problem}") from error
+        problem = f"the hub has no such dataset: {type(error).__name__}: {error}"
+        if isinstance(error, ImportError):
+            problem = "to fetch it from the hub, install tokentrace[hub]"
+        raise InputError(f"{name!r} is not a file here; {problem}") from error
 
 
 def _source(name: str, path: Path) -> Source:
@@ -160,21 +152,18 @@ def _source(name: str, path: Path) -> Source:
 
 
 def _text_format(path: Path, name: str) -> Format:
-    """JSON Lines if the name or the first line says so; else one JSON value."""
+    """Return JSON Lines if the name or the first line says so, else one JSON value."""
     if name.endswith((".jsonl", ".ndjson")):
         return Format.LINES
     with path.open("rb") as file:
-        pieces = iter(lambda: file.readline(64 << 20), b"")
-        lines = (line for piece in pieces if (line := piece.strip().removeprefix(b"\xef\xbb\xbf")))
+        lines = (text for line in file if (text := line.strip().removeprefix(b"\xef\xbb\xbf")))
         first = next(lines, b"")
         is_whole = first[-1:] not in b"[{,:" and next(lines, None) is not None
     return Format.LINES if is_whole or first.lstrip()[:1] not in (b"[", b"{") else Format.JSON
 
 
 def parquet_file(path: str) -> Any:
-    """An open Parquet file. Raises InputError if it is not one."""
-    if not os.path.isfile(path):
-        raise InputError(f"{path} is {'a folder' if os.path.isdir(path) else 'not there'}: name a file")
+    """Open a Parquet file. Raises InputError if it is not one."""
     try:
         return pyarrow("pyarrow.parquet").ParquetFile(path)
     except (OSError, ValueError) as error:
@@ -182,7 +171,7 @@ def parquet_file(path: str) -> Any:
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
-    """Import pyarrow or one of its modules. Raises an InputError that says what to install."""
+    """Import pyarrow or one of its modules. Raises InputError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -195,20 +184,19 @@ def pyarrow(module: str = "pyarrow") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, or what is wrong with it.
-
-    `number` counts from 1; `line` is its line in JSON Lines; `text` is JSON that is not parsed yet; `end` is where
-    the row ends in its source, in the units of `Source.size`; `filled` is True if a table may have filled in nulls.
-    """
+    """A row, or what is wrong with it. `number` and `line` (of JSON Lines) count from 1."""
 
     number: int
     line: int | None
     value: Any = None
     problem: str | None = None
     text: bytes | None = None
+    """JSON that is not parsed yet."""
     end: int = 0
+    """Where the row ends, in the units of `Source.size`."""
     source: str = "rows"
     filled: bool = False
+    """True if a table may have filled in nulls."""
 
     def parsed(self) -> Row:
         """Parse the text of the row, if it has one."""
@@ -223,54 +211,47 @@ class Row:
             problem = f"not UTF-8: byte {error.start} of the row is not text"
         except (RecursionError, ValueError) as error:
             problem = f"cannot be read: {error}"
-        return replace(self, value=value, problem=problem, text=None)
+        return Row(self.number, self.line, value, problem, end=self.end, source=self.source)
 
 
-def read_rows(source: Source, *, row_bytes: int = ROW_BYTES) -> Iterator[Row]:
+def read_rows(source: Source) -> Iterator[Row]:
     """Read the rows of a source, including bad ones. Skips blank lines."""
-    return (row.parsed() for row in _unparsed(source, row_bytes))
+    return (row.parsed() for row in _unparsed(source))
 
 
-def _unparsed(source: Source, limit: int) -> Iterator[Row]:
+def _unparsed(source: Source) -> Iterator[Row]:
     readers = {Format.LINES: _lines, Format.JSON: _values, Format.PARQUET: _table_rows}
     with _reading(source.name, (OSError, ValueError)):
-        for row, size in readers[source.format](source, limit):
-            problem = f"a row of {size:,} bytes is over the limit of {limit:,}; see --max-row-bytes"
-            yield replace(row, value=None, text=None, problem=problem) if size > limit else row
+        yield from readers[source.format](source)
 
 
-def _lines(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
-    """Yield rows of JSON Lines with their sizes. Discards what a line has beyond the limit."""
+def _lines(source: Source) -> Iterator[Row]:
+    end = 0
     with open(source.path, "rb", buffering=1 << 20) as file:
-        number = end = 0
-        while line := file.readline(limit + 1):
-            number, start, end, text = number + 1, end, end + len(line), line
-            while not line.endswith(b"\n") and (line := file.readline(1 << 20)):
-                end += len(line)
-            if text.strip():
-                text = text.removesuffix(b"\n")
-                yield Row(number, number, text=text, end=end, source=source.name), max(len(text), end - start - 1)
+        for number, line in enumerate(file, 1):
+            end += len(line)
+            if line.strip():
+                yield Row(number, number, text=line.removesuffix(b"\n"), end=end, source=source.name)
 
 
-def _values(source: Source, _: int) -> Iterator[tuple[Row, int]]:
+def _values(source: Source) -> Iterator[Row]:
     """Yield the elements of a list, unless they are messages."""
     text = Path(source.path).read_bytes()
     whole = Row(1, None, text=text, end=source.size, source=source.name).parsed()
     value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
-    is_message = isinstance(first, dict) and (isinstance(first.get("role"), str) or {"from", "value"} <= set(first))
+    is_message = isinstance(first, dict) and ("role" in first or {"from", "value"} <= first.keys())
     if not isinstance(value, list) or is_message:
-        yield whole, 0
+        yield whole
         return
     for number, row in enumerate(value, 1):
-        yield Row(number, None, row, end=source.size * number // len(value), source=source.name), 0
+        yield Row(number, None, row, end=source.size * number // len(value), source=source.name)
 
 
-def _table_rows(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
+def _table_rows(source: Source) -> Iterator[Row]:
     batches = parquet_file(source.path).iter_batches(batch_size=BATCH_ROWS)
-    rows = (batch.slice(at, 1) for batch in batches for at in range(batch.num_rows))
+    rows = (row for batch in batches for row in batch.to_pylist())
     for number, row in enumerate(rows, 1):
-        value = row.to_pylist()[0] if row.nbytes <= limit else None
-        yield Row(number, None, value, end=number, source=source.name, filled=True), row.nbytes
+        yield Row(number, None, row, end=number, source=source.name, filled=True)
 
 
 # -- batches
@@ -282,17 +263,14 @@ class Batch(NamedTuple):
     rows: Sequence[Row]
     done: int
 
-    def __str__(self) -> str:
-        return f"rows {self.rows[0].number} to {self.rows[-1].number} of {self.rows[0].source}"
 
-
-def read_batches(sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> Iterator[Batch]:
+def read_batches(sources: Sequence[Source]) -> Iterator[Batch]:
     """Read the rows of all sources, in order, in batches, which depend only on the sources."""
     before = 0
     for source in sources:
         rows: list[Row] = []
         size = 0
-        for row in _unparsed(source, row_bytes):
+        for row in _unparsed(source):
             rows.append(row)
             size += len(row.text or b"")
             if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:

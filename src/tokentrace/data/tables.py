@@ -21,16 +21,14 @@ from .sources import Format, Source, parquet_file, pyarrow, read_rows
 from .trainers import ATTENTION, Trainer, find_trainer
 
 SUFFIXES: Final = (".parquet", ".jsonl")
-"""Names of files of samples end in one of these."""
 METADATA_KEY: Final = "tokentrace"
-"""The key of the file's metadata: JSON that says how the rows were made."""
 GROUP_BYTES: Final = 1 << 24
 """A row group is closed when it has this many bytes: about a million tokens."""
 
 # -- columns
 
 Columns = Mapping[str, Any]
-"""Types by column: an Arrow type, a list of one, a struct."""
+"""Arrow types by column: a name, a list of one type, a struct."""
 _PER_TOKEN: Final = {
     "input_ids": ("ids", "int32"),
     "loss_mask": ("mask", "bool_"),
@@ -47,9 +45,11 @@ ROLLOUT: Final[Columns] = {
     "reward": "float64",
     "versions": [{"version": "string", "start": "int32", "stop": "int32"}],
     "completions": [
-        {"start": "int32", "stop": "int32", "logprobs_kind": "string", "temperature": "float64", "top_p": "float64"}
-        | {"top_k": "int32", "cached_tokens": "int32", "min_p": "float64", "presence_penalty": "float64"}
-        | {"frequency_penalty": "float64", "repetition_penalty": "float64"}
+        {
+            **dict.fromkeys(CompletionSpan._fields, "float64"),
+            **dict.fromkeys(("start", "stop", "top_k", "cached_tokens"), "int32"),
+            "logprobs_kind": "string",
+        }
     ],
 }
 CHANNELS: Final[Columns] = {
@@ -82,7 +82,6 @@ def _columns_of(samples: Sequence[Sample]) -> Columns:
 
 
 def arrow_schema(columns: Columns) -> Any:
-    """The Arrow schema of columns."""
     return pyarrow().schema([(name, _arrow_type(kind)) for name, kind in columns.items()])
 
 
@@ -107,17 +106,20 @@ def samples_table(
 
 
 def _row(sample: Sample, columns: Columns) -> dict[str, Any]:
-    values = {name: (getattr(sample, _PER_TOKEN[name][0]), columns[name][0]) for name in columns if name in _PER_TOKEN}
     return {
-        **{name: None if value is None else np.asarray(value, kind) for name, (value, kind) in values.items()},
+        **{
+            name: None if (value := getattr(sample, attribute)) is None else np.asarray(value, kind)
+            for name, (attribute, kind) in _PER_TOKEN.items()
+            if name in columns
+        },
         "num_tokens": len(sample),
         "num_trained": sample.trained,
         "num_messages": int(sample.messages.max(initial=-1)) + 1,
         "source": sample.name,
         "sample": 0,
         **{name: getattr(sample, name) for name in ("notes", "branch", "reward")},
-        "versions": [span._asdict() | {"version": json.dumps(span.version)} for span in sample.versions],
-        "completions": [span._asdict() | {"logprobs_kind": str(span.logprobs_kind)} for span in sample.completions],
+        "versions": [one._asdict() | {"version": json.dumps(one.version)} for one in sample.versions],
+        "completions": [one._asdict() for one in sample.completions],
         **(channel_values(sample.channels) if "channels" in columns else {}),
     }
 
@@ -126,7 +128,7 @@ _SHAPES: Final[Mapping[str, Callable[[Any], Any]]] = {
     "top_logprobs": lambda entry: entry and [{"id": id, "logprob": logprob} for id, logprob in entry],
     "routed_experts": lambda entry: entry if not entry or isinstance(entry[0], list) else [entry],
 }
-"""The entries of channels that have a column."""
+"""How entries of channels are written that have a column."""
 
 
 def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
     channels = json.loads(row["channels"]) if row.get("channels") else {}
     if not isinstance(channels, dict) or not all(isinstance(entries, list) for entries in channels.values()):
-        raise SampleError(f"channels must be lists of entries by name, not {brief(channels)}")
+        raise InputError(f"channels must be lists of entries by name, not {brief(channels)}")
     if row.get("routed_experts") is not None:
         channels["routed_experts"] = row["routed_experts"]
     if (top := row.get("top_logprobs")) is not None:
@@ -162,12 +164,12 @@ def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
 
 
 def table_samples(table: Any) -> Iterator[Sample]:
-    """Yield the samples of a table from `samples_table`, or of a batch of its rows."""
+    """Yield the samples of a table, or of a batch of its rows."""
     for at in range(table.num_rows):
         row = {name: table.column(name)[at] for name in table.schema.names}
         arrays = {name: row[name] for name in _PER_TOKEN if name in row and row[name].is_valid}
         numbers = {name: value.values.to_numpy(zero_copy_only=False) for name, value in arrays.items()}
-        yield _sample({name: numbers[name] if name in numbers else value.as_py() for name, value in row.items()})
+        yield _sample({name: value.as_py() for name, value in row.items() if name not in numbers} | numbers)
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
@@ -179,15 +181,14 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         for name, (attribute, kind) in _PER_TOKEN.items()
         if row.get(name) is not None and name != "labels"
     }
-    versions = [span | {"version": json.loads(span["version"])} for span in row.get("versions") or ()]
-    completions = [
-        span | {"logprobs_kind": LogprobKind(span["logprobs_kind"])} for span in row.get("completions") or ()
-    ]
+    versions, completions = (row.get(name) or () for name in ("versions", "completions"))
     return Sample(
         **arrays,
         reward=row.get("reward"),
-        versions=tuple(VersionSpan(**span) for span in versions),
-        completions=tuple(CompletionSpan(**span) for span in completions),
+        versions=tuple(VersionSpan(**{**one, "version": json.loads(one["version"])}) for one in versions),
+        completions=tuple(
+            CompletionSpan(**{**one, "logprobs_kind": LogprobKind(one["logprobs_kind"])}) for one in completions
+        ),
         channels=_row_channels(row),
         name=row["source"],
         branch=row.get("branch", -1),
@@ -201,8 +202,9 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 class TableWriter:
     """Writes tables to an open file in the format that the suffix of `name` selects."""
 
-    def __init__(self, name: str, out: IO[bytes], columns: Columns, metadata: Mapping[str, Any]) -> None:
-        self._out, self._schema = out, arrow_schema(columns).with_metadata({METADATA_KEY: metadata_text(metadata)})
+    def __init__(self, name: str, out: IO[bytes], columns: Columns) -> None:
+        self._out = out
+        self._schema = arrow_schema(columns).with_metadata({METADATA_KEY: metadata_text({})})
         self._pending: list[Any] = []
         self._writer: Any = None
         if name.endswith(".arrow"):
@@ -211,7 +213,7 @@ class TableWriter:
             self._writer = pyarrow("pyarrow.parquet").ParquetWriter(out, self._schema, compression="zstd")
 
     def write(self, table: Any) -> None:
-        """Write rows. Parquet and Arrow buffer them until a group is large enough."""
+        """Write rows. Parquet and Arrow collect them until a group is large enough."""
         if self._writer is None:
             self._out.writelines(_lines(table))
             return
@@ -245,7 +247,7 @@ _LEGEND: Final = {
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> bytes:
-    """The metadata of a file as JSON, with a legend of its numbers."""
+    """Return the metadata of a file as JSON, with a legend of its numbers."""
     try:
         return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -253,15 +255,13 @@ def metadata_text(metadata: Mapping[str, Any]) -> bytes:
 
 
 def target_path(name: Any, trainer: Trainer | None = None, *, overwrite: bool = False) -> Path:
-    """Return the path of a file of rows to write. Raises InputError if it cannot be written there."""
+    """Return the path of a file of rows to write. Raises InputError if it cannot be written."""
     path = named_path(name)
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
         raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file to write")
-    if path.exists() and not overwrite:
-        raise InputError(f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise InputError(f"{path} already exists: give another name, or replace a file with --overwrite")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
     return path
@@ -276,18 +276,15 @@ def sample_writer(
     private: bool = False,
     trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
-    """Write tables of samples to a file, which gets its name only when the block succeeds.
-
-    Metadata that the block adds is written too. Only its owner may read a `private` file. For a `trainer`, the file has
-    only the columns that it reads. Raises WriteError.
-    """
-    if trainer is not None and "labels" not in columns:
-        raise InputError(f"{trainer.title} reads labels: leave them in")
+    """Write tables to a file, which gets its name when the block succeeds. The block may add to `metadata`."""
     if trainer is not None:
+        if "labels" not in columns:
+            raise InputError(f"{trainer.title} reads labels: leave them in")
         columns = {name: columns.get(name, ["int8"]) for name in trainer.columns}
     with contextlib.ExitStack() as stack:
         with writing(path):
-            out = TableWriter(path.name, stack.enter_context(whole_file(path, private=private)), columns, metadata)
+            file = stack.enter_context(whole_file(path, private=private))
+            out = TableWriter(path.name, file, columns)
         stack.callback(out.abandon)
 
         def write(table: Any) -> None:
@@ -313,15 +310,11 @@ def write_samples(
     *,
     trainer: str | None = None,
 ) -> None:
-    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file only when complete.
-
-    With a `trainer` ("trl", "axolotl", …) the file has only the columns that it reads for supervised training. Raises
-    WriteError if the system refuses.
-    """
+    """Write samples to a Parquet or JSON Lines file, with only the columns that a `trainer` reads."""
     rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
-    about = instance("metadata", {} if metadata is None else metadata, Mapping, SampleError)  # type: ignore[type-abstract]
     target = find_trainer(trainer)
-    with sample_writer(target_path(path, target, overwrite=True), _columns_of(rows), about, trainer=target) as write:
+    file = target_path(path, target, overwrite=True)
+    with sample_writer(file, _columns_of(rows), metadata or {}, trainer=target) as write:
         write(samples_table(rows))
 
 
@@ -334,7 +327,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
             for batch in parquet.iter_batches(256):
                 yield from table_samples(batch)
             return
-        for row in read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
+        for row in read_rows(Source("the file", str(file), Format.LINES, 0)):
             if row.problem is not None or not isinstance(row.value, dict):
                 problem = row.problem or f"a sample is an object, not {kind_of(row.value)}"
                 raise InputError(f"line {row.line}: {problem}")
@@ -354,10 +347,8 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         else:
             text = metadata_path(file).read_bytes() if metadata_path(file).is_file() else b"{}"
         value = json.loads(text)
-    except OSError as error:
-        raise InputError(f"{metadata_path(file)} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the metadata of {path} is not valid JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"the metadata of {path} cannot be read: {error}") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -373,7 +364,6 @@ def named_path(name: Any) -> Path:
 
 
 def metadata_path(path: Path) -> Path:
-    """Return the path of the metadata file next to a JSON Lines file."""
     return path.with_name(path.name + ".metadata")
 
 
@@ -384,6 +374,5 @@ def _lines(table: Any) -> Iterator[bytes]:
             row[name] = [None if math.isnan(value) else value for value in row[name]]
         try:
             yield json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        except ValueError as error:
-            problem = "a row has an infinite number, which JSON cannot express: write a .parquet file instead"
-            raise InputError(problem) from error
+        except ValueError:
+            raise InputError("JSON cannot express an infinite number: write a .parquet file instead") from None

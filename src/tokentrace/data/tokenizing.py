@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import check_tools
-from ..errors import InputError, SampleError, TokentraceError, brief, place
+from ..errors import SampleError, TokentraceError, brief, place
 from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
 from ..rendering.trust import TRUSTED
@@ -23,31 +23,20 @@ from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .conversations import Columns, conversation_of, plain_values, table_row
-from .sources import ROW_BYTES, Row
+from .sources import Row
 from .tables import sample_columns
 
-_MANY_SETTINGS: Final = 32
-"""How many renderers are cached: one for each combination of template variables in rows."""
-_TYPES: Final[Mapping[str, Any]] = {
-    "tokenizer": (str, Tokenizer),
-    "chat_template": (str, PythonFormat, type(None)),
-    "template_kwargs": Mapping,
-    "samples": SampleSettings,
-    "columns": Columns,
-    **dict.fromkeys(("renderer", "control_tokens"), str),
-    **dict.fromkeys(("preserve_thinking_between_tool_calls", "use_patched", "parse_arguments", "labels"), bool),
-}
-"""Types of settings that nothing else checks."""
+_MOST_BUILDERS: Final = 32
+"""Cached builders: one for each combination of template variables in rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeSettings:
     """How rows become samples: equal settings and equal rows give equal samples."""
 
-    tokenizer: str | Tokenizer
+    tokenizer: str | Path | Tokenizer
     renderer: str = "auto"
     chat_template: str | PythonFormat | None = None
-    """The source of a template, or the name of one that the tokenizer carries."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     control_tokens: str = "literal"
     messages: str = "adapt"
@@ -58,27 +47,24 @@ class TokenizeSettings:
     samples: SampleSettings = field(default_factory=SampleSettings)
     columns: Columns = field(default_factory=Columns)
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """The tools of rows that have none."""
+    """For rows that have none."""
     parse_arguments: bool = False
-    """Parse arguments that are JSON, as servers do."""
     max_length: int | None = None
     overlong: Overlong = Overlong.DROP
-    row_bytes: int = ROW_BYTES
     labels: bool = True
     """Whether rows have a column of labels, which trainers look for, in addition to the loss mask."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"overlong": choose(Overlong, "overlong", self.overlong, SampleError)}
-        for name in ("row_bytes",) if self.max_length is None else ("row_bytes", "max_length"):
-            checked[name] = whole(name, getattr(self, name), least=1, error=SampleError)
-        if isinstance(self.tokenizer, os.PathLike):
-            checked["tokenizer"] = os.fspath(self.tokenizer)
+        if self.max_length is not None:
+            checked["max_length"] = whole("max_length", self.max_length, least=1, error=SampleError)
         if self.tools is not None:
             checked["tools"] = tuple(check_tools(self.tools) or ())
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        for name, kinds in _TYPES.items():
-            instance(name, getattr(self, name), kinds, SampleError)
+        kinds = {"samples": SampleSettings, "columns": Columns, "template_kwargs": Mapping}
+        for name, kind in (kinds | dict.fromkeys(("parse_arguments", "labels"), bool)).items():
+            instance(name, getattr(self, name), kind, SampleError)
         choose(LostPolicy, "lost", self.lost, SampleError)
         try:
             json.dumps(self.described())
@@ -86,7 +72,7 @@ class TokenizeSettings:
             raise SampleError(f"settings must be JSON values: {error}") from None
 
     def described(self) -> dict[str, Any]:
-        """The settings as JSON, without the tokenizer and the source of the template."""
+        """Return the settings as JSON, without the tokenizer and the source of the template."""
         hidden = ("tokenizer", "chat_template", "samples")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         plain["template_kwargs"] = dict(self.template_kwargs)
@@ -108,18 +94,17 @@ class TokenizeSettings:
 
     @property
     def output(self) -> Mapping[str, Any]:
-        """The columns of rows."""
         return sample_columns("parts", *(["labels"] if self.labels else []))
 
 
 def filled(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not None."""
+    """Return the fields of a dataclass that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that gave no sample, and why; `kind` is the name of the error."""
+    """A row that gave no sample, and why; `kind` names the error."""
 
     source: str
     row: int
@@ -141,7 +126,7 @@ class RowResult:
 
     @property
     def bad(self) -> BadRow | None:
-        """Why the row gave no sample; None if it gave one."""
+        """Why the row gave no sample."""
         return None if self.samples else self.problems[0]
 
 
@@ -155,19 +140,21 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
-        """Return the builder for a row's template variables, cached."""
         key = json.dumps(variables, sort_keys=True, default=repr)
         if key in self._builders:
             return self._builders[key]
-        if len(self._builders) >= _MANY_SETTINGS:
+        if len(self._builders) >= _MOST_BUILDERS:
             self._builders.clear()
         settings = self.settings
-        names = ("chat_template", "control_tokens", "messages", "preserve_thinking_between_tool_calls", "use_patched")
         trusted = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
         renderer = create_renderer(
             self._tokenizer,
             settings.renderer,
-            **{name: getattr(settings, name) for name in names},
+            chat_template=settings.chat_template,
+            control_tokens=settings.control_tokens,
+            messages=settings.messages,
+            preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
+            use_patched=settings.use_patched,
             lost="error" if settings.lost == LostPolicy.ERROR else "ignore",
             trusted=(TRUSTED - {"kwargs"}) | trusted,  # variables of a row are data
             **{**settings.template_kwargs, **variables},
@@ -182,9 +169,8 @@ class RowTokenizer:
                 return self._tokenize(row)
             why: tuple[Any, ...] = ("unreadable", row.problem)
         except TokentraceError as error:
-            name = error.field if isinstance(error, InputError) else None
             reason = " ".join(str(error).split())[:2000]
-            why = (type(error).__name__, reason, getattr(error, "message", None), name)
+            why = (type(error).__name__, reason, getattr(error, "message", None), getattr(error, "field", None))
         except RecursionError:
             why = ("RecursionError", "the row is nested too deeply")
         return RowResult(row, problems=(BadRow(row.source, row.number, row.line, *why),))
@@ -199,21 +185,20 @@ class RowTokenizer:
             messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
         built = self._builder(read.variables).build(messages, tools, read.completion_from or 0)
         if not any(sample.trained for sample in built):
-            has_turns = any(message.get("role") == "assistant" for message in messages)
-            why = "nothing carries loss: the settings leave out every turn"
-            raise SampleError(why if has_turns else "there is no assistant turn, so nothing carries loss")
+            raise SampleError("nothing carries loss: there is no assistant turn that the settings include")
         samples: list[Sample] = []
         problems: list[BadRow] = []
         for sample in built:
-            fitted = self._fitted(sample, notes)
-            if isinstance(fitted, Sample):
-                samples.append(fitted)
+            result = self._fit(sample, notes)
+            if isinstance(result, Sample):
+                samples.append(result)
             else:
                 which = f"sample of message {sample.messages.max()}: " if len(built) > 1 else ""
-                problems.append(BadRow(row.source, row.number, row.line, "left out", f"{which}{fitted}"))
+                problems.append(BadRow(row.source, row.number, row.line, "left out", f"{which}{result}"))
         return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
-    def _fitted(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
+    def _fit(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
+        """Return the sample with its notes, cut if necessary, or why it is left out."""
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
             notes = (*notes, *dict.fromkeys(lost))
@@ -263,7 +248,6 @@ class Counts:
     """How many samples have each note. Notes are counted without the messages that they name."""
 
     def add(self, result: RowResult) -> None:
-        """Count a row."""
         self.rows += 1
         self.left_out += len(result.problems) - (result.bad is not None)
         self.bad.update([] if result.bad is None else [result.bad.kind])
@@ -274,21 +258,15 @@ class Counts:
             self.notes.update({_without_place(note) for note in sample.notes})
 
     def update(self, other: Counts) -> None:
-        """Add other counts."""
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def described(self) -> dict[str, Any]:
-        """As JSON, sorted."""
         return asdict(self) | {name: dict(sorted(getattr(self, name).items())) for name in ("bad", "notes")}
-
-    @property
-    def bad_rows(self) -> int:
-        return self.bad.total()
 
 
 def _without_place(note: str) -> str:
-    """A note without the messages it names, or the numbers of a cut."""
+    """Return a note without the messages that it names, or the numbers of a cut."""
     where, colon, text = note.partition(": ")
     if colon and where.startswith("message"):
         return text

@@ -10,19 +10,18 @@ from typing import Any, Final
 from ..errors import InputError, brief
 
 ATTENTION: Final = "attention_mask"
-"""The column with 1 for each token that is not padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A trainer: its display name, the columns that it reads, and what to write into its configuration."""
+    """A trainer: its display name, the columns that it reads, and a template of its configuration."""
 
     title: str
     columns: list[str]
     advice: str
 
     def advice_for(self, path: Path, longest: int) -> str:
-        """What to write into its configuration to train on a file."""
+        """Return what to write into its configuration to train on a file."""
         if not longest:
             return "# there are no rows to train on"
         form = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
@@ -32,7 +31,6 @@ class Trainer:
 
 _FILE: Final = resources.files(__package__).joinpath("trainers.toml").read_text(encoding="utf-8")
 TRAINERS: Final = {name: Trainer(**entry) for name, entry in tomllib.loads(_FILE).items()}
-"""The trainers that rows can be written for, by the name that `--for` takes."""
 
 
 def find_trainer(name: Any) -> Trainer | None:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Final
 
 LONGEST: Final = 120
-"""The longest expression, in characters: limits its nesting and the size of its value."""
+"""In characters: limits the nesting of an expression and the size of its value."""
 _OPERATORS: Final = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": operator.truediv})
 
 

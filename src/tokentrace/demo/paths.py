@@ -20,7 +20,7 @@ from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, t
 from ..engines.embedded import EmbeddedEngine
 from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from ..pocket import NOISE, POCKET
-from ..pocket.model import Floats, PocketModel, TokenIds, load_pocket
+from ..pocket.model import Floats, TokenIds, load_pocket
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
@@ -76,7 +76,6 @@ class PathAgent(Agent):
         self.breaks: list[NamedBreak] = []
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Bridge to the next prompt, or make it from the messages."""
         if self._path is ClientPath.TOKENTRACE:
             return super().go_on(rollout, prompt, completion, new)
         trajectory = rollout.trajectory
@@ -96,8 +95,8 @@ class PathAgent(Agent):
 class CachedEngine(EmbeddedEngine):
     """The embedded engine with a cache of completions, which the paths share."""
 
-    def __init__(self, model: PocketModel) -> None:
-        super().__init__(model)
+    def __init__(self) -> None:
+        super().__init__()
         self._cache: dict[tuple[bytes, SamplingParams], Completion] = {}
 
     async def _generate(self, request: GenerateRequest) -> Completion:
@@ -121,14 +120,15 @@ class Scored(NamedTuple):
 
 
 def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
-    """Align sampled turns with runs that carry loss; score the row."""
+    """Align sampled turns with runs that carry loss, and score the row."""
     ids, mask = row
     turns = owned_turns(rollout.trajectory)
     positions: list[int] = []
     logprobs: list[float] = []
     for turn, (start, stop) in zip(turns, runs(mask), strict=False):
         sampled, engine = turn.tokens.ids.tolist(), np.asarray(turn.tokens.logprobs)
-        for at, other, size in SequenceMatcher(None, sampled, ids[start:stop].tolist(), False).get_matching_blocks():
+        matcher = SequenceMatcher(None, sampled, ids[start:stop].tolist(), False)
+        for at, other, size in matcher.get_matching_blocks():
             logprobs += engine[at : at + size].tolist()
             positions += range(start + other, start + other + size)
     count = sum(map(len, turns))
@@ -149,13 +149,14 @@ class PathReport:
     def numbers(self) -> dict[str, float]:
         """Return every measurement by its name in `MEASURES`."""
         trajectories = [rollout.trajectory for rollout in self.rollouts]
+        branches = [branch for one in trajectories for branch in one.branches]
         gaps = np.concatenate([np.zeros(0), *(one.gaps for one in self.scored)])
         roles = [message["role"] for rollout in self.rollouts for message in rollout.messages]
         return {
             "breaks": sum(one.num_branches - 1 for one in trajectories),
             "broken_rollouts": sum(one.num_branches > 1 for one in trajectories),
             "samples": sum(one.num_samples for one in trajectories),
-            "tokens_in_samples": sum(one.stop for record in trajectories for one in record.branches if one.sampled),
+            "tokens_in_samples": sum(branch.stop for branch in branches if branch.sampled),
             "mismatched_tokens": sum(one.mismatched for one in self.scored),
             "never_sampled_tokens": sum(one.foreign for one in self.scored),
             "mean_logprob_gap": float(gaps.mean()) if len(gaps) else 0.0,
@@ -166,12 +167,11 @@ class PathReport:
         }
 
     @property
-    def causes(self) -> dict[Cause, int]:
-        """Count breaks by cause, the most frequent first."""
-        return dict(Counter(broken.cause for _, broken in self.breaks).most_common())
+    def causes(self) -> Counter[Cause]:
+        return Counter(broken.cause for _, broken in self.breaks)
 
     def described(self) -> dict[str, Any]:
-        causes = {str(cause): count for cause, count in self.causes.items()}
+        causes = {str(cause): count for cause, count in self.causes.most_common()}
         return {"rollouts": len(self.rollouts), "causes": causes, **self.numbers()}
 
 
@@ -195,7 +195,6 @@ TRIALS: Final = [Trial(**entry) for entry in _REPORT["trials"]]
 
 
 def trial_renderer(trial: Trial) -> Renderer:
-    """Return pocket's renderer with the template of a trial."""
     forgetful = _FILES.joinpath("forgetful.jinja").read_text("utf-8")
     return create_renderer(POCKET, chat_template=forgetful if trial.drops_reasoning else None)
 
@@ -204,11 +203,11 @@ async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = la
     """Run all trials, and score the rows of the first."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model = load_pocket()
-    engine, trials = CachedEngine(model), list[Trial]()
+    engine, trials = CachedEngine(), list[Trial]()
     try:
         for trial in TRIALS:
-            options: dict[str, Any] = {"seed": seed, "score": None if trials else model.score, "progress": progress}
-            reports = [await run_path(path, tasks, trial, engine, **options) for path in ClientPath]
+            score = None if trials else model.score
+            reports = [await run_path(path, tasks, trial, engine, seed, score, progress) for path in ClientPath]
             trials.append(replace(trial, reports=reports))
     finally:
         await engine.close()
@@ -220,16 +219,16 @@ async def run_path(
     tasks: Sequence[Task],
     trial: Trial,
     engine: Engine,
-    *,
     seed: int = 0,
     score: Score | None = None,
     progress: Progress = lambda *_: None,
 ) -> PathReport:
     """Run tasks on a path. `score` scores the row of each rollout."""
-    renderer = trial_renderer(trial)
+    renderer, user = trial_renderer(trial), FollowUps()
     sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
-    settings = {"sampling": sampling, "reward": question_reward, "budget": BUDGET, "interaction": FollowUps()}
-    agent = PathAgent(engine, renderer, path, **settings)
+    agent = PathAgent(
+        engine, renderer, path, sampling=sampling, reward=question_reward, budget=BUDGET, interaction=user
+    )
     ended: dict[str, Rollout] = {}
 
     def end(rollout: Rollout) -> None:
@@ -268,24 +267,23 @@ MEASURES: Final = [Measure(**entry) for entry in _REPORT["measures"]]
 def remarks(trials: Sequence[Trial]) -> list[str]:
     """Say what the numbers mean, and what they do not."""
     sampled, greedy, dropped = (trial.reports[0].numbers() for trial in trials)
-    count = len(trials[0].reports[0].rollouts)
+    rollouts, measured = counted(len(trials[0].reports[0].rollouts), "rollout"), _REPORT["pretrained"]
     return [
-        f"Pocket was trained on noise that breaks streams: {100 * NOISE.resegmented:g} % of the assistant's tokens "
-        f"that can be split were split in two, and {100 * NOISE.compact:g} % of its calls have no space after the "
-        "colon. The first question was chosen because streams break on it. So the number of breaks says nothing "
-        f"about other models. Here re-render broke {sampled['broken_rollouts']} of {count} rollouts at temperature 1, "
-        f"and {greedy['broken_rollouts']} of {count} greedily, where the noise hardly ever shows.",
-        "A pretrained model without such noise, {model}, broke in {broken_rollouts} of {rollouts} rollouts on the same "
-        "tasks, each time because of a {cause}. That was measured separately.".format(**_REPORT["pretrained"]),
+        f"Pocket was trained on noise that breaks streams: {100 * NOISE.resegmented:g} % of the assistant's "
+        f"tokens that can be split were split in two, and {100 * NOISE.compact:g} % of its calls have no space "
+        "after the colon. The first question was chosen because streams break on it. So the number of breaks "
+        f"says nothing about other models. Here re-render broke {sampled['broken_rollouts']} of {rollouts} at "
+        f"temperature 1, and {greedy['broken_rollouts']} of {rollouts} greedily, where noise hardly ever shows.",
+        "A pretrained model without such noise, {model}, broke in {broken_rollouts} of {rollouts} rollouts on "
+        "the same tasks, each time because of a {cause}. That was measured separately.".format(**measured),
         "No noise is needed where a template drops past reasoning: the next user message removes sampled "
         f"reasoning. Re-render broke at {dropped['breaks']} of {dropped['later_user_turns']} such messages.",
-        "The other two paths do not break there, because they keep showing the model its past reasoning. A server that "
-        "renders each conversation again shows it a different history from the one it was trained on (docs/audit.md).",
+        "The other two paths do not break there, because they keep showing the model its past reasoning. A "
+        "server that renders each conversation again shows it a history that it was not trained on.",
     ]
 
 
 def demo_json(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
-    """Return the measurements as plain data."""
     rows = []
     for trial in trials:
         values = {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
@@ -295,7 +293,6 @@ def demo_json(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
 
 
 def demo_document(trials: Sequence[Trial], seed: int) -> Document:
-    """Return the report: streams as bars, both tables, and the shortest break of each cause."""
     paths = trials[0].reports
     head: list[str | Cell] = ["", *(Cell(str(one.path), small=_REPORT["paths"][one.path]) for one in paths)]
     rows = [[Cell(one.label, small=one.about), *map(one.cell, paths)] for one in MEASURES]
@@ -303,8 +300,7 @@ def demo_document(trials: Sequence[Trial], seed: int) -> Document:
         "Three ways to the next turn",
         "tokentrace demo",
         "pocket",
-        lead=f"{counted(len(paths[0].rollouts), 'rollout')} on each path: the same questions, tools, weights and "
-        f"seeds (--seed {seed}).",
+        lead=f"{counted(len(paths[0].rollouts), 'rollout')} on each path: the same questions (--seed {seed}).",
         tables=[Table("What each path comes to", head, rows), _causes(trials)],
         bars=[_bars(report) for report in paths],
         notes=remarks(trials),
@@ -316,8 +312,8 @@ def _causes(trials: Sequence[Trial]) -> Table:
     rows: list[list[str | Cell]] = []
     for trial in trials:
         rows.append([Cell(trial.name, small=trial.about)])
-        for cause in dict.fromkeys(cause for one in trial.reports for cause in one.causes):
-            counts = [f"{one.causes.get(cause, 0):,}" for one in trial.reports]
+        for cause in dict.fromkeys(cause for one in trial.reports for cause, _ in one.causes.most_common()):
+            counts = [f"{one.causes[cause]:,}" for one in trial.reports]
             rows.append([Cell(str(cause), small=cause.meaning), *counts])
         if not any(one.causes for one in trial.reports):
             rows.append(["no break", *("0" for _ in trial.reports)])
@@ -340,7 +336,8 @@ def _examples(trials: Sequence[Trial]) -> Iterable[NamedBreak]:
 
 
 def _bars(report: PathReport) -> StreamBars:
-    breaks, samples = (int(report.numbers()[name]) for name in ("breaks", "samples"))
+    numbers = report.numbers()
+    breaks, samples = int(numbers["breaks"]), int(numbers["samples"])
     records = [rollout.trajectory for rollout in report.rollouts]
-    streams = [(len(one), runs(one.table().mask), [branch.start for branch in one.branches[1:]]) for one in records]
+    streams = [(len(one), runs(one.table().mask), [part.start for part in one.branches[1:]]) for one in records]
     return StreamBars(str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams)

@@ -33,7 +33,6 @@ class Function(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool in OpenAI's shape."""
         properties = {self.parameter: {"type": "string"}}
         parameters = {"type": "object", "properties": properties, "required": [self.parameter]}
         signature = {"name": self.name, "description": self.about, "parameters": parameters}
@@ -44,8 +43,8 @@ class Function(NamedTuple):
 class Question:
     """A question, the user's message after each answer, and the final answer (None if it cannot be found).
 
-    `table` holds the values to look up: prices, ages or another `field`, shown in the `style` ``"number"``, ``"pair"``,
-    ``"json"`` or ``"sentence"``. The final reply must also contain the text in `mentions`.
+    `table` holds the values of a `field` to look up, shown as a ``"number"``, ``"pair"``, ``"json"`` or
+    ``"sentence"``. The final reply must also contain the text in `mentions`.
     """
 
     id: str
@@ -61,13 +60,11 @@ class Question:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools in OpenAI's shape."""
         return [function.schema for function in self.functions]
 
 
 @functools.cache
 def all_questions() -> tuple[Question, ...]:
-    """Return every question, in the order of the demo."""
     return decode(resources.files(__package__).joinpath(FILE).read_bytes(), type=tuple[Question, ...])
 
 
@@ -113,8 +110,6 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
 
 
 class QuestionTool(BaseTool):
-    """A tool of one question."""
-
     def __init__(self, question: Question, tool_schema: Mapping[str, Any]) -> None:
         super().__init__(tool_schema=tool_schema)
         self._question = question
@@ -135,7 +130,7 @@ def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str 
 class FollowUps(BaseInteraction):
     """A simulated user who asks the follow-ups."""
 
-    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
+    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
         return follow_up(kwargs["question"], messages)
 
 
@@ -163,7 +158,7 @@ def _last_number(text: str) -> int | None:
 
 
 def question_task(question: Question) -> Task:
-    """Return a question as a task. `question_reward` checks its answer."""
+    """Return a question as a task."""
     return Task(
         messages=question.prompt,
         name=question.id,
@@ -174,7 +169,6 @@ def question_task(question: Question) -> Task:
 
 
 def question_reward(rollout: Rollout) -> float:
-    """Return 1.0 for the right answer, else 0.0."""
     return reward(rollout.task.interaction_settings["question"], rollout.messages)
 
 

@@ -1,10 +1,8 @@
-"""Does a template only append? Renders every case and compares id for id.
-
-After a turn, a rollout holds the prompt and the sampled tokens. An append holds if the next prompt begins with them.
-"""
+"""Does each next prompt begin with the stream so far, id for id?"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +46,7 @@ NO_END: Final = "the row ends before the model's stop token (final_stop=True add
 _ALTERED: Final = " is not written verbatim"
 """Follows the name of a field whose text the template changes."""
 _EXCERPT: Final = 48
-"""How many characters of a text to quote."""
+_DECLARED: Final = "with declared tools"
 _LONG: Final = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
 _SPACED: Final = f"\n {ANSWER} \n"
@@ -75,8 +73,6 @@ class Append(WordedEnum):
 
 
 class Style(StrEnum):
-    """How a turn's content is passed."""
-
     PLAIN = ""
     SPACED = "white space around content"
     INLINE = "reasoning inside content"
@@ -88,19 +84,17 @@ class TurnForm:
     """The kind of an assistant turn, and what is appended to it."""
 
     append: Append
-    reasoning: bool
+    reasoning: bool = False
     content: bool = True
-    arguments: str = ""
+    arguments: str = "object"
     style: Style = Style.PLAIN
 
 
 def turns() -> Iterator[TurnForm]:
-    """Yield every kind of turn that an audit tries."""
     for append in Append:
-        plain = "object" if append.calls else ""
-        forms = _CALLING if append.calls else ((False, True, plain), (True, True, plain))
+        forms = _CALLING if append.calls else ((False, True, "object"), (True, True, "object"))
         yield from (TurnForm(append, *form) for form in forms)
-        yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
+        yield from (TurnForm(append, style=style) for style in (Style.SPACED, Style.INLINE))
 
 
 class AppendOutcome(StrEnum):
@@ -113,7 +107,7 @@ class AppendOutcome(StrEnum):
 
 
 class Where(WordedEnum):
-    """What differs: earlier text, the turn after its prompt, or a token at the seam of both."""
+    """What differs: earlier text, the turn, or a token at their seam."""
 
     words: str
 
@@ -124,10 +118,7 @@ class Where(WordedEnum):
 
 @dataclass(frozen=True, slots=True)
 class AppendBreak:
-    """The next prompt has the text `after` where the stream has `before`, and lacks the `gone` fields of past messages.
-
-    `at_turn`: the break occurs before anything is appended.
-    """
+    """The next prompt, or the turn (`at_turn`), has `after` where the stream has `before`."""
 
     where: Where
     before: str
@@ -138,20 +129,15 @@ class AppendBreak:
 
     def __str__(self) -> str:
         words = self.where.words + (f", without {', '.join(self.gone)}" if self.gone else "")
-        if self.blame is None:
-            return words
-        condition = f": `{self.blame.condition}`" if self.blame.condition else ""
-        return f"{words} (line {self.blame.line}{condition})"
+        return words if self.blame is None else f"{words} ({self.blame})"
 
 
 @dataclass(frozen=True, slots=True)
 class AppendCell:
     """A conversation for one kind of turn, and its outcome.
 
-    The turn is message `index`; `history` describes what precedes it (empty for a single question). Once tried,
-    `messages` are in the form that the template reads. `lost` and `lost_after` name fields of the turn and of the
-    appended messages that reach no token. `reason`: why the template refuses. `ends`: the turn alone ends with a stop
-    token. `also`: the smallest conversation for each further flaw. `elsewhere`: the append holds after another history.
+    The turn is message `index`, after a `history`. `lost` and `lost_after` name fields of the turn and of
+    appended messages. `flaws` are those after any history; after `holding` of them, the append holds.
     """
 
     turn: TurnForm
@@ -164,31 +150,12 @@ class AppendCell:
     lost: tuple[str, ...] = ()
     lost_after: tuple[str, ...] = ()
     reason: str = ""
-    ends: bool = True
-    also: tuple[AppendCell, ...] = ()
-    elsewhere: bool = False
+    flaws: tuple[str, ...] = ()
+    holding: int = 0
 
     @property
     def append(self) -> Append:
         return self.turn.append
-
-    @property
-    def flaws(self) -> frozenset[str]:
-        """What goes wrong in this conversation."""
-        flaws = {
-            "refused": self.outcome is AppendOutcome.REFUSED,
-            "turn": any(one.at_turn for one in self.breaks),
-            "past": any(not one.at_turn for one in self.breaks),
-            "lost": bool(self.lost),
-            "lost after": bool(self.lost_after),
-            "end": not self.ends,
-        }
-        return frozenset(name for name, present in flaws.items() if present)
-
-    @property
-    def all_flaws(self) -> frozenset[str]:
-        """What goes wrong after any history."""
-        return self.flaws.union(*(one.flaws for one in self.also))
 
     @property
     def requests(self) -> tuple[Request, Request, Request]:
@@ -210,93 +177,83 @@ class AppendCell:
         lost = ["the second call" if field == "tool_calls.1" else field for field in dict.fromkeys(lost)]
         words += [field for field in lost if field.endswith(_ALTERED)]
         gone = ", ".join(field for field in lost if not field.endswith(_ALTERED))
-        words += [f"{gone} reaches no token"] * bool(gone) + [NO_END] * (in_turn and not self.ends)
-        return "; ".join(dict.fromkeys(words))
+        words += [f"{gone} reaches no token"] * bool(gone) + [NO_END] * (in_turn and "end" in self.flaws)
+        return "; ".join(dict.fromkeys(words)) or "it goes wrong after another history"
 
 
 def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
-    """Yield conversations for a kind of turn, smallest first. Only plain turns get the longest ones."""
+    """Yield conversations, smallest first. Only plain turns get the longest."""
     tags = study.grammar(True).reasoning
-    opening, closing = (tags.open, tags.close) if tags and tags.open and tags.close else ("<think>\n", "\n</think>\n\n")
+    thought = f"{tags.open}{THOUGHT}{tags.close}" if tags and tags.open and tags.close else ""
+    contents = {
+        Style.SPACED: _SPACED,
+        Style.INLINE: (thought or f"<think>\n{THOUGHT}\n</think>\n\n") + ANSWER,
+    }
 
     def reply(turn: TurnForm) -> Message:
-        contents = {Style.SPACED: _SPACED, Style.INLINE: f"{opening}{THOUGHT}{closing}{ANSWER}"}
         fields = {"role": "assistant", "content": contents.get(turn.style, ANSWER) if turn.content else ""}
         if turn.reasoning:
             fields["reasoning_content"] = THOUGHT
-        arguments = _ARGUMENTS.get(turn.arguments)
-        calls = [call(at + 1, arguments) for at in range(turn.append.calls)]
+        calls = [call(at + 1, _ARGUMENTS[turn.arguments]) for at in range(turn.append.calls)]
         return calling(*calls, **fields) if calls else fields
 
     results = [result(at + 1) for at in range(turn.append.calls)]
-    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or "object")
-    tools = (reply(called), result())
+    tools = (reply(TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments)), result())
     answer = (USER, reply(TurnForm(Append.USER, turn.reasoning)))
-    calls = bool(results)
-    histories: list[tuple[str, tuple[Message, ...], bool]] = [
-        ("", (USER,), calls),
-        *([] if calls else [("with declared tools", (USER,), True)]),
-        ("with a system message", (SYSTEM, USER), calls),
-        ("after a round of tools", (USER, *tools), True),
-        ("after an earlier answer", (*answer, USER), calls),
-        ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
-    ]
-    if turn.style is Style.PLAIN and turn.arguments in ("", "object"):
-        histories.append((f"after {_LONG} rounds of tools", (USER, *tools * _LONG), True))
-        histories.append((f"after {_LONG} earlier answers", (*answer * _LONG, USER), calls))
-    for words, past, declared in histories:
+    histories: dict[str, tuple[Message, ...]] = {
+        "": (USER,),
+        **({} if results else {_DECLARED: (USER,)}),
+        "with a system message": (SYSTEM, USER),
+        "after a round of tools": (USER, *tools),
+        "after an earlier answer": (*answer, USER),
+        "after an earlier answer and a round of tools": (*answer, USER, *tools),
+    }
+    if turn.style is Style.PLAIN and turn.arguments == "object":
+        histories[f"after {_LONG} rounds of tools"] = (USER, *tools * _LONG)
+        histories[f"after {_LONG} earlier answers"] = (*answer * _LONG, USER)
+    for words, past in histories.items():
         messages = with_ids((*past, reply(turn), *results, *turn.append.messages), study)
+        declared = words == _DECLARED or any("tool_calls" in message for message in messages)
         yield AppendCell(turn, messages, len(past), declared, words)
 
 
 class AppendMatrix:
-    """Runs the cases of one template with one set of variables."""
-
     def __init__(self, renderer: Renderer) -> None:
         policy, form = ControlPolicy.HF_COMPAT, MessageForm.ADAPT
         self._renderer = replace(renderer.silent(), past=Past.TEMPLATE, control_tokens=policy, messages=form)
         self._cache: dict[str, RenderedTokens] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
-        """Try all cases of a kind of turn and return the worst.
-
-        Skips histories that the template refuses on their own: another cell, or the roles, report those.
-        """
+        """Return the worst case. Leaves out histories that the template refuses on their own."""
         study = self._renderer.study(TOOLS)
         every = [self._try(case) for case in cases(turn, study)]
-        cells = [one for one in every if one.outcome is not AppendOutcome.REFUSED or self._accepts(one)] or every[:1]
-        worst = min(cells, key=lambda cell: list(AppendOutcome).index(cell.outcome))
-        flaws, also = worst.flaws, []
-        for cell in cells:
-            if cell.flaws - flaws:
-                also.append(cell)
-                flaws |= cell.flaws
-        holds = any(cell.outcome is AppendOutcome.HOLDS for cell in cells if cell is not worst)
-        return replace(worst, also=tuple(also), elsewhere=holds)
+        accepted = [one for one in every if one.outcome is not AppendOutcome.REFUSED or self._accepts(one)]
+        cells = accepted or every[:1]
+        worst = min(cells, key=lambda cell: (list(AppendOutcome).index(cell.outcome), -len(cell.flaws)))
+        flaws = tuple(sorted({flaw for cell in cells for flaw in cell.flaws}))
+        return replace(worst, flaws=flaws, holding=sum(cell.outcome is AppendOutcome.HOLDS for cell in cells))
 
     def blamed(self, cell: AppendCell) -> AppendCell:
         """Find the template lines behind a cell's breaks. This is slow."""
-        breaks = tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks)
-        return replace(cell, breaks=breaks, also=tuple(map(self.blamed, cell.also)))
+        return replace(cell, breaks=tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks))
 
     def _blame(self, cell: AppendCell, one: AppendBreak) -> Blame | None:
-        """Find the line of a break, if possible without rendering the next generation prompt."""
+        """Find the line of a break, best without the next prompt."""
+        if one.where is Where.SEAM:
+            return None
         first, second = cell.requests[:2] if one.at_turn else cell.requests[1:]
         at = common_prefix(self._render(first).text, self._render(second).text)
-        study, rewrites = self._renderer.study(first.tools), one.where is Where.PAST
-        requests = (second._replace(prompt=False), second) if one.where is not Where.SEAM else ()
-        blames = (find_blame(study, first, request, at, rewrites=rewrites) for request in requests)
-        return next((blame for blame in blames if blame is not None), None)
+        find = functools.partial(find_blame, self._renderer.study(first.tools), first, at=at)
+        rewrites = one.where is Where.PAST
+        return find(second._replace(prompt=False), rewrites=rewrites) or find(second, rewrites=rewrites)
 
     def _accepts(self, case: AppendCell) -> bool:
-        """True unless the template refuses the history."""
         try:
             return bool(self._render(case.requests[0]).text)
         except TokentraceError:
             return False
 
     def _render(self, request: Request) -> RenderedTokens:
-        """Render a request, or return its cached rendering."""
         key = json.dumps(request)
         if key not in self._cache:
             messages, tools, prompt = request
@@ -310,21 +267,27 @@ class AppendMatrix:
             rendered = [*map(self._render, cell.requests)]
         except TokentraceError as error:
             line = getattr(error, "line", None)
-            problem = getattr(error, "problem", str(error)).removeprefix("the template refused the conversation: ")
+            problem = getattr(error, "problem", str(error))
+            problem = problem.removeprefix("the template refused the conversation: ")
             reason = problem if line is None else f"{problem} (line {line})"
-            return replace(case, outcome=AppendOutcome.REFUSED, reason=reason)
+            return replace(case, outcome=AppendOutcome.REFUSED, reason=reason, flaws=("refused",))
         _, turn, after = rendered
         lost = tuple(_missing(turn, cell))
-        gone = [(one.field, one.message) for one in after.lost if one.message is not None and one.message > cell.index]
-        follows = tuple(f"{field} of the {cell.messages[at]['role']} message that follows" for field, at in gone)
+        follows = tuple(
+            f"{one.field} of the {cell.messages[one.message]['role']} message that follows"
+            for one in after.lost
+            if one.message is not None and one.message > cell.index
+        )
         breaks = tuple(self._breaks(cell, rendered))
         outcome = AppendOutcome.LOSES if lost or follows else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
-        ends = all(one.stop_token is not None for one in turn.turns[-1:] if one.message == cell.index)
-        return replace(cell, outcome=outcome, breaks=breaks, lost=lost, lost_after=follows, ends=ends)
+        flaws = {"turn" if one.at_turn else "past" for one in breaks}
+        flaws |= {"lost"} if lost else set()
+        flaws |= {"lost after"} if follows else set()
+        flaws |= {"end" for one in turn.turns[-1:] if one.message == cell.index and one.stop_token is None}
+        return replace(cell, outcome=outcome, breaks=breaks, lost=lost, lost_after=follows, flaws=tuple(flaws))
 
     def _breaks(self, cell: AppendCell, rendered: Sequence[RenderedTokens]) -> Iterator[AppendBreak]:
-        """Compare prompt with stream, and stream with next prompt."""
         encoded = [one.encoded for one in rendered]
         for end in rendered[1].turns[-1:]:
             if end.message == cell.index and end.stop < len(encoded[1].ids):
@@ -345,21 +308,20 @@ class AppendMatrix:
 
 
 def _field(lost: Lost, cell: AppendCell) -> str:
-    """Name a lost field; reasoning inside content may be lost on its own."""
+    """Name a lost field, or reasoning inside content."""
     is_content = lost.message == cell.index and lost.field == "content" and ANSWER not in lost.text
     return str(Style.INLINE) if is_content and cell.turn.style is Style.INLINE else lost.field
 
 
 def _missing(turn: RenderedTokens, cell: AppendCell) -> Iterator[str]:
-    """Yield the fields of a turn that are lost or altered."""
     lost = [one for one in turn.lost if one.message == cell.index]
     yield from (_field(one, cell) for one in lost)
     style = cell.turn.style
     contents = (THOUGHT, ANSWER) if style is Style.INLINE else (ANSWER,) * cell.turn.content
     for name, texts in (("content", contents), ("reasoning_content", (THOUGHT,) * cell.turn.reasoning)):
-        output = text_from(turn.rendering, cell.index, name)
-        if any(one.field == name for one in lost):
+        if name in {one.field for one in lost}:
             continue
+        output = text_from(turn.rendering, cell.index, name)
         if not all(contains_text(text, output) for text in texts):
             yield f"{name}{_ALTERED}"
         elif style is Style.SPACED and name == "content" and not contains_text(_SPACED, output):
@@ -367,7 +329,7 @@ def _missing(turn: RenderedTokens, cell: AppendCell) -> Iterator[str]:
 
 
 def with_ids(messages: Messages, study: TemplateStudy) -> tuple[Message, ...]:
-    """The messages with a different id for each call, in a form that the template accepts."""
+    """Give each call another id that the template accepts."""
     grammar = study.grammar(True).calls
     form = "functions.{}:{}" if grammar is not None and grammar.id_is_name else "call{1:05}"
     numbers, ids, numbered = itertools.count(), list[str](), list[Message]()
@@ -382,13 +344,13 @@ def with_ids(messages: Messages, study: TemplateStudy) -> tuple[Message, ...]:
 
 
 def text_from(rendering: Rendering, message: int, field: str) -> str:
-    """Return the text from a field of a message, and all text of unknown origin."""
-    names = REASONING_FIELDS if field in REASONING_FIELDS else ("tool_calls",) if field == "arguments" else (field,)
-    spans = ((text, origin) for text, _, origin in rendering.spans() if origin is not None)
-    mine = {("messages", message, name) for name in names}
-    return "".join(text for text, origin in spans if origin[:3] in mine or origin.source == UNKNOWN.source)
+    """Return a field's text, and all text of unknown origin."""
+    names = {*REASONING_FIELDS} if field in REASONING_FIELDS else {field.replace("arguments", "tool_calls")}
+    fields = {("messages", message, name) for name in names} | {UNKNOWN[:3]}
+    return "".join(text for text, _, origin in rendering.spans() if origin is not None and origin[:3] in fields)
 
 
 def contains_text(text: str, output: str) -> bool:
     """True if the output contains a text as it is or as JSON."""
-    return any(one in output for one in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
+    quoted = (json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    return any(one in output for one in (text, *quoted))

@@ -1,7 +1,7 @@
-"""The line of a template that makes two renderings differ, and the condition behind it.
+"""The line of a template that makes two renderings differ.
 
-A copy of the template reports each test, assignment and output. The cause is the first test after the last common text
-whose answer differs. It is proven only if the second run, with that answer forced, continues like the first.
+A copy of the template reports each test, assignment and output. The cause is the first test whose answer
+differs. It is proven if the second run, with that answer forced, continues like the first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import operators
 from jinja2.visitor import NodeTransformer
 
 from ..conversation.messages import Messages
@@ -34,21 +33,14 @@ from ..template.traced import plain, text_of
 TEST: Final = "test"
 SET: Final = "set"
 WRITE: Final = "write"
-"""The kinds of events."""
 _HOOK: Final = "tokentrace_saw"
 _STEPS: Final = 1_000_000
-"""Steps that one run may take."""
-_LONG_LINE: Final = 160
-"""Of longer lines, only the expression is quoted: some templates are a single line."""
+_QUOTED: Final = 120
 _TRIES: Final = 8
-"""How many conditions to force, one after another."""
 _FLIPS: Final = 300
-"""How many tests to flip one by one, if forcing conditions does not help."""
 
 
 class Request(NamedTuple):
-    """A conversation to render; `prompt` adds the generation prompt."""
-
     messages: Messages
     tools: Sequence[Message] | None = None
     prompt: bool = False
@@ -56,22 +48,18 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Where a template makes two renderings differ.
-
-    `condition` is the proven test whose answer changed from `before`; without one, `line` is where the text is written.
-    """
+    """A template's line. A condition in it was `before`; if that is None, it writes the text."""
 
     line: int
     source: str
-    condition: str = ""
     before: bool | None = None
+
+    def __str__(self) -> str:
+        return f"line {self.line}: `{self.source}`"
 
 
 def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool) -> Blame | None:
-    """Find the line that makes the texts of two requests differ at character `at`; None if not found.
-
-    Unless the template `rewrites` the first text, this is the line that writes the second.
-    """
+    """Find the line behind a difference at character `at`, or else the line that writes there."""
     one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or common_prefix(one.text, other.text) != at:
         return None
@@ -80,16 +68,17 @@ def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *
     forced: dict[int, bool] = {}
     run: TracedRun | None = other
     while run is not None and len(forced) < _TRIES and (pair := _changed_test(one, run, at)):
-        test = one.events[pair[0]]
-        forced[pair[1]] = test.value
+        number, test = pair
+        forced[number] = test.value
         run = run_traced(study, second, forced=forced)
         if run is not None and common_prefix(one.text, run.text) > at:
-            return Blame(test.part.line, test.part.source, test.part.text, test.value)
-    lengths = ((common_prefix(one.text, flipped.text), test) for test, flipped in flip_tests(study, second, other))
+            return Blame(test.part.line, test.part.source, test.value)
+    flips = flip_tests(study, second, other)
+    lengths = [(common_prefix(one.text, flipped.text), test) for test, flipped in flips]
     length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
     if length <= at:
         return _blame_writer(one, at)
-    return Blame(test.part.line, test.part.source, test.part.text, not test.value)
+    return Blame(test.part.line, test.part.source, not test.value)
 
 
 def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:
@@ -101,24 +90,25 @@ def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterat
             yield test, flipped
 
 
-def _changed_test(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | None:
-    """Find the test that is the first difference after the last common text up to `at`."""
+def _changed_test(one: TracedRun, other: TracedRun, at: int) -> tuple[int, Event] | None:
+    """Find the test that differs after the last common text, and its number in `other`."""
     offsets = {event.offset for event in one.events} & {event.offset for event in other.events}
     start = max((offset for offset in offsets if offset <= at), default=0)
     left, right = (
         [pair for pair in enumerate(run.events) if pair[1].offset >= start and pair[1].part.kind != SET]
         for run in (one, other)
     )
-    for (here, event), (there, changed) in zip(left, right, strict=False):
+    for (_, event), (number, changed) in zip(left, right, strict=False):
         if event[:2] != changed[:2]:
-            return (here, there) if event.part.kind == TEST and event.part == changed.part else None
+            return (number, event) if event.part.kind == TEST and event.part == changed.part else None
     return None
 
 
 def _blame_writer(run: TracedRun, at: int) -> Blame | None:
     """Blame the innermost output that wrote character `at`."""
     offsets = {event.offset for event in run.events} | {len(run.text)}
-    start, end = max(offset for offset in offsets if offset <= at), min(offset for offset in offsets if offset > at)
+    start = max(offset for offset in offsets if offset <= at)
+    end = min(offset for offset in offsets if offset > at)
     text = run.text[at:end][:20]
     writes = [event for event in run.events if event.part.kind == WRITE and event.offset == start and event.value]
     event = next((event for event in writes if text in event.value), writes[-1] if writes else None)
@@ -129,12 +119,9 @@ def _blame_writer(run: TracedRun, at: int) -> Blame | None:
 
 
 class TemplatePart(NamedTuple):
-    """An expression of a template, and its whole line."""
-
     number: int
     kind: str
     line: int
-    text: str
     source: str
 
 
@@ -157,10 +144,7 @@ class TracedRun(NamedTuple):
 def run_traced(
     study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] = {}, now: datetime | None = None
 ) -> TracedRun | None:
-    """Run a template. `forced` overrides the answers of some test events, by number.
-
-    Returns None if it refuses the request, exceeds its limits, or is written in Python.
-    """
+    """Run a template with some answers `forced`; None if it fails or is written in Python."""
     if not isinstance(study.template, templates.ChatTemplate):
         return None
     copy, parts = _instrumented(study.template.source)
@@ -171,7 +155,6 @@ def run_traced(
     size = read = 0
 
     def report(number: int, value: Any) -> Any:
-        """Record an event, and return the value that the template continues with."""
         nonlocal size, read
         part, record, out = parts[number], plain(value), trace.out
         if part.kind == TEST:
@@ -215,8 +198,6 @@ def _instrumented(source: str) -> tuple[jinja2.Template, list[TemplatePart]]:
 
 
 class _Instrument(NodeTransformer):
-    """Adds a hook to each test, assignment and output."""
-
     def __init__(self, source: str) -> None:
         self.parts: list[TemplatePart] = []
         self._lines = ["", *source.split("\n")]
@@ -237,7 +218,6 @@ class _Instrument(NodeTransformer):
         return self.generic_visit(node)
 
     def _tested(self, node: Any) -> Any:
-        """Add the hook to each operand of a test."""
         if isinstance(node, (nodes.And, nodes.Or)):
             node.left, node.right = self._tested(node.left), self._tested(node.right)
         elif isinstance(node, nodes.Not):
@@ -247,55 +227,8 @@ class _Instrument(NodeTransformer):
         return node
 
     def _hook(self, kind: str, value: nodes.Expr, line: int) -> nodes.Expr:
-        number, text = len(self.parts), source_text(value)
+        number = len(self.parts)
         source = self._lines[line].strip() if line < len(self._lines) else ""
-        source = source if len(source) <= _LONG_LINE else f"{text[:_LONG_LINE]}{'…' * (len(text) > _LONG_LINE)}"
-        self.parts.append(TemplatePart(number, kind, line, text, source))
+        source = source if len(source) <= _QUOTED else f"{source[:_QUOTED]}…"
+        self.parts.append(TemplatePart(number, kind, line, source))
         return nodes.Call(nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line)
-
-
-# -- expressions as source text
-
-_FORMS: Final[Mapping[type[nodes.Node], str]] = {
-    nodes.Name: "{name}",
-    nodes.NSRef: "{name}.{attr}",
-    nodes.Getattr: "{node}.{attr}",
-    nodes.Getitem: "{node}[{arg}]",
-    nodes.Slice: "{start}:{stop}:{step}",
-    nodes.Call: "{node}({args})",
-    nodes.Filter: "{node}|{name}{call}",
-    nodes.Test: "{node} is {name}{call}",
-    nodes.Not: "not {node}",
-    nodes.Neg: "-{node}",
-    nodes.Compare: "{expr}{ops}",
-    nodes.Operand: " {op} {expr}",
-    nodes.CondExpr: "{expr1} if {test} else {expr2}",
-    nodes.Concat: "{nodes}",
-    nodes.List: "[{items}]",
-    nodes.Tuple: "({items})",
-    nodes.Dict: "{{{items}}}",
-    nodes.Pair: "{key}: {value}",
-    nodes.Keyword: "{key}={value}",
-}
-"""How to write each expression, with Jinja's field names. All other expressions are binary."""
-_SEPARATORS: Final = {"ops": "", "nodes": " ~ "}
-_LOOSE: Final = (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare)
-"""Operands to put in brackets."""
-
-
-def source_text(node: Any) -> str:
-    """Return the source of an expression. Quotes, brackets and spaces may differ."""
-    if isinstance(node, nodes.Const):
-        return repr(node.value).lower() if node.value in (True, False, None) else repr(node.value)
-    if not isinstance(node, nodes.Node):
-        return operators.get(node, node or "")
-    fields = dict(node.iter_fields())
-    fields["args"] = [*fields.get("args", ()), *fields.get("kwargs", ())]
-    texts = {}
-    for name, value in fields.items():
-        operands = value if isinstance(value, list) else [value]
-        each = (f"({source_text(one)})" if isinstance(one, _LOOSE) else source_text(one) for one in operands)
-        texts[name] = _SEPARATORS.get(name, ", ").join(each)
-    texts["call"] = f"({texts['args']})" if texts["args"] else ""
-    form = _FORMS.get(type(node), f"{{left}} {getattr(node, 'operator', '')} {{right}}")
-    return form.format(**texts).removesuffix(" else ").replace("::]", ":]")

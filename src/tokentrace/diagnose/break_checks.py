@@ -13,19 +13,22 @@ from itertools import accumulate, islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import TokentraceError
 from ..formats.dialects import REASONING
 from ..formats.grammar import Channels
 from ..parsing.response import ParsedToolCall
+from ..rendering.renderer import Renderer
 from ..show.alignment import Hunk, hunks, up_to_shared_end
 from ..show.visible import counted, quoted
+from ..study.probes import USER
 from ..study.turns import common_prefix as shared_text
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
+from .appends import TOOLS
 from .finding import Cause
+from .records import Mask
 
 READ: Final = 65_536
 """How many tokens on either side of a difference to read as text."""
@@ -36,39 +39,20 @@ _HEAD: Final = re.compile(r"(?!.*end)(?:.*start|.*turn|.*header|.*role|\]~b\])")
 _NAMED_HEAD: Final = re.compile(
     r"[<\[]?[|｜]?(?:im_)?(system|developer|user|assistant|observation)[|｜]?>", re.IGNORECASE
 )
-_OTHER_HEADS: Final = {
-    "[INST]": "user",
-    "[SYSTEM_PROMPT]": "system",
-    "[TOOL_RESULTS]": "tool",
-    "<｜tool▁output▁begin｜>": "tool",
-    "<｜tool▁calls▁begin｜>": "assistant",
-}
+_OTHER_HEADS: Final = {"[INST]": "user", "[SYSTEM_PROMPT]": "system", "[TOOL_RESULTS]": "tool"}
 _ALIKE: Final = 12
 """Texts that share this many characters count as continuing alike."""
 _HARMONY: Final = Channels()
 REASONING_TAGS: Final[tuple[tuple[str, str], ...]] = (
     *((frame.open, frame.close) for frame in REASONING.values() if frame is not None),
     (_HARMONY.opening(_HARMONY.reasoning), f"{_HARMONY.end}{_HARMONY.start}assistant"),
-    ("◁think▷", "◁/think▷"),
-    ("<reasoning>", "</reasoning>"),
-    ("<thinking>", "</thinking>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|channel>thought\n", "<channel|>"),
-    ("<unused94>thought\n", "<unused95>"),
 )
-"""Texts that open and close reasoning."""
-_TOOL_SECTIONS: Final = (
-    ("<tools>", "</tools>"),
-    ("tool_declare<|im_middle|>", "<|im_end|>"),
-    ("namespace functions {", "} // namespace functions"),
-    ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-    ("<functions>", "</functions>"),
-    ("Calls to these tools must go to the commentary channel", "<|end|>"),
-    ("\n## Tools\n", "<｜User｜>"),
-)
-"""Texts between which templates declare tools."""
+"""Texts that open and close reasoning, if the renderer's grammar has no others."""
+_OPENING: Final = 16
 _INSTRUCTIONS: Final = frozenset({"system", "developer"})
-_LITERAL: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
+_LITERAL: Final = re.compile(
+    r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)"
+)
 """A JSON or Python literal in the place of a value."""
 _PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
 _DECODER: Final = json.JSONDecoder()
@@ -77,10 +61,7 @@ _OPENERS: Final = 64
 
 
 class Match(NamedTuple):
-    """A cause. `quotes` show it, if the difference itself does not.
-
-    `hunk` corrects the range of the difference. The match explains the stream up to `covered`.
-    """
+    """A cause, proven by `quotes`; it explains the stream up to `covered`."""
 
     cause: Cause
     quotes: tuple[str, str] | None = None
@@ -89,20 +70,14 @@ class Match(NamedTuple):
 
 
 class Case:
-    """One difference between a stream and the next prompt, as tokens and as text.
+    """One difference between a stream and the next prompt.
 
-    `ours` and `theirs` are the text around it, which begins alike; `at` is the first character that
-    differs. `completion` is the completion around it; `region` is None if the sampled tokens are unknown.
+    `ours` and `theirs` are the texts around it; character `at` is the first that differs. `completion` is
+    the one around it; `region` is None if the sampled tokens are unknown.
     """
 
     def __init__(
-        self,
-        stream: Ids,
-        prompt: Ids,
-        model: Any,
-        hunk: Hunk,
-        mask: npt.NDArray[np.bool_] | None,
-        reach: int = READ,
+        self, stream: Ids, prompt: Ids, model: Any, hunk: Hunk, mask: Mask | None, reach: int = READ
     ) -> None:
         self.stream, self.prompt, self.model, self.hunk = stream, prompt, model, hunk
         self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
@@ -125,12 +100,10 @@ class Case:
         self.sides = hunk.sides(stream, prompt)
 
     def explain(self) -> Match:
-        """The first match. The most specific checks come first."""
-        for check in (
-            *(self.no_token, self.first_token, self.remerge, self.stripped_reasoning, self.lost_completion),
-            *(self.stop_token, self.compaction, self.boolean, self.json_format, self.changed_call),
-            *(self.whitespace, self.changed_tools, self.changed_system, self.cut_short),
-        ):
+        ids = self.no_token, self.first_token, self.remerge
+        turn = self.stripped_reasoning, self.lost_completion, self.stop_token, self.compaction
+        values = self.boolean, self.json_format, self.changed_call, self.whitespace
+        for check in (*ids, *turn, *values, self.changed_tools, self.changed_system, self.cut_short):
             # JSON may be nested too deeply, and a turn may be unreadable
             with contextlib.suppress(RecursionError, TokentraceError):
                 if (match := check()) is not None:
@@ -138,7 +111,6 @@ class Case:
         return Match(Cause.UNKNOWN)
 
     def words(self, match: Match) -> str:
-        """The sentence about a match: what its cause means, and what both sides have."""
         sides = (match.hunk or self.hunk).sides(self.stream, self.prompt)
         texts = match.quotes or tuple(self.tokenizer.decode(side[:64]) for side in sides)
         sizes = ["" if match.quotes or not len(side) else f" ({counted(len(side))})" for side in sides]
@@ -157,13 +129,11 @@ class Case:
 
     @functools.cached_property
     def roles(self) -> tuple[str | None, str | None]:
-        """The roles of the turns around the difference, on both sides."""
         hunk = self.hunk
         return self.heads.role(self.stream, hunk.start), self.heads.role(self.prompt, hunk.other_start)
 
     @functools.cached_property
     def reasoning(self) -> tuple[tuple[str, str], ...]:
-        """The tags of the renderer's grammar, then other common ones."""
         try:
             frame = None if self.model is self.tokenizer else self.model.grammar().reasoning
         except TokentraceError:
@@ -171,10 +141,10 @@ class Case:
         return (*(((frame.open, frame.close),) if frame is not None and frame.open else ()), *REASONING_TAGS)
 
     def token_at(self, character: int) -> int:
-        """The stream's token at a character of `ours`."""
-        size, seen, at = len(self.ours[len(self.lead) : character].encode("utf-8", "surrogatepass")), 0, self.hunk.start
-        while seen < size and at < len(self.stream):
-            seen += len(self.vocabulary.token_bytes(int(self.stream[at])))
+        size = len(self.ours[len(self.lead) : character].encode("utf-8", "surrogatepass"))
+        at = self.hunk.start
+        while size > 0 and at < len(self.stream):
+            size -= len(self.vocabulary.token_bytes(int(self.stream[at])))
             at += 1
         return at
 
@@ -197,11 +167,7 @@ class Case:
         return None
 
     def remerge(self) -> Match | None:
-        """Other tokens that spell the same bytes at the start of the difference.
-
-        A token that both sides share, or the end of the stream, must follow: next to changed text,
-        different merges are only a consequence.
-        """
+        """Other tokens that spell the same bytes, with no changed text next to them."""
         start, other_start = self.hunk.start, self.hunk.other_start
         sides = [[*map(self.vocabulary.token_bytes, side[:READ].tolist())] for side in self.sides]
         same = common_prefix(*(np.frombuffer(b"".join(side), np.uint8) for side in sides))
@@ -218,25 +184,24 @@ class Case:
     def stripped_reasoning(self) -> Match | None:
         """A block of reasoning on one side, after which both sides continue alike."""
         for opening, closing in self.reasoning:
-            for one, other, lost in ((self.ours, self.theirs, True), (self.theirs, self.ours, False)):
-                block = _block(one, other, len(self.lead), opening, closing)
-                if block is None or (block[1] == len(one) and lost and not self.ended):
-                    continue
+            if block := _block(self.ours, self.theirs, len(self.lead), opening, closing):
                 body, end = block
-                quotes = (opening + body + closing, "")
-                hunk = self._up_to(self.token_at(end)) if lost else None
-                return Match(Cause.STRIPPED_REASONING, quotes if lost else quotes[::-1], hunk)
+                if end < len(self.ours) or self.ended:
+                    quotes, hunk = (opening + body + closing, ""), self._up_to(self.token_at(end))
+                    return Match(Cause.STRIPPED_REASONING, quotes, hunk)
+            if block := _block(self.theirs, self.ours, len(self.lead), opening, closing):
+                return Match(Cause.STRIPPED_REASONING, ("", opening + block[0] + closing))
         return None
 
     def _up_to(self, end: int) -> Hunk:
-        """The difference up to this token of the stream, or to where both sides agree after it."""
+        """The difference up to this token, or until both sides agree."""
         start, at = self.hunk.start, self.hunk.other_start
         after = next(hunks(self.stream, self.prompt, end, at), Hunk(end, end, at, at))
         agree = (after.start, after.other_start) != (end, at)
         return Hunk(start, end, at, at) if agree else Hunk(start, after.stop, at, after.other_stop)
 
     def lost_completion(self) -> Match | None:
-        """An empty stream, zeros instead of ids, or a prompt that lacks the whole last completion."""
+        """An empty stream, zeros, or a prompt without the last completion."""
         at, last = self.hunk.start, next(reversed(self.completions), None)
         following = self.prompt[self.hunk.other_start :][:8]
         zeros = len(following) >= 4 and not following[:4].any() and self.stream[at : at + 4].all()
@@ -268,10 +233,9 @@ class Case:
     # -- the context: messages, tools, system text
 
     def compaction(self) -> Match | None:
-        """Turns are missing, or a text was cut."""
         heads = np.flatnonzero(np.isin(self.stream, self.heads.heads))
-        past = self.stream[: heads[-1]] if len(heads) else self.stream  # the last turn may be rendered another way
-        for stream in (self.stream, past):
+        last = heads[-1] if len(heads) else len(self.stream)
+        for stream in (self.stream, self.stream[:last]):  # the last turn may be rendered another way
             whole = up_to_shared_end(stream, self.prompt, self.hunk.start)
             if whole is not None and self._has_fewer_turns(whole, 1):
                 return Match(Cause.COMPACTION, hunk=whole)
@@ -292,18 +256,19 @@ class Case:
         return turns > 1 or self.heads.role(self.stream, hunk.start) not in _INSTRUCTIONS
 
     def changed_tools(self) -> Match | None:
-        """Different or missing tools in the section that declares them."""
+        """Different or missing tools where the renderer's template declares them."""
         if self.completion or (_INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
             return None  # other messages may mention tools
-        ours, theirs = (self.tokenizer.decode(side[:4096]) for side in self.sides)
-        for opening, closing in _TOOL_SECTIONS:
-            start = self.lead.rfind(opening)
-            if start >= 0 and closing not in self.lead[start:]:
-                return Match(Cause.CHANGED_TOOLS)
-            if (opening in ours) != (opening in theirs):
-                moved = opening in self.ours and opening in self.theirs  # to another place in the prompt
-                return Match(Cause.UNKNOWN if moved else Cause.CHANGED_TOOLS)
-        return None
+        if self.model is self.tokenizer or not (opening := self._tools_opening()):
+            return None
+        pattern, start = self.vocabulary.control_pattern, self.lead.rfind(opening)
+        inside = start >= 0 and (pattern is None or not pattern.search(self.lead, start + len(opening)))
+        gone = (opening in self.ours) != (opening in self.theirs)
+        return Match(Cause.CHANGED_TOOLS) if inside or gone else None
+
+    def _tools_opening(self) -> str:
+        opening: str = self.model.cache.once(("tools opening",), lambda: _before_tools(self.model))
+        return opening
 
     def changed_system(self) -> Match | None:
         context = self.completion is None and not _INSTRUCTIONS.isdisjoint(self.roles)
@@ -317,9 +282,9 @@ class Case:
         one, other = (next((match for match in matches if match.end(1) >= self.at), None) for matches in near)
         if one is None or other is None or not one.start(1) == other.start(1) <= self.at:
             return None
-        words = one[1], other[1]
-        pairs = {*_PYTHON.items()}
-        return Match(Cause.BOOLEAN_CASE, words) if words in pairs or words[::-1] in pairs else None
+        ours, theirs = one[1], other[1]
+        same = _PYTHON.get(ours) == theirs or _PYTHON.get(theirs) == ours
+        return Match(Cause.BOOLEAN_CASE, (ours, theirs)) if same else None
 
     def json_format(self) -> Match | None:
         """A complete JSON value around the difference that is the same on both sides."""
@@ -335,10 +300,7 @@ class Case:
         return None
 
     def changed_call(self) -> Match | None:
-        """A call of the completion that the prompt has in another form, or lacks.
-
-        If the sampled tokens are unknown, uses the turn around the difference.
-        """
+        """A call of the turn that the prompt changes or lacks."""
         if self.model is self.tokenizer or (self.completion is None and self.region is not None):
             return None
         heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads)).tolist()
@@ -368,7 +330,7 @@ class Case:
 
 
 def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[str, int] | None:
-    """The body and the end of reasoning around `at` that only `one` has; `other` may have empty tags."""
+    """The body and the end of reasoning that only `one` has."""
     begin = one.rfind(opening, 0, at + 2 * len(opening) + 8)
     start = begin + len(opening)
     if begin < 0 or one[at:begin].strip() or closing in one[start:at]:
@@ -385,6 +347,13 @@ def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[s
     end = start + len(body) + (0 if empty else len(close))
     goes_on = shared_text(after, following) >= min(_ALIKE, len(after))
     return (body, end) if goes_on and not following.startswith(opening) else None
+
+
+def _before_tools(renderer: Renderer) -> str:
+    """What the template writes before the first tool. Raises TokentraceError."""
+    spans = [*renderer.silent().render([USER], tools=TOOLS).rendering.spans()]
+    start = next((at for at, span in enumerate(spans) if span[2] is not None and span[2].source == "tools"), 0)
+    return "".join(text for text, *_ in spans[:start]).strip()[-_OPENING:]
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:
@@ -411,7 +380,8 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     if one.name != other.name:
         return Match(Cause.REWRITTEN_CALL, (str(one.name), str(other.name)))
     ours, theirs = (dict(call.raw_arguments or call.arguments or {}) for call in (one, other))
-    for key in sorted(ours | theirs, key=lambda key: (key in ours) != (key in theirs)):  # keys of both sides first
+    shared = [key for key in ours if key in theirs]
+    for key in dict.fromkeys([*shared, *ours, *theirs]):
         here, there, cause = ours.get(key), theirs.get(key), Cause.REWRITTEN_CALL
         if key not in ours or key not in theirs:
             cause = Cause.EMPTY_PARAMETER
@@ -426,9 +396,10 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
         return Match(cause, (first, second))
     if list(ours) != list(theirs):
         return Match(Cause.JSON_FORMAT)
-    if (one.arguments is None) != (other.arguments is None) or "".join(one.raw.split()) != "".join(other.raw.split()):
-        return Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
-    return None
+    same = "".join(one.raw.split()) == "".join(other.raw.split())
+    if same and (one.arguments is None) == (other.arguments is None):
+        return None
+    return Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
 
 
 # -- tokens as text, and the turns around them
@@ -439,16 +410,15 @@ def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
 
 
 class TurnHeads:
-    """Control tokens that begin turns, recognised by name. `structural` adds other special tokens, except `tags`."""
+    """Control tokens that begin turns, by name; `structural` adds special ones but `tags`."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Collection[str] = ()) -> None:
         roles: dict[int, str] = {}
         self.tokenizer, self.roles, self.structural = tokenizer, roles, set[int]()
         for text, token in tokenizer.vocabulary.control.items():
             match = _NAMED_HEAD.fullmatch(text)
-            role = _OTHER_HEADS.get(text) or (match[1].lower() if match else "")
-            if role or _HEAD.match(text):
-                roles[token.id] = role
+            if match or _HEAD.match(text) or text in _OTHER_HEADS:
+                roles[token.id] = match[1].lower() if match else _OTHER_HEADS.get(text, "")
             if token.id in roles or (token.special and text not in tags):
                 self.structural.add(token.id)
         self.heads = np.asarray([*roles], np.int32)

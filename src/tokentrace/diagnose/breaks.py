@@ -22,7 +22,6 @@ from .finding import Cause, Finding
 from .message_keys import chain, shared_prefix
 
 _LATER: Final = 8
-"""How many further differences to explain."""
 _CONTEXT: Final = frozenset(
     {Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION, Cause.REWRITTEN_CALL, Cause.UNKNOWN}
 )
@@ -33,8 +32,8 @@ _CONTEXT: Final = frozenset(
 class Break(ShowsItself):
     """Where and why a prompt diverges from the stream. ``str()`` gives a readable report.
 
-    `position` is the first id that differs; both ranges end where the sides agree again.
-    `region` names a part of the stream, such as ``completion 2``. `later` has the next few causes.
+    `position` is the first id that differs; both ranges end where the sides agree again. `region` is a part of
+    the stream, such as ``completion 2``. `later` has the next few causes.
     """
 
     cause: Cause
@@ -60,7 +59,6 @@ class Break(ShowsItself):
         return plain_view(self)
 
     def contrast(self, name: str = "stream → next prompt") -> Contrast:
-        """The tokens of the stream and of the prompt around the difference."""
         hunk, names = Hunk(*self.stream_range, *self.prompt_range), ("stream", "next prompt")
         return replace(excerpt(self.tokenizer, self.stream, self.prompt, hunk, names), name=name)
 
@@ -90,10 +88,9 @@ def explain_break(
 ) -> Break | None:
     """Find where and why `next_prompt` does not begin with `stream`; None if it does.
 
-    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls.
-    `sampled` marks the sampled tokens of the stream. `anchor` has the ids that the client took for
-    the stream. `before` and `after` are the conversations of the two requests,
-    for comparison (``{"messages": […], "tools": […]}``, the first with its reply if known).
+    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls. `sampled` marks the
+    stream's sampled tokens. `anchor` has the ids that the client took for the stream. `before` and `after` are
+    the conversations of both requests (``{"messages": […], "tools": […]}``, the first with its reply if known).
 
     An empty stream is a break only if `sampled` or `before` shows that there was a request.
     Raises TrajectoryError if arguments are malformed or do not fit each other.
@@ -104,8 +101,6 @@ def explain_break(
     >>> stream, prompt = (tokenizer.encode(f'{{"dry_run": {word}}}<|end|>') for word in ("false", "False"))
     >>> explain_break(stream, prompt, tokenizer).cause
     <Cause.BOOLEAN_CASE: 'boolean_case'>
-    >>> explain_break(stream, stream, tokenizer) is None
-    True
     """
     ours = check_ids(stream, "stream", error=TrajectoryError)
     theirs = check_ids(next_prompt, "next_prompt", error=TrajectoryError)
@@ -117,9 +112,9 @@ def explain_break(
     except (TypeError, ValueError) as error:
         raise TrajectoryError(f"sampled must be one bool per token, not {kind_of(sampled)}") from error
     if mask is not None and mask.shape != ours.shape:
-        words = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; pass one entry per token"
-        raise TrajectoryError(words)
-    if not isinstance(tokenizer, Tokenizer) and not isinstance(getattr(tokenizer, "tokenizer", None), Tokenizer):
+        problem = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens"
+        raise TrajectoryError(f"{problem}; pass one entry per token")
+    if not isinstance(getattr(tokenizer, "tokenizer", tokenizer), Tokenizer):
         raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not {kind_of(tokenizer)}")
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
@@ -132,8 +127,8 @@ def explain_break(
     anchored = ours if anchor is None else check_ids(anchor, "anchor", error=TrajectoryError)
     same = common_prefix(anchored, ours)
     if same <= position and same < len(ours) and not anchored[same:].any():
-        words = f"the client's anchor has {same:,} of {len(ours):,} ids; the client rendered the history again: {cause}"
-        cause = Cause.ZEROED_ANCHOR
+        anchor_size = f"the client's anchor has {same:,} of {len(ours):,} ids"
+        words, cause = f"{anchor_size}; the client rendered the history again: {cause}", Cause.ZEROED_ANCHOR
     hunk = match.hunk or case.hunk
     later = [
         Case(ours, theirs, tokenizer, one, mask, reach=4096).explain().cause
@@ -145,14 +140,13 @@ def explain_break(
 
 
 def _prove(cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Cause, str]:
-    """Confirm or correct the cause that the tokens suggest, by comparing the two conversations."""
+    """Confirm or correct a cause by the two conversations."""
     change = conversation_change(before, after)
     vague = (Cause.RETRY,) if cause is Cause.UNKNOWN else (Cause.RETRY, Cause.SUB_AGENT)
-    if change is not None and change.cause not in vague:
-        return change.cause, change.words
+    if change is not None:
+        return (cause, words) if change.cause in vague else (change.cause, change.words)
     no_tools = before.get("tools") is None and after.get("tools") is None
-    proven = cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (cause is Cause.CHANGED_TOOLS and no_tools)
-    if change is not None or proven:
+    if cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (cause is Cause.CHANGED_TOOLS and no_tools):
         return cause, words
     return Cause.UNKNOWN, f"it looks like {cause}, but messages and tools of both requests are the same: {words}"
 

@@ -1,7 +1,8 @@
 """`audit_template`: run every check of an audit on a template, and report the results."""
 
+import itertools
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
@@ -22,12 +23,12 @@ from ..showing import ShowsItself
 from ..study.probes import SYSTEM, USER
 from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template
-from .appends import NO_END, TOOLS, Append, AppendCell, AppendMatrix, Where, turns
+from .appends import NO_END, TOOLS, Append, AppendCell, AppendMatrix, turns
 from .facts import TemplateFacts, find_facts, probe_renderings
 from .verdicts import FLAWS, AppendFinding, Grade, Use, Verdict, find_flaws, grade, judge, judged
 
 _MAX_TEXT: Final = 200_000
-"""Characters that a template may write around one question: an audit renders hundreds of questions."""
+"""Characters that a template may write around one question."""
 _MAX_VARIABLES: Final = 12
 _VALUE: Final = "PROBEVALUE"
 _BRIDGED: Final = "bridged"
@@ -45,10 +46,9 @@ _Row = Sequence[str | Cell]
 class AuditReport(ShowsItself):
     """The certificate of a template: its matrix, facts, and a verdict for each use.
 
-    `conclusion` is one line about fine-tuning and rollouts, then the commands to type. `grades` has a grade for each
-    append (None if the template refuses it) and for each use. `findings` lists what does not hold, once per cause.
-    `switches` maps settings that change the text of a probe to their verdicts; settings `without_effect` change none.
-    `bridging` counts how many breaking cells the bridge handles, and why it refuses the others.
+    `conclusion` says what to do, then what to type. `grades` are those of each append (None if refused) and use.
+    `findings` has what does not hold, once per cause, `switches` the verdicts with each setting that changes a
+    probe. `bridging` counts breaks that can be bridged, and reasons why others cannot.
     """
 
     name: str
@@ -64,13 +64,11 @@ class AuditReport(ShowsItself):
     grammar: TurnGrammar
     cells: Sequence[AppendCell]
     switches: Mapping[str, Sequence[Verdict]]
-    without_effect: Sequence[str]
     bridging: Mapping[str, int]
     notes: Sequence[str]
 
     def verdict(self, use: str) -> Verdict:
-        """Return the verdict on a use."""
-        return next(verdict for verdict in self.verdicts if verdict.use == choose(Use, "use", use))
+        return self.verdicts[list(Use).index(choose(Use, "use", use))]
 
     def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
         """Return the verdicts that do not hold; with `partly`, only those that fail."""
@@ -78,11 +76,9 @@ class AuditReport(ShowsItself):
         return [one for use in uses if (one := self.verdict(use)).grade not in good]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for ``json.dumps``."""
         return asdict(self)
 
     def document(self, _: Any = None) -> Document:
-        """Return the report as a document."""
         verdicts: list[_Row] = []
         for one in self.verdicts:
             sign = SIGNS[one.grade]
@@ -96,8 +92,7 @@ class AuditReport(ShowsItself):
             "dialect of calls": f"{self.dialect or 'none known'}{calls}",
             "notes on the grammar": self.grammar.notes,
             "appends that break": self.bridging,
-            **{f"with {name}": {one.use: one.grade for one in verdicts} for name, verdicts in self.switches.items()},
-            "has no effect": self.without_effect,
+            **{f"with {name}": {one.use: one.grade for one in each} for name, each in self.switches.items()},
         }
         settings = [f"{name}={value!r}" for name, value in self.settings.items()]
         return Document(
@@ -119,7 +114,6 @@ class AuditReport(ShowsItself):
 
 
 def audits_document(reports: Sequence[AuditReport]) -> Document:
-    """Return the document of one audit, or of several as a table."""
     if len(reports) == 1:
         return reports[0].document()
     names = [report.name for report in reports]
@@ -143,8 +137,8 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
     for one in cell.breaks:
         if (blame := one.blame) is not None:
             yield f"line {blame.line}", blame.source
-            words = f"`{blame.condition}` is {'true, then false' if blame.before else 'false, then true'}"
-            yield from [("", words)] * bool(blame.condition)
+            words = f"a condition in it is {'true, then false' if blame.before else 'false, then true'}"
+            yield from [("", words)] * (blame.before is not None)
         yield from (("had", repr(one.before)), ("has", repr(one.after)))
     yield ["", Cell("the smallest conversation that shows it:", "dim")]
     for at, message in enumerate(cell.messages):
@@ -164,13 +158,15 @@ def _words(value: Any) -> str:
     return (str(value) or "none") if str(value).isprintable() else repr(value)
 
 
-def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, bridging: Mapping[str, int]) -> list[str]:
-    """Say what to do with a template. If it writes no calls, only conversations without tools count."""
+def _conclude(
+    name: str, cells: Sequence[AppendCell], facts: TemplateFacts, bridging: Mapping[str, int]
+) -> list[str]:
+    """Say what to do; without calls, for conversations without tools."""
     scope = "" if facts.calls else " for conversations without tools"
     if scope:
         cells = [cell for cell in cells if not cell.append.calls]
-        altered = [replace(one, roles=tuple(role for role in one.roles if role != "tool")) for one in facts.altered]
-        facts = replace(facts, altered=tuple(one for one in altered if one.roles))
+        pairs = [(one, tuple(role for role in one.roles if role != "tool")) for one in facts.altered]
+        facts = replace(facts, altered=tuple(replace(one, roles=roles) for one, roles in pairs if roles))
     row, turn, tools, users, _ = judge(cells, facts)
     broken = sum(bridging.values())
     options = ["--past expand"] * bool(broken) + ["--final-stop"] * facts.last_turn_without_stop
@@ -187,12 +183,15 @@ def _conclude(name: str, cells: Sequence[AppendCell], facts: TemplateFacts, brid
         sft = f"safe{with_them} for some turns only: {turn.against[0]}"
     else:
         sft = f"not safe{f', even{with_them}' if options else ''}: {turn.against[0]}"
-    commands = [f"tokenize chats.jsonl -o rows.parquet -t {' '.join([name, *options])}"] * (not sft.startswith("not"))
+    commands = []
+    if not sft.startswith("not"):
+        commands.append(f"tokenize chats.jsonl -o rows.parquet -t {' '.join([name, *options])}")
     rl = f"safe{scope}, every prompt only appends"
     if against := (*tools.against, *users.against):
         refused = broken - bridging.get(_BRIDGED, 0)
         only = "safe with tools alone; otherwise " * (tools.grade is Grade.HOLDS and not scope)
-        rl = f"{only}use the bridge{f' (it refuses {refused} of {broken} cases)' if refused else ''}; {against[0]}"
+        but = f" (it refuses {refused} of {broken} cases)" if refused else ""
+        rl = f"{only}use the bridge{but}; {against[0]}"
         commands.append(f"serve --dev --engine http://127.0.0.1:8000 -t {name} --store runs.db")
         commands.append(f"audit {name} --on chat.json")
     date = f" The prompt contains the current date ({facts.date.partition(':')[0]})." if facts.date else ""
@@ -221,15 +220,14 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
     cells = [matrix.blamed(matrix.cell(form)) for form in turns()]
     facts = find_facts(renderer)
     groups = {append: [cell for cell in judged(cells, facts) if cell.append is append] for append in Append}
-    broken = [one for append, group in groups.items() for one in group if one.breaks and append is not Append.ASSISTANT]
+    broken = [cell for cell in judged(cells, facts) if cell.breaks and cell.append is not Append.ASSISTANT]
     bridging = dict(Counter(_bridge(renderer, cell) for cell in broken).most_common())
-    switches, without_effect, notes = _run_switches(renderer, study)
+    switches, refused = _run_switches(renderer, study)
     verdicts = list(judge(cells, facts))
     for at, one in enumerate(verdicts):
         holding = (setting for setting, each in switches.items() if each[at].grade is Grade.HOLDS)
         verdicts[at] = replace(one, holds_with=() if one.grade is Grade.HOLDS else tuple(holding))
-    if any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
-        notes.append("some breaks name no line: the format is written in Python, or the line could not be found")
+    skipped = f"variables not tried, since the template fails on a plain question with them: {listed(refused)}"
     grammar, kwargs = renderer.grammar(TOOLS), dict(renderer.template_kwargs)
     name = name or PurePath(renderer.tokenizer.name).name or renderer.family
     typed = [f"--kwargs {shlex.quote(f'{key}={value}')}" for key, value in kwargs.items()]
@@ -248,9 +246,8 @@ def audit_template(tokenizer: Any, *, name: str | None = None, **settings: Any) 
         grammar=grammar,
         cells=cells,
         switches=switches,
-        without_effect=without_effect,
         bridging=bridging,
-        notes=notes,
+        notes=[skipped] * bool(refused),
     )
 
 
@@ -270,16 +267,11 @@ def _bridge(renderer: Renderer, cell: AppendCell) -> str:
     return _BRIDGED if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
-def _run_switches(
-    renderer: Renderer, study: TemplateStudy
-) -> tuple[dict[str, tuple[Verdict, ...]], list[str], list[str]]:
-    """Judge settings that change a probe, name those that change none, and note the variables it skips.
-
-    Skips a variable if setting it makes the template fail on a plain question, because it must be a list, say.
-    """
+def _run_switches(renderer: Renderer, study: TemplateStudy) -> tuple[dict[str, tuple[Verdict, ...]], list[str]]:
+    """Judge settings that change a probe; also return those that fail."""
     audits: dict[str, tuple[Verdict, ...]] = {}
-    without_effect, refused, plain = [], [], _texts(study)
-    forms = [form for form in turns() if form.arguments in ("", "object")]
+    refused, plain = [], _texts(study)
+    forms = [form for form in turns() if form.arguments == "object"]
     writes = [tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None]
     for name, values in _variables(renderer, study).items():
         switched = {f"{name}={value!r}": renderer.with_variables({name: value}).silent() for value in values}
@@ -288,37 +280,33 @@ def _run_switches(
             refused.append(name)
             continue
         for setting, other in switched.items():
-            if _texts(other.study(TOOLS)) == plain:
-                without_effect.append(setting)
-            else:
+            if _texts(other.study(TOOLS)) != plain:
                 audits[setting] = judge([*map(AppendMatrix(other).cell, forms)], find_facts(other))
-    words = f"variables not tried, because the template fails on a plain question with them: {', '.join(refused)}"
-    return audits, without_effect, [words] * bool(refused)
+    return audits, refused
 
 
-def _texts(study: TemplateStudy) -> list[str | None]:
-    return [None if rendering is None else rendering.text for rendering in probe_renderings(study)]
+def _texts(study: TemplateStudy) -> list[str]:
+    return ["" if rendering is None else rendering.text for rendering in probe_renderings(study)]
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
-    """Map each switch to the texts that the template compares it with, or to true and false.
-
-    A variable that the template prints is not a switch, unless the template also compares it.
-    """
+    """Map each switch to the texts that it is compared with, or to true and false."""
     template, settings = study.template, renderer.template_kwargs
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
-    compared: dict[str, list[str]] = {}
+    compared = defaultdict[str, list[Any]](list)
     for compare in tree.find_all(nodes.Compare):
         sides = [compare.expr, *(one.expr for one in compare.ops)]
         items = [item for side in sides for item in (getattr(side, "items", None) or [side])]
-        values = [one.value for one in items if isinstance(one, nodes.Const) and isinstance(one.value, str)]
+        texts = [one.value for one in items if isinstance(one, nodes.Const) and isinstance(one.value, str)]
         for side in sides:
-            if isinstance(side, nodes.Name) and values:
-                compared[side.name] = [*dict.fromkeys([*compared.get(side.name, ()), *values])]
-    loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
-    names = template.variables - set(renderer.tokenizer.variables) - {name.name for name in loops}
-    probes = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
-    printed = {name for name, rendering in probes if rendering is not None and _VALUE in rendering.text}
+            if isinstance(side, nodes.Name) and texts:
+                compared[side.name] += texts
+    stored = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name))
+    names = template.variables - {*renderer.tokenizer.variables}
+    names -= {name.name for name in stored if name.ctx == "store"}
+    probes = itertools.product(names, (False, True))
+    renderings = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name, tools in probes)
+    printed = {name for name, rendering in renderings if rendering is not None and _VALUE in rendering.text}
     names -= printed - compared.keys()
-    choices = {name: compared.get(name, [False, True]) for name in sorted(names)[:_MAX_VARIABLES]}
-    return {name: [one for one in values if repr(settings.get(name)) != repr(one)] for name, values in choices.items()}
+    choices = {name: dict.fromkeys(compared.get(name, (False, True))) for name in sorted(names)[:_MAX_VARIABLES]}
+    return {name: [one for one in choices[name] if repr(settings.get(name)) != repr(one)] for name in choices}

@@ -1,8 +1,4 @@
-"""Why a request does not continue the conversation before it. Pure.
-
-No token depends on the answer. The first message that differs is checked in this order: messages
-that moved or disappeared, another beginning, a message replaced by another.
-"""
+"""Why a request does not continue the conversation before it. Pure."""
 
 from __future__ import annotations
 
@@ -19,25 +15,23 @@ from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, le
 Rules = Sequence[tuple[Any, Cause]]
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
-"""Roles that the operator speaks in."""
 TASK_OF_A_CALL: Final = "a call in another conversation gave it this task"
 _FEW_WORDS: Final = 6
-"""A number in a shorter question counts as its subject, not as a nonce."""
+"""A number in a shorter question is its subject, not a nonce."""
 _DISTINCT: Final = 20
-"""Messages with this many characters are hardly ever sent twice by chance."""
+"""Messages with this many characters are rarely sent twice by chance."""
 
 
 def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()) -> Finding:
-    """Why `sent` diverges from the `recorded` conversation after its first `shared` messages.
+    """Why `sent` diverges from the `recorded` conversation, with its last reply, after `shared` messages.
 
-    `recorded` includes its last reply. One of the `recent` conversations may have the call
-    that gave a sub-agent its task, or may have been compacted into `sent`.
+    One of the `recent` conversations may have called a sub-agent, or been compacted into `sent`.
     """
     if shared == len(sent):
         dropped = len(recorded) - shared
         words = f"the request goes back to an earlier point and leaves out the last {dropped} messages"
-        words = words if dropped > 1 else "the same messages were sent again, for another reply"
-        return Finding(Cause.RETRY, words=words)
+        again = "the same messages were sent again, for another reply"
+        return Finding(Cause.RETRY, words=words if dropped > 1 else again)
     if shared == len(recorded):
         return Finding(Cause.RETRY, message=shared, words="the conversation continues from an earlier point")
     opening = all(_is_instruction(message) for message in sent[:shared])
@@ -58,7 +52,7 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Seque
 
 
 def changed_message(at: int, new: Message, old: Message) -> Finding:
-    """The finding for a message with the same meaning but other reasoning, or another printed field."""
+    """The finding for the same meaning with another printed field."""
     return _finding(Cause.EDIT, at, new, _changes(new, old))
 
 
@@ -68,8 +62,9 @@ def changed_tools(
     variables: Mapping[str, Any] | None = None,
     recorded_variables: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """The finding for the same conversation with other tools or template variables; it names them."""
-    ours, theirs = ({str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded))
+    """The finding for other tools or template variables."""
+    named = ({str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded))
+    ours, theirs = named
     now, before = variables or {}, recorded_variables or {}
     changes = {
         "new tools": [name for name in ours if name not in theirs],
@@ -108,9 +103,6 @@ def _changes(new: Message, old: Message) -> str:
     return "an empty field"
 
 
-# -- the two conversations, from the first message that differs on
-
-
 class _Side:
     def __init__(self, messages: Messages) -> None:
         self.messages, self.first = messages, messages[0]
@@ -121,21 +113,18 @@ class _Side:
         self.question: Message = next((one for one in messages if not _is_instruction(one)), {})
 
     def gone(self, other: _Side) -> tuple[int, int]:
-        """The number of messages missing before `other` continues, and how many of the next ones it has.
-
-        One equal message is enough if it is the last of either conversation and distinct.
-        """
+        """How many messages are missing, and how many follow in both."""
         for gone in range(1, len(self.keys)):
             if self.keys[gone] == other.keys[0]:
                 same = shared_prefix(other.keys, self.keys[gone:])
-                last = min(len(other.keys), len(self.keys) - gone) == 1
-                if same > 1 or (last and _is_distinct(other.first)):
+                is_last = min(len(other.keys), len(self.keys) - gone) == 1
+                if same > 1 or (is_last and _is_distinct(other.first)):
                     return gone, same
         return 0, 0
 
 
 class _Divergence:
-    """What was sent instead of the recorded messages. Methods return rules; the first that holds gives the cause."""
+    """What was sent instead. The first rule that holds is the cause."""
 
     def __init__(self, new: _Side, old: _Side, before: Messages) -> None:
         self.new, self.old = new, old
@@ -144,11 +133,11 @@ class _Divergence:
         self.same_next = new.keys[1:2] == old.keys[1:2] != []
         self.nonce = is_nonce(new.text, old.text)
         self.after_user = [message.get("role") for message in before[-1:]] == ["user"]
-        # If a later message was recorded after an answer, the messages before it were replaced. (opencode asks for a
-        # title of the user's question, then asks the question itself.)
+        # If a later message was recorded after an answer, the messages before it were replaced. (opencode asks
+        # for a title of the user's question, then asks the question itself.)
         places = {key: at for at, key in enumerate(old.keys)}
-        roles = [message.get("role") for message in old.messages]
-        answered = roles.index("assistant") if "assistant" in roles else len(roles)
+        roles = [*(message.get("role") for message in old.messages), "assistant"]
+        answered = roles.index("assistant")
         later = [at for at, key in enumerate(new.keys) if 0 < at < places.get(key, 0) >= answered]
         self.keeps_later = any(_is_distinct(new.messages[at]) for at in later)
         self.tells_of_calls = any(
@@ -158,7 +147,7 @@ class _Divergence:
         )
 
     def moved(self) -> Rules:
-        """Messages are missing or new, and the remaining ones are the same."""
+        """Messages are missing or new; the other ones are the same."""
         new, old = self.new, self.old
         apart = bool(old.calls) and any(_call_keys(message) == old.calls for message in new.messages[1:])
         apart = apart or new.keys.count(old.keys[0]) >= old.keys.count(old.keys[0])
@@ -176,7 +165,6 @@ class _Divergence:
         )
 
     def other_beginning(self) -> Rules:
-        """Another first question, or other instructions."""
         new, old = self.new, self.old
         similar = is_similar(new.text, old.text)
         if not new.is_instruction and not old.is_instruction:
@@ -236,13 +224,12 @@ def _is_task(question: Message, conversations: Iterable[Messages]) -> bool:
     task = text_of(question).strip() if question.get("role") == "user" else ""
     calls = (call for messages in conversations for message in messages for call in _calls(message))
     texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
-    return len(task) >= _DISTINCT and any(
-        text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts
-    )
+    is_task = (text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
+    return len(task) >= _DISTINCT and any(is_task)
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
-    """The conversation that shares the most messages, and the number of messages that both begin with."""
+    """The conversation that shares the most, and for how long."""
     ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if not _is_instruction(message)}
     candidates = [(recorded, shared, _keys(recorded))]

@@ -1,7 +1,7 @@
-"""Facts about a template besides its matrix: prompt, stops, dates, and texts that it alters."""
+"""What a template does besides appending."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -12,9 +12,9 @@ from ..rendering.renderer import Renderer
 from ..show.visible import listed
 from ..study import probes
 from ..study.probes import ANSWER as REPLY
-from ..study.probes import CONTINUED, RETURNED, SYSTEM, THOUGHT, USER, Message, call, calling, result
+from ..study.probes import CONTINUED, RETURNED, SYSTEM, THOUGHT, USER, Message, Probe, call, calling, result
 from ..study.study import TemplateStudy
-from ..study.turns import common_prefix, turn_spans
+from ..study.turns import turn_spans
 from ..template.chat_template import wrap_tools
 from ..template.trace import Rendering
 from .appends import ANSWER, TOOLS, contains_text, text_from, with_ids
@@ -25,15 +25,11 @@ _ROLES: Final = ("system", "developer", "user", "assistant", *_RESULTS)
 _FORMS: Final = ("text", "parts", "mapping")
 _TIMES: Final = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
 _DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
-"""Conversations that may show a date."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopToken:
-    """A token at which generation stops, named by the template or only by the configuration.
-
-    `trained`: turns in a rendered conversation end with it.
-    """
+    """A token at which generation stops. `trained`: rendered turns end with it."""
 
     id: int
     text: str
@@ -49,29 +45,27 @@ class StopToken:
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """A field whose text does not arrive unchanged, and the line that alters or drops it."""
+    """A field whose text is changed or dropped, and the line."""
 
     roles: tuple[str, ...]
     field: str
     problem: str
     line: int | None
     source: str
-    dropped: bool = False
-    detail: str = ""
+    dropped: bool
 
     def __str__(self) -> str:
-        what = "arguments of calls" if self.field == "arguments" else f"{self.field} of {listed(self.roles)} messages"
+        where = "calls" if self.field == "arguments" else f"{listed(self.roles)} messages"
         by = f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
-        return f"{what} {self.problem}{by}{self.detail and f': {self.detail}'}"
+        return f"{self.field} of {where} {self.problem}{by}"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
     """What a template does besides appending.
 
-    `prefill` is what the generation prompt writes after the head of the turn. `roles` are written, rewritten, dropped
-    or refused; `content` and `arguments` are the forms that the template reads. `date` names the line that writes the
-    current date, if any.
+    `prefill` is the generation prompt after the turn's head. `roles` are written, rewritten, dropped or refused.
+    `content` and `arguments` are the forms that it reads. `date` names the line that writes the current date.
     """
 
     prefill: str
@@ -92,7 +86,7 @@ class TemplateFacts:
 
 
 def find_facts(renderer: Renderer) -> TemplateFacts:
-    """Return what a renderer's template does. If the model has a separate template for tools, studies that one."""
+    """Return the facts about a renderer's template for tools."""
     study = renderer.study(TOOLS)
     grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
     roles = {role: _role(study, role) for role in _ROLES}
@@ -124,17 +118,14 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
             continue
         last.update(stops[-1:])
         past.update(stops[:-1])
-    ends = renderer.turn_stop_ids()
+    trained, ends = last | past, renderer.turn_stop_ids()
     heads = renderer.study().endings(False).heads | renderer.study(TOOLS).endings(True).heads
-    tokens = (
-        StopToken(one, renderer.decode([one]), one in last | past, one in ends, one in heads)
-        for one in renderer.get_stop_token_ids()
-    )
+    ids = renderer.get_stop_token_ids()
+    tokens = (StopToken(one, renderer.decode([one]), one in trained, one in ends, one in heads) for one in ids)
     return tuple(tokens), None in last, None in past
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
-    """Render the probes, with and without tools and prompt; None where refused."""
     for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
         yield from (study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True))
 
@@ -153,7 +144,6 @@ def _forgeable(study: TemplateStudy) -> Iterator[str]:
 
 
 def _role(study: TemplateStudy, role: str) -> str:
-    """Say what happens to a message of a role."""
     message = {**(result() if role in _RESULTS else {}), "role": role, "content": ANSWER}
     before = RETURNED[:2] if role in _RESULTS else (USER,) if role == "assistant" else ()
     rendering = study.readable([*before, message, *((USER,) if role in ("system", "developer") else ())])
@@ -165,12 +155,12 @@ def _role(study: TemplateStudy, role: str) -> str:
 
 def _system(study: TemplateStudy) -> str:
     """Return the text before a lone question, without control tokens."""
-    rendering = study.probe((USER,))
-    turns = turn_spans(rendering) if rendering is not None else []
-    head = rendering.text[: turns[0].start] if rendering is not None and turns else ""
-    pattern = study.tokenizer.vocabulary.control_pattern
+    rendering, pattern = study.probe((USER,)), study.tokenizer.vocabulary.control_pattern
+    if rendering is None or not (turns := turn_spans(rendering)):
+        return ""
+    head = rendering.text[: turns[0].start]
     words = " ".join((head if pattern is None else pattern.sub(" ", head)).split())
-    return words if any(char.isalpha() for char in words) else ""
+    return words if any(map(str.isalpha, words)) else ""
 
 
 def _changes(study: TemplateStudy) -> tuple[str, bool]:
@@ -184,14 +174,12 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
         if not date and one.text != other.text:
             pairs = zip(one.events, other.events, strict=False)
             changed = (event.part for event, later in pairs if event[:2] != later[:2] and event.part.kind != TEST)
-            date = next((f"line {part.line}: `{part.text}`" for part in changed), "an unknown line")
+            date = next((f"line {part.line}: `{part.source}`" for part in changed), "an unknown line")
     return date, random
 
 
 # -- do texts arrive unchanged? each field is tried with texts that templates tend to alter
 
-_EXCERPT: Final = 40
-"""How many characters to quote around the first difference."""
 _TEXTS: Final = (
     ANSWER,
     "First line\nsecond line\n\nthird line\n\n\nlast line",
@@ -208,13 +196,14 @@ _ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
     {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}},
 )
 """Arguments to read back: a plain one, strings, other values."""
+_STRING: Final = {"type": "string"}
 _SIMPLE: Final = "value"
 _KEY: Final = "someKey"
 _LATER: Final = "later system"
 
 
 def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
-    """Return the fields whose texts do not arrive unchanged, except for those that the matrix reports."""
+    """Return the fields whose texts do not arrive unchanged."""
     called, returned = with_ids((calling(), result()), renderer.study(TOOLS))
     altered: dict[Any, Altered] = {}
     reported: set[tuple[str, str]] = set()
@@ -243,23 +232,20 @@ def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
     return tuple(altered.values())
 
 
-def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Sequence[Message]) -> Altered | None:
-    """Try texts in a field of a message, and report the first that does not arrive unchanged, if any."""
+def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Probe) -> Altered | None:
+    """Report the first text that a field does not pass on."""
     study, is_call = renderer.study(TOOLS), field == "arguments"
     verb = "are not {} verbatim" if is_call else "is not {} verbatim"
 
     def request(text: str) -> Request:
-        rows = [dict(message) for message in messages]
+        change: Message = {field: text}
         if is_call:
-            (one,) = rows[at]["tool_calls"]
-            rows[at] = dict(calling({**call(1, {_KEY: text}), "id": one["id"]}))
-        else:
-            rows[at][field] = text
+            change = {"tool_calls": [{**call(1, {_KEY: text}), "id": messages[at]["tool_calls"][0]["id"]}]}
+        rows = [*messages[:at], {**messages[at], **change}, *messages[at + 1 :]]
         tools = TOOLS if any(row.get("tool_calls") for row in rows) else None
         return Request(adapt(rows, study.forms).messages, tools)
 
     def output(text: str) -> str | None:
-        """Return what the template writes from the field; None if it refuses."""
         try:
             conversation, tools, _ = request(text)
             rendering = study.run(wrap_tools(tools) if tools else None, conversation, False)
@@ -267,9 +253,9 @@ def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Se
             return None
         return text_from(rendering, at, field)
 
-    def alteration(event: Event | None, problem: str, **more: Any) -> Altered:
-        line, source = (None, "") if event is None else (event.part.line, event.part.text)
-        return Altered((role,), field, problem, line, source, **more)
+    def alteration(event: Event | None, problem: str, *, dropped: bool = False) -> Altered:
+        line, source = (None, "") if event is None else (event.part.line, event.part.source)
+        return Altered((role,), field, problem, line, source, dropped)
 
     plain = output(_SIMPLE if is_call else ANSWER)
     if role == "assistant" and plain is not None and not plain.strip():
@@ -281,23 +267,20 @@ def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Se
         if not actual.strip():
             problem = verb.format("written") if is_call else "reaches no token"
             return alteration(_dropping(study, text, request(text)), problem, dropped=True)
-        event = _writing(study, text, request(text), request(_SIMPLE))
-        actual = ((event and event.value) or actual).strip()
-        start = max(0, common_prefix(text, actual) - _EXCERPT // 2)
-        end = start + _EXCERPT
-        return alteration(event, verb.format("written"), detail=f"{text[start:end]!r} becomes {actual[start:end]!r}")
+        return alteration(_writing(study, text, request), verb.format("written"))
     if is_call and (unread := _unread(renderer)):
-        event = _writing(study, ANSWER, request(ANSWER), request(_SIMPLE))
-        return alteration(event, verb.format("read back"), detail=unread)
+        return alteration(_writing(study, ANSWER, request), f"{verb.format('read back')}: {unread}")
     return None
 
 
-def _writing(study: TemplateStudy, text: str, *requests: Request) -> Event | None:
-    """Find the first line that alters the text: compare a run on the text with a run on a simple one."""
-    runs = [run_traced(study, one) for one in requests]
-    pairs = zip(*(run.events for run in runs if run is not None), strict=False) if None not in runs else ()
-    texts: list[Event] = [one for one, other in pairs if one.value != other.value and isinstance(one.value, str)]
-    texts = [one for one in texts if one.part.kind in (SET, WRITE)]
+def _writing(study: TemplateStudy, text: str, request: Callable[[str], Request]) -> Event | None:
+    """Find the first line whose value differs with a simple text."""
+    run, simple = (run_traced(study, request(one)) for one in (text, _SIMPLE))
+    if run is None or simple is None:
+        return None
+    pairs = zip(run.events, simple.events, strict=False)
+    changed = [one for one, other in pairs if one.part.kind in (SET, WRITE) and one.value != other.value]
+    texts = [one for one in changed if isinstance(one.value, str)]
     return next((one for one in texts if not contains_text(text, one.value)), texts[-1] if texts else None)
 
 
@@ -310,10 +293,10 @@ def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None
 
 
 def _unread(renderer: Renderer) -> str:
-    """Name the first argument that cannot be read back from a call; empty if there is none, or a plain one fails."""
+    """Name the first argument that cannot be read back."""
     for arguments in _ARGUMENTS:
-        properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
-        schema = {"type": "object", "properties": properties}
+        types = {key: _STRING if isinstance(value, str) else {} for key, value in arguments.items()}
+        schema = {"type": "object", "properties": types}
         function = {"name": "probe1", "description": "a tool", "parameters": schema}
         [message] = with_ids([calling(call(1, arguments))], renderer.study(TOOLS))
         try:

@@ -11,10 +11,11 @@ _ENCODER: Final = "the ids come from another tokenizer, or from other settings: 
 _PRESERVE: Final = 'bridge to the next turn, or render with past="preserve"'
 _KEEP: Final = "keep the ids of a turn that is too long; cut samples when you build them, not the record"
 _REPAIR: Final = "no bridge can fix it: switch off the repair in the agent, or start a new branch here"
+_COMPARE: Final = "compare the two requests; with the messages of both, tokentrace can say more"
 
 
 class WordedEnum(StrEnum):
-    """An enum whose values have further attributes (empty by default), named by the annotations of the class."""
+    """An enum with the annotated attributes, or empty ones."""
 
     def __new__(cls, value: str, *more: Any) -> Self:
         one = str.__new__(cls, value)
@@ -25,7 +26,7 @@ class WordedEnum(StrEnum):
 
 
 class Cause(WordedEnum):
-    """Why things differ. The value is for programs; ``str()`` and `meaning` are for people."""
+    """Why things differ. The value is for programs, ``str()`` for people."""
 
     label: str
     meaning: str
@@ -35,20 +36,15 @@ class Cause(WordedEnum):
         return self.label or self.value.replace("_", " ")
 
     # A prompt does not begin with the stream so far: what the tokens show.
-    BOOLEAN_CASE = "boolean_case", "boolean or None case", "JSON on one side, Python's str() on the other.", _BRIDGE
+    BOOLEAN_CASE = "boolean_case", "boolean or None case", "One side is JSON, the other Python's str().", _BRIDGE
     BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _BRIDGE
     JSON_FORMAT = "json_format", "JSON spacing or key order", "The same JSON value, written another way.", _BRIDGE
     EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks an argument.", _BRIDGE
     WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
     STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
     STRIPPED_REASONING = "stripped_reasoning", "", "The reasoning of a past turn is gone.", _PRESERVE
-    ZEROED_ANCHOR = "zeroed_anchor", "zeroed anchor after truncation", "The client lost part of the stream.", _KEEP
-    UNKNOWN = (
-        "unknown",
-        "",
-        "No known cause",
-        "compare the two requests; with the messages of both, tokentrace can say more",
-    )
+    ZEROED_ANCHOR = "zeroed_anchor", "zeroed anchor after truncation", "The client lost some ids.", _KEEP
+    UNKNOWN = "unknown", "", "No known cause", _COMPARE
 
     # What an agent did to the conversation.
     REWRITTEN_CALL = "rewritten_call", "rewritten tool call", "The model did not write this call.", _REPAIR
@@ -58,7 +54,7 @@ class Cause(WordedEnum):
     SUB_AGENT = "sub_agent", "sub-agent", "Another conversation: no recorded one begins like it."
     NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _BRANCH
     RETRY = "retry", "", "The same request again, or one that goes back to an earlier point."
-    TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An earlier tool result was shortened or blanked.", _BRANCH
+    TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An earlier tool result was cut or blanked.", _BRANCH
     CALLS_AS_TEXT = "calls_as_text", "", "The model's tool calls became plain text.", _BRANCH
     EDIT = "edit", "", "An earlier message says something else.", _BRANCH
     TEMPLATE = "template", "", "The conversation continues, but the template would rewrite what was sampled."
@@ -107,9 +103,9 @@ class Cause(WordedEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: its cause, where it is, and a sentence (`words`). JSON is ``asdict``.
+    """One thing that is wrong. JSON is ``asdict``.
 
-    `where` names a file, line or call; `position` is the first affected token, `tokens` how many there are.
+    `where` names a file, line or call; `words` explain. `position` is the first of the `tokens` affected tokens.
     """
 
     cause: Cause

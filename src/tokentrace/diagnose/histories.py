@@ -1,7 +1,7 @@
 """The three histories of one conversation: where production, rollout and training differ.
 
-*Production* is what the shipped template shows at each turn, *rollout* the append-only stream,
-bridged turn by turn, and *training* one row over the whole conversation.
+*Production* is what the shipped template shows at each turn, *rollout* the append-only stream, bridged turn by
+turn, and *training* one row over the whole conversation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _NAMES: Final = {
     **dict.fromkeys(REASONING_FIELDS, "reasoning"),
 }
 _SHORT: Final = 40
-"""Longer texts are not quoted."""
 _COLUMNS: Final = [("ids", np.int32), ("messages", np.int32), ("fields", np.object_)]
 
 Rows = npt.NDArray[np.void]
@@ -55,7 +54,7 @@ def token_rows(ids: Any, messages: Any = -1, fields: Any = "scaffold") -> Rows:
 
 
 class View(StrEnum):
-    """Who sees the conversation: the engine of an API, the policy in a rollout, or the trainer of one row."""
+    """An API's engine, the policy in a rollout, or the trainer."""
 
     PRODUCTION = "production"
     ROLLOUT = "rollout"
@@ -76,16 +75,16 @@ class ViewTokens(NamedTuple):
         return self.rows["ids"]
 
     def differing(self, other: ViewTokens) -> Iterator[Hunk]:
-        """Yield what differs, in order: message against message, then turn against turn."""
+        """Yield what differs: by message, then in the turn."""
         starts, other_starts = (
             dict(zip(*np.unique(side.rows["messages"][: side.prompt], return_index=True), strict=True))
             for side in (self, other)
         )
         cuts = [(0, 0)]
-        for message, at in sorted(starts.items(), key=lambda item: item[1]):
-            there = other_starts.get(message, -1)
-            if message >= 0 and at > cuts[-1][0] and there > cuts[-1][1] and self.ids[at] == other.ids[there]:
-                cuts.append((int(at), int(there)))
+        for at, message in sorted((int(at), message) for message, at in starts.items() if message >= 0):
+            there = int(other_starts.get(message, -1))
+            if at > cuts[-1][0] and there > cuts[-1][1] and self.ids[at] == other.ids[there]:
+                cuts.append((at, there))
         cuts += [(self.prompt, other.prompt), (len(self.ids), len(other.ids))]
         for (start, other_start), (stop, other_stop) in itertools.pairwise(cuts):
             for hunk in align(self.ids[start:stop], other.ids[other_start:other_stop]):
@@ -94,10 +93,7 @@ class ViewTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What each view holds up to the end of a turn, or up to its prompt for the turn to come (`message` is None).
-
-    Training may hold no such turn. `refusal`: why the rollout could not continue. It then starts another `branch`.
-    """
+    """What each view holds up to the end of a turn; `refusal`: why it starts a `branch`."""
 
     index: int
     message: int | None
@@ -112,7 +108,6 @@ class Step:
 
     @property
     def equal(self) -> bool:
-        """True if all views are equal."""
         return View.TRAINING in self.views and not any(self.differences.values())
 
     @property
@@ -128,10 +123,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class HistoryFinding:
-    """What `views` do differently from the rollout: they drop, add or change (`verb`) text of `messages` at `steps`.
+    """What `views` do at `steps`: they drop, add or change (`verb`) text of the rollout's `messages`.
 
-    `tokens` counts each message once. `in_turn`: in the turn, not in its prompt. `texts` are the texts of the views and
-    of the rollout, if they are short and the same everywhere.
+    `tokens` counts each message once. `in_turn`: not in the prompt. `texts`: theirs and the rollout's, if short.
     """
 
     views: tuple[View, ...]
@@ -151,11 +145,12 @@ class HistoryFinding:
         of = f" of message{'s' * (len(numbers) > 1)} {listed(numbers)}" if numbers else ""
         if len(numbers) > 8:
             of = f" of {len(numbers)} messages ({numbers[0]} to {numbers[-1]})"
-        return f"{listed(self.views).capitalize()} {verb} the {self.what}{of}{where}: {how}{counted(self.tokens)}."
+        who = listed(self.views).capitalize()
+        return f"{who} {verb} the {self.what}{of}{where}: {how}{counted(self.tokens)}."
 
 
 class _Change(NamedTuple):
-    """Tokens of a view and of the rollout in one field of a message, and the texts that differ."""
+    """Tokens of both sides in one field, and their texts."""
 
     view: int
     rollout: int
@@ -182,16 +177,14 @@ class HistoryReport(ShowsItself):
 
     @property
     def breaks(self) -> list[Step]:
-        """The steps at which the rollout could not continue."""
         return [step for step in self.steps if step.refusal is not None]
 
     def differing(self, left: View | str, right: View | str) -> list[Step]:
-        """Return the steps at which two views differ."""
         return [step for step in self.steps if step.compare(left, right) != []]
 
     @property
     def findings(self) -> tuple[HistoryFinding, ...]:
-        """The differences from the rollout, by views, verb and kind of field."""
+        """The differences from the rollout, by kind."""
         groups = defaultdict[Any, list[tuple[int, int, _Change]]](list)
         for step in self.steps:
             views = defaultdict[Any, tuple[View, ...]](tuple)
@@ -208,14 +201,13 @@ class HistoryReport(ShowsItself):
                 tokens[message] = max(tokens[message], change.rollout or change.view)
             pairs = {pair for *_, change in group for pair in change.texts}
             is_short = len(pairs) == 1 and verb == "changes" and max(map(len, *pairs)) <= _SHORT
-            texts, numbers = pairs.pop() if is_short else None, tuple(sorted({number for number, *_ in group}))
-            findings.append(
-                HistoryFinding(views, verb, what, tuple(sorted(tokens)), tokens.total(), numbers, in_turn, texts)
-            )
+            messages, steps = (tuple(sorted(set(column))) for column in (tokens, [step for step, *_ in group]))
+            texts = pairs.pop() if is_short else None
+            findings.append(HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts))
         return tuple(sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps)))
 
     def _changes(self, step: Step, view: View) -> Iterator[tuple[int, str, bool, _Change]]:
-        """Yield message, field, `in_turn` and change. Scaffold counts toward the main field of its difference."""
+        """Yield the changed fields. Scaffold counts toward its hunk's field."""
         ours, theirs, texts = Counter[Any](), Counter[Any](), defaultdict[Any, set[tuple[str, str]]](set)
         for hunk in step.compare(view, View.ROLLOUT) or ():
             sides = hunk.sides(step.views[view].rows, step.rollout.rows)
@@ -228,12 +220,9 @@ class HistoryReport(ShowsItself):
                 place = *(key if key in fields else main), in_turn
                 ours[place] += here[key]
                 theirs[place] += there[key]
-            one, other = map(self._text, sides)
+            one, other = (self.row.tokenizer.decode(side["ids"]) for side in sides)
             texts[*main, in_turn].add((one, other))
         yield from ((*place, _Change(ours[place], theirs[place], frozenset(texts[place]))) for place in ours)
-
-    def _text(self, rows: Rows) -> str:
-        return self.row.tokenizer.decode(rows["ids"].tolist())
 
     @property
     def summary(self) -> str:
@@ -252,38 +241,35 @@ class HistoryReport(ShowsItself):
         return "\n".join(out) or same
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for ``json.dumps``.
-
-        A step's rollout is a prefix of its branch, and its training view a prefix of the row. To get its production
-        view, apply the differences to either.
-        """
+        """Return plain data. A step's rollout and training are prefixes of its branch and the row."""
         return {
             "equal": self.equal,
             "summary": self.summary.split("\n"),
             "branches": [ids.tolist() for ids in self.branches],
             "row": self.row.token_ids,
-            "steps": [*self._step_data()],
+            "steps": [self._step_json(step) for step in self.steps],
             "findings": [asdict(one) | {"text": str(one)} for one in self.findings],
             "notes": self.notes,
         }
 
-    def _step_data(self) -> Iterator[dict[str, Any]]:
-        for step in self.steps:
-            tokens = {view: len(tokens.ids) for view, tokens in step.views.items()}
-            differences = []
-            for pair, hunks in step.differences.items():
-                for hunk in hunks:
-                    sides = hunk.sides(*(step.views[view].rows for view in pair))
-                    ids, texts = [side["ids"].tolist() for side in sides], [*map(self._text, sides)]
-                    differences.append({"views": pair, **hunk._asdict(), "ids": ids, "texts": texts})
-            refusal = None if step.refusal is None else asdict(step.refusal)
-            data = {"step": step.index, "message": step.message, "equal": step.equal, "branch": step.branch}
-            yield data | {"break": refusal, "tokens": tokens, "differences": differences}
+    def _step_json(self, step: Step) -> dict[str, Any]:
+        differences = []
+        for pair, hunks in step.differences.items():
+            for hunk in hunks:
+                sides = hunk.sides(*(step.views[view].ids for view in pair))
+                ids, texts = [side.tolist() for side in sides], [*map(self.row.tokenizer.decode, sides)]
+                differences.append({"views": pair, **hunk._asdict(), "ids": ids, "texts": texts})
+        return {
+            **{"step": step.index, "message": step.message, "equal": step.equal, "branch": step.branch},
+            "break": None if step.refusal is None else asdict(step.refusal),
+            "tokens": {view: len(tokens.ids) for view, tokens in step.views.items()},
+            "differences": differences,
+        }
 
     def document(self, _: Any = None) -> Document:
-        """Return the report as a document. Contrasts show production and training only where they differ."""
         last = {step.branch: step.rollout.rows for step in self.steps}
-        streams = {at: self._track(f"rollout, stream {at}" if at else "rollout", rows) for at, rows in last.items()}
+        names = {at: f"rollout, stream {at}" if at else "rollout" for at in last}
+        streams = {at: self._track(names[at], rows) for at, rows in last.items()}
         row = replace(rendering_track(self.row), name="training row")
         contrasts: list[Contrast] = []
         table: list[list[str | Cell]] = []
@@ -296,9 +282,9 @@ class HistoryReport(ShowsItself):
                 starts = [0, *itertools.accumulate(map(len, parts))]
                 hunks = [one.moved(0, start - one.other_start) for one, start in zip(hunks, starts, strict=False)]
                 links[view] = f"diff={len(contrasts)}"
-                name, names = f"step {step.index}, {step.place}: rollout → {view}", (str(View.ROLLOUT), str(view))
-                other = self._track("", np.concatenate(parts))
-                contrasts.append(Contrast(streams[step.branch], other, hunks, names, name, stop=len(step.rollout.ids)))
+                name, sides = f"step {step.index}, {step.place}: rollout → {view}", (str(View.ROLLOUT), str(view))
+                base, other = streams[step.branch], self._track("", np.concatenate(parts))
+                contrasts.append(Contrast(base, other, hunks, sides, name, stop=len(step.rollout.ids)))
             table.append(_table_row(step, links))
         head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
         return Document(
@@ -323,8 +309,7 @@ class HistoryReport(ShowsItself):
         return plain_view(self)
 
 
-def _table_row(step: Step, links: Mapping[View, str]) -> list[str | Cell]:
-    """Count the tokens of each view, and those that differ."""
+def _table_row(step: Step, links: dict[View, str]) -> list[str | Cell]:
     row: list[str | Cell] = [str(step.index), step.place]
     row += [f"{len(step.views[view].ids):,}" if view in step.views else "none" for view in View]
     for pair in PAIRS:
@@ -337,7 +322,6 @@ def _table_row(step: Step, links: Mapping[View, str]) -> list[str | Cell]:
 
 
 def _sizes(rows: Rows) -> Counter[tuple[int, str]]:
-    """Count the tokens of each message and field."""
     names = (path.split(".", maxsplit=1)[0] for path in rows["fields"])
     return Counter(zip(rows["messages"].tolist(), (_NAMES.get(name, name) for name in names), strict=True))
 
@@ -363,16 +347,15 @@ def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -
 
 
 class _Walk:
-    """One conversation, turn by turn."""
-
     def __init__(self, renderer: Renderer, messages: Any, tools: Any) -> None:
         self.renderer, self.tools = renderer, tools
         shipped = renderer.past in (Past.INFERENCE, Past.TEMPLATE)
         self.shipped = renderer if shipped else replace(renderer, past=Past.TEMPLATE)
         self.row = renderer.render(messages, tools=tools)  # raises for anything but a conversation
         self.messages = list(messages)
-        self.targets: list[int | None] = [at for at in range(len(self.messages)) if self.row.role(at) == "assistant"]
-        if self.row.role(len(self.messages) - 1) != "assistant":
+        roles = [self.row.role(at) for at in range(len(self.messages))]
+        self.targets: list[int | None] = [at for at, role in enumerate(roles) if role == "assistant"]
+        if roles[-1] != "assistant":
             self.row = renderer.render(messages, tools=tools, add_generation_prompt=True)
             self.targets.append(None)
         self.turns = {turn.message: turn for turn in reversed(self.row.turns)}
@@ -388,9 +371,9 @@ class _Walk:
             at = len(self.messages) if message is None else message
             prompt = self._prompt(self.shipped, at)
             before = self._continued(stream, last, at, prompt) if index else self._prompt(self.renderer, at)
-            refusal = before if isinstance(before, BridgeRefusal) else None
+            refusal = None
             if isinstance(before, BridgeRefusal):
-                before, branch = self._prompt(self.renderer, at), branch + 1
+                refusal, before, branch = before, self._prompt(self.renderer, at), branch + 1
             turn = self._turn(message, prompt["ids"][prompt["fields"] == "generation_prompt"])
             stream = ViewTokens(np.concatenate([before, turn]), len(before))
             production = ViewTokens(np.concatenate([prompt, turn]), len(prompt))
@@ -413,7 +396,7 @@ class _Walk:
         return self._rows(rendered, at)
 
     def _continued(self, stream: ViewTokens, last: int, at: int, production: Rows) -> Rows | BridgeRefusal:
-        """Continue the stream, which ends with message `last`, up to the prompt for message `at`."""
+        """Continue the stream from message `last` to `at`."""
         prompt, completion = stream.ids[: stream.prompt], stream.ids[stream.prompt :]
         if not len(completion):
             return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template writes no turn for message {last}")
@@ -431,7 +414,7 @@ class _Walk:
         return np.concatenate([stream.rows, rows])
 
     def _turn(self, message: int | None, prefill: Ids) -> Rows:
-        """Return the sampled tokens of a message: its turn, rendered as the last one, after its prompt."""
+        """Return a message's sampled tokens, as if it were the last."""
         rendered = self.row
         if message is not None and message + 1 < len(self.messages):
             rendered = self.renderer.render(self.messages[: message + 1], tools=self.tools)
@@ -447,27 +430,25 @@ class _Walk:
         return rows
 
     def _after_prompt(self, message: int, turn: Rows, before: Ids, prefill: Ids) -> Rows:
-        """Return the turn's tokens after the prompt. Splits a token that spans the end of the prompt."""
+        """Drop the prompt, which a token may span."""
         sizes = range(min(len(prefill), len(before)), 0, -1)
         same = next((size for size in sizes if np.array_equal(before[-size:], prefill[:size])), 0)
         if same == len(prefill):
             return turn
         tokenizer = self.renderer.tokenizer
-        missing = tokenizer.decode(prefill[same:].tolist())
+        missing = tokenizer.decode(prefill[same:])
         for count in range(1, min(4, len(turn)) + 1):
-            text = tokenizer.decode(turn["ids"][:count].tolist())
+            text = tokenizer.decode(turn["ids"][:count])
             if len(text) > len(missing) and text.startswith(missing) and same:
                 ids = tokenizer.encode_plain(text[len(missing) :])
                 first = token_rows(ids, message, turn["fields"][count - 1])
                 return np.concatenate([first, turn[count:]])
-        self.notes.append(
-            f"message {message}: its turn does not begin with its generation prompt, "
-            f"{tokenizer.decode(prefill.tolist())!r}; the rollout has both, one after the other"
-        )
+        problem = f"its turn does not begin with its generation prompt, {tokenizer.decode(prefill)!r}"
+        self.notes.append(f"message {message}: {problem}; the rollout has both, one after the other")
         return turn
 
     def _rows(self, rendered: RenderedTokens, at: int) -> Rows:
-        """Return the tokens of a rendering; its generation prompt belongs to message `at`."""
+        """Return a rendering's tokens; its prompt belongs to `at`."""
         rows = token_rows(rendered.ids, rendered.messages, rendered.fields)
         if 0 <= at < len(self.messages):
             rows["messages"][rows["fields"] == "generation_prompt"] = at

@@ -1,8 +1,4 @@
-"""Fixed-base and delta tokenization: message by message, as much of the field does it. For comparison only.
-
-Both render a context without and with a new message, cut the second text where the first ends, and encode the remainder
-on its own. That proves nothing, so the sanity check compares the result with a full render.
-"""
+"""Fixed-base and delta tokenization, message by message, for comparison with a full render."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,7 +15,8 @@ from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose
 from ..show.alignment import hunks
-from ..show.visible import quoted
+from ..show.visible import counted, quoted
+from ..study.seams import StandIn
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -69,9 +66,9 @@ def tokenize_incrementally(
 ) -> IncrementalTokens:
     """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    Everything before the first assistant is one render. The mask covers everything that an assistant
-    message adds after its prompt. Issues a TokenizationMismatchWarning if ids differ. Raises
-    TemplateError if the template refuses a message in every context.
+    Everything before the first assistant is one render. The mask covers what an assistant message adds after its
+    prompt. Issues a TokenizationMismatchWarning if ids differ. Raises TemplateError if the template refuses a
+    message in every context.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -94,15 +91,17 @@ def tokenize_incrementally(
         owners = np.repeat([piece.message for piece in pieces], lengths)
         full = renderer.render(conversation, tools=tools)
         ignored = Cause.WHITESPACE if check is SanityCheck.IGNORE_STRIPPABLE else None
-        mismatches = [one for one in _mismatches(renderer.tokenizer, ids, owners, full) if one.cause is not ignored]
+        differing = _mismatches(renderer.tokenizer, ids, owners, full)
+        mismatches = [one for one in differing if one.cause is not ignored]
     if mismatches:
-        lines = [str(one) for one in mismatches[:3]] + [f"and {len(mismatches) - 3} more"] * (len(mismatches) > 3)
-        problem = f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} places"
-        warnings.warn("\n  ".join([f"{problem}:", *lines]), TokenizationMismatchWarning, stacklevel=2)
+        problem = f"{mode} tokenization differs from a full render in {counted(len(mismatches), 'place')}"
+        warnings.warn(f"{problem}, first at {mismatches[0]}", TokenizationMismatchWarning, stacklevel=2)
     return IncrementalTokens(ids, mask, mismatches)
 
 
-def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
+def _mismatches(
+    tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens
+) -> Iterator[Finding]:
     """Yield the differences from a full render. `owners` has the message of each id."""
     for hunk in hunks(ids, full.ids):
         sides = hunk.sides(ids, full.ids)
@@ -120,8 +119,6 @@ def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: 
 
 
 class _Piece(NamedTuple):
-    """The ids of one message or generation prompt."""
-
     ids: Ids
     message: int = -1
     sampled: bool = False
@@ -129,8 +126,6 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """The pieces of one conversation, with fixed bases or as deltas."""
-
     renderer: Renderer
     tools: Any
     has_base: bool
@@ -141,7 +136,8 @@ class _Pieces:
         replies = (at for at, role in enumerate(roles) if role == "assistant" and {*roles[:at]} - {"assistant"})
         start = next(replies, len(roles))
         prompted = start < len(roles)
-        yield _Piece(self.renderer.render(self.messages[:start], tools=self.tools, add_generation_prompt=prompted).ids)
+        first = self.renderer.render(self.messages[:start], tools=self.tools, add_generation_prompt=prompted)
+        yield _Piece(first.ids)
         while start < len(roles):
             stop = start + 1
             while roles[start] in RESULT_ROLES and stop < len(roles) and roles[stop] in RESULT_ROLES:
@@ -152,7 +148,7 @@ class _Pieces:
             start, prompted = stop, False
 
     def _piece(self, start: int, stop: int) -> _Piece:
-        """Encode what ``messages[start:stop]`` adds after its context; if empty, the generation prompt."""
+        """Encode what messages add; if none, the generation prompt."""
         unit = self.messages[start:stop]
         role = unit[0]["role"] if unit else ""
         tried: dict[int, Ids] = {}
@@ -179,41 +175,32 @@ class _Pieces:
         raise TemplateError(problem, message=start if unit else start - 1, line=refusals[0].line)
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
-        """Encode on its own what a unit adds to a context, cut off by length, and count possible problems."""
-        render, tokenizer = self.renderer.silent().render, self.renderer.tokenizer
+        """Encode what a unit adds, and count possible problems."""
+        render, vocabulary = self.renderer.render, self.renderer.tokenizer.vocabulary
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
         after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit).rendering
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
         rewrites, repeats = not after.text.startswith(before), any(origin in base for *_, origin in spans)
         # A control token goes first if the tokenizer adds a space to the first word.
-        control = tokenizer.vocabulary.control.values() if tokenizer.vocabulary.first_prefixed else ()
+        control = vocabulary.control.values() if vocabulary.first_prefixed else ()
         guard = next((one.text for one in control if not (one.lstrip or one.rstrip or one.single_word)), "")
         piece = Rendering.of([(guard, -1, None), *spans])
         encoded = self.renderer.encode_text(piece, [*context, *unit], tools=self.tools)
         return encoded.ids[bool(guard) :], rewrites + repeats
 
     def _contexts(self, start: int, unit: Messages, role: str) -> Iterator[Messages]:
-        """Yield the contexts to render a unit after.
-
-        Fixed bases end with a user message. For messages other than the assistant's, more end with an assistant turn.
-        """
+        """Yield contexts; before an assistant, they end with a user."""
         if not self.has_base:
             yield self.messages[:start]
             return
         yield from ([SYSTEM, USER], [USER])
         answers: list[Mapping[str, Any]] = [ASSISTANT] if role not in ("", "assistant") else []
         if role in RESULT_ROLES:
-            calls = [list(self._calls(start, unit, arguments)) for arguments in (dict[str, Any](), "{}")]
-            answers = [{"role": "assistant", "content": "", "tool_calls": each} for each in calls]
+            calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
+            called = {call.get("id"): (call.get("function") or call).get("name") for call in calls}
+            names = [one.get("name") or called.get(one.get("tool_call_id")) or "function" for one in unit]
+            forms = (StandIn("", calls=True, text_arguments=as_text) for as_text in (False, True))
+            answers = [form.message(unit, names) for form in forms]
         for answer in answers:
             yield from ([SYSTEM, USER, answer], [USER, answer])
-
-    def _calls(self, start: int, results: Messages, arguments: Any) -> Iterator[dict[str, Any]]:
-        """Yield a call for each result to answer."""
-        calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
-        names = {call.get("id"): (call.get("function") or call).get("name") for call in calls}
-        for number, result in enumerate(results, 1):
-            index = result.get("tool_call_id") or f"call{number:05}"
-            name = result.get("name") or names.get(index) or "function"
-            yield {"id": index, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,8 +1,8 @@
 """The keys by which a request finds the recorded turn it continues. Pure.
 
-Agents repeat the model's turns imperfectly: without reasoning, with other spaces in arguments,
-with content as parts. Messages that mean the same have the same key. When in doubt, keys
-differ: an extra branch costs some tokens, a false match would train on a history that never existed.
+Agents repeat the model's turns imperfectly: without reasoning, with other spaces in arguments, with content as
+parts. Messages that mean the same have the same key. When in doubt, keys differ: an extra branch costs some
+tokens, a false match would train on a history that never existed.
 """
 
 import hashlib
@@ -18,33 +18,33 @@ from ..errors import InputError
 
 Message = Mapping[str, Any]
 Key = bytes
-"""A digest of a conversation up to a message, tools and template variables included."""
+"""A digest of a conversation, with its tools and template variables."""
 Meaning = Callable[[Message], Any]
-"""Reduces a message to the parts that count, as a JSON value. Messages with equal values are the same."""
+"""Reduces a message to the parts that count."""
 
-_PART_NOISE: Final = frozenset({"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"})
+_PART_NOISE: Final = {"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"}
 NOISE: Final = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
-"""Fields that agents add, lose or change, and that no template prints. A part's id is not noise: it names a file."""
-_REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
+"""Fields that agents change, and that no template prints. A part's id names a file."""
+_REASONING_PARTS: Final = ("thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text")
 _EMPTY: Final[Sequence[Any]] = (None, "", [], (), {})
 
 
 def _number(text: str) -> int | float:
-    """Parse a number with a decimal point. 3.0 becomes 3, up to the largest integer that every language has."""
+    """Parse a number with a decimal point. 3.0 becomes 3, as far as floats are exact."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < 2.0**53 else value
 
 
 _JSON: Final = json.JSONDecoder(strict=False, parse_float=_number)
-"""Not strict: models write line breaks into strings, and most agents accept them."""
+"""Not strict: models write line breaks into strings."""
+_SORTED: Final = json.JSONEncoder(sort_keys=True)
 
 
 def meaning(message: Message) -> Any:
     """What a message means to an agent that repeats it.
 
-    For the assistant: its stripped text, calls by name and value, a refusal, parts that are not
-    text. For other roles: every character of the content. Other fields count only if the template
-    prints them: `same_fields` finds messages in doubt, and the session renders those.
+    For the assistant: its stripped text, calls by name and value, a refusal, parts that are not text. For other
+    roles: every character of the content. `same_fields` compares all other fields that templates print.
     """
     content = message.get("content")
     if message.get("role") != "assistant":
@@ -54,22 +54,20 @@ def meaning(message: Message) -> Any:
     text = "".join(value for value in values if isinstance(value, str))  # a model writes one text
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     extras = [value for value in values if not isinstance(value, str)]
-    extras += [[name, _raw(message[name])] for name in ("refusal", "function_call") if message.get(name) not in _EMPTY]
+    more = [name for name in ("refusal", "function_call") if message.get(name) not in _EMPTY]
+    extras += [[name, _raw(message[name])] for name in more]
     return ["assistant", text.strip(), calls or "", *([extras] if extras else [])]
 
 
 def strict_meaning(message: Message) -> Any:
-    """Every non-empty field as it is: reasoning, ids and white space included.
-
-    Absent, None and empty are equal, and so are arguments as JSON text and as a mapping.
-    """
+    """Every field as it is, but empty is absent, and JSON text is its value."""
     fields = {name: value for name, value in message.items() if name != "tool_calls" and value not in _EMPTY}
     calls = [_strict_call(call) for call in message.get("tool_calls") or ()]
     return [_raw(sorted(fields.items())), calls]
 
 
 def same_fields(one: Message, other: Message) -> bool:
-    """True if two messages also have the same fields, `NOISE` aside."""
+    """True if two messages have the same fields, `NOISE` aside."""
 
     def fields(message: Message) -> Any:
         printed = {name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"}
@@ -78,11 +76,8 @@ def same_fields(one: Message, other: Message) -> bool:
     return identical(one, other) or bool(fields(one) == fields(other))
 
 
-# -- keys
-
-
 def root_key(tools: Any, variables: Mapping[str, Any], template: str) -> Key:
-    """The key of an empty conversation: tools, template variables, the template's digest."""
+    """The key of an empty conversation. `template` is the template's digest."""
     try:
         return next_key(b"", [_raw(tools or None), _raw(sorted(variables.items())), template])
     except RecursionError:
@@ -90,16 +85,11 @@ def root_key(tools: Any, variables: Mapping[str, Any], template: str) -> Key:
 
 
 def next_key(before: Key, value: Any) -> Key:
-    """The key after one more message with this meaning."""
     return hashlib.sha256(before + marshal.dumps(value, 2)).digest()[:16]
 
 
 def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> list[Key]:
-    """The key of the first k messages for each k, starting with `root`.
-
-    A tool result counts by the position of the call that it answers, regardless of ids.
-    Raises InputError with the message's number if it is nested too deeply.
-    """
+    """The key of the first k messages for each k. Raises InputError if one is nested too deeply."""
     keys = [root]
     answered: dict[str, int] = {}
     results = 0
@@ -109,9 +99,9 @@ def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> l
         except RecursionError:
             raise InputError("is nested too deeply", message=at) from None
         if message.get("role") == "assistant":
-            ids = call_ids(message)
-            unique = len(set(ids)) == len(message.get("tool_calls") or ())
-            results, answered = 0, {name: at for at, name in enumerate(ids)} if unique else {}
+            results, ids = 0, call_ids(message)
+            are_unique = len(set(ids)) == len(message.get("tool_calls") or ())
+            answered = {name: at for at, name in enumerate(ids)} if are_unique else {}
         elif message.get("role") in RESULT_ROLES:
             value = [value, str(answered.get(str(message.get("tool_call_id")), results))]
             results += 1
@@ -124,7 +114,6 @@ def call_ids(message: Message) -> tuple[str, ...]:
 
 
 def reasoning(message: Message) -> str:
-    """The reasoning in a message, without surrounding white space."""
     text = next((str(message[field]).strip() for field in THOUGHTS if message.get(field)), "")
     content = message.get("content")
     parts = filter(_is_reasoning, content) if isinstance(content, (list, tuple)) and not text else ()
@@ -133,19 +122,16 @@ def reasoning(message: Message) -> str:
 
 
 def identical(one: Any, other: Any) -> bool:
-    """True if two JSON values are equal, including their types and the order of keys."""
+    """True if two values, their types and key orders are equal."""
     return one is other or _raw(one) == _raw(other)
 
 
 def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The number of keys, or identical JSON values, that two sequences begin with."""
+    """How many keys, or identical JSON values, two sequences begin with."""
     for at, (left, right) in enumerate(zip(one, other, strict=False)):
         if left is not right and (left != right or not identical(left, right)):
             return at
     return min(len(one), len(other))
-
-
-# -- calls and content
 
 
 def _call(call: Message) -> Any:
@@ -154,7 +140,9 @@ def _call(call: Message) -> Any:
     arguments = function.get("arguments")
     arguments = function.get("input") if arguments is None else arguments
     try:
-        return [str(function.get("name")), "json", canonical(_decoded(arguments))]
+        value = _decoded(arguments)
+        text = _SORTED.encode(value) if isinstance(arguments, str) else canonical(value)
+        return [str(function.get("name")), "json", text]
     except (ValueError, RecursionError):
         if not isinstance(arguments, str):
             raise
@@ -187,11 +175,7 @@ def _content(content: Any, strict: bool = False) -> Any:
 
 
 def _part(part: Any, default_type: str | None = None, strict: bool = False) -> Any:
-    """A text part as its text, any other part by its fields.
-
-    A text part may have other fields, unless `strict`: @openai/agents repeats the message's
-    role, reasoning and calls in it.
-    """
+    """A text part as its text, unless `strict`; others by fields."""
     if not isinstance(part, Mapping):
         return ["value", _raw(part)]
     fields = {str(name): value for name, value in part.items() if value not in _EMPTY}
@@ -206,11 +190,8 @@ def _is_reasoning(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS
 
 
-# -- values as bytes
-
-
 def _raw(value: Any) -> bytes:
-    """A JSON value as bytes, keys in their order. Marshal is four times as fast as JSON."""
+    """A JSON value as bytes, with the order of keys. Marshal is faster than JSON."""
     try:
         return b"m" + marshal.dumps(value, 2)  # the last version that gives equal values equal bytes
     except ValueError:  # nested deeply, or not made of built-in types
@@ -225,4 +206,4 @@ def canonical(value: Any) -> str:
             raise TypeError("not a JSON value")
         return value
 
-    return json.dumps(_JSON.decode(json.dumps(value, default=plain)), sort_keys=True)
+    return _SORTED.encode(_JSON.decode(json.dumps(value, default=plain)))

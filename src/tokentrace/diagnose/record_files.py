@@ -1,8 +1,4 @@
-"""Open trajectories, stores of sessions, and files of lines or rows, as rollouts.
-
-One rollout is in memory at a time. Its lines may be anywhere in a JSON Lines file: a first pass
-notes where they are, a second reads them.
-"""
+"""Read trajectories, stores of sessions, and files of lines or rows, as rollouts, one at a time."""
 
 import asyncio
 import itertools
@@ -24,26 +20,23 @@ from ..trajectory.turns import Turn
 from .records import IDS, ROWS, Call, Rollout, UnknownShapeError, exchange, line_key, read_lines, recognise
 from .rows import has_conversation
 
-ROW_BYTES: Final = 1 << 30
-"""Longer lines are not read."""
 _FIRST_LINES: Final = 100
-"""A file is rejected if none of its first lines, up to this many, has a known shape."""
+"""A file is rejected if none of these lines has a known shape."""
 _SQLITE: Final = b"SQLite format 3\0"
 _RUN_STORE: Final = "rollouts.db"
-"""The store in the output folder of ``tokentrace rollout``."""
 
 Progress = Callable[[float, float], None]
-"""Called with the amount done and the total."""
+Note = Callable[[str], None]
 
 
 def read_rollouts(
-    inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Callable[[str], None] = lambda _: None
+    inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Note = lambda _: None
 ) -> Iterator[Rollout]:
     """Read all rollouts in `inputs`; some may have a `problem`. `note` gets a description of each input.
 
-    Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``,
-    a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
-    Raises InputError if an input is missing or none of these.
+    Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``, a store of
+    sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet. Raises InputError for
+    anything else.
     """
     for name in inputs:
         if store := _store_of(name):
@@ -59,11 +52,7 @@ def read_rollouts(
 
 
 def holds_rollouts(name: str) -> bool:
-    """True if an input holds what engines sampled, False for rows made from conversations.
-
-    Rows hold rollouts if they have logprobs, or if a rollout or a gateway wrote their file.
-    Raises InputError for conversations, which have no ids.
-    """
+    """True if an input holds what engines sampled. Raises InputError if it has no ids."""
     path = Path(name).expanduser()
     if _store_of(name) or _trajectories(name):
         return True
@@ -72,16 +61,14 @@ def holds_rollouts(name: str) -> bool:
     metadata = read_metadata(path) if path.is_file() else {}
     if "store" in metadata or "engine" in metadata.get("settings", {}):
         return True
-    rows = (row for one in find_sources([name]) for row in read_rows(one, row_bytes=ROW_BYTES))
+    rows = (row for one in find_sources([name]) for row in read_rows(one))
     line: Any = next((row.value for row in rows if isinstance(row.value, Mapping)), {})
     try:
         return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:
         if not any(column in line for column in IDS) and has_conversation(line):
-            raise InputError(
-                f"{name} holds conversations, not ids: tokentrace render {name} shows one, "
-                "tokentrace tokenize turns them into rows, tokentrace audit --on compares their histories"
-            ) from None
+            problem = "holds conversations, not ids: use tokentrace render, tokentrace tokenize or audit --on"
+            raise InputError(f"{name} {problem}") from None
         return False
 
 
@@ -93,19 +80,21 @@ def highest_id(inputs: Sequence[str]) -> int:
 
 
 def _store_of(name: str) -> str:
-    """The store that an input is or contains; empty if there is none."""
     path = Path(name).expanduser()
     path = path / _RUN_STORE if path.is_dir() else path
     return name if "://" in name else str(path) if _starts_with(path, _SQLITE) else ""
 
 
 def _trajectories(name: str) -> dict[Path, str]:
-    """The trajectory files of an input, and their names."""
     path = Path(name).expanduser()
     if not path.is_dir():
         return {path: name} if is_trajectory(path) else {}
-    files = [file for file in sorted(path.rglob("*.tt")) if file.is_file()]
+    files = filter(Path.is_file, sorted(path.rglob("*.tt")))
     return {file: f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" for file in files}
+
+
+def is_trajectory(path: Path) -> bool:
+    return _starts_with(path, MAGIC)
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:
@@ -118,15 +107,7 @@ def _starts_with(path: Path, magic: bytes) -> bool:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-# -- trajectories
-
-
-def is_trajectory(path: Path) -> bool:
-    return _starts_with(path, MAGIC)
-
-
-def _read_trajectory(path: Path, where: str, note: Callable[[str], None]) -> Rollout:
-    """Read a trajectory file, as far as possible if it was cut off."""
+def _read_trajectory(path: Path, where: str, note: Note) -> Rollout:
     try:
         loaded = load_trajectory(path)
     except (TrajectoryError, OSError) as error:
@@ -154,11 +135,7 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, cause: str = "", 
     )
 
 
-# -- stores of sessions
-
-
-def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout]:
-    """The sessions of a store, the newest first."""
+def _read_store(name: str, note: Note) -> Iterator[Rollout]:
     from ..store.store import State, StoreError, open_store
 
     async def all_of(items: Any) -> list[Any]:
@@ -196,36 +173,32 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
     return Rollout(name, where, calls, tokenizer=records[-1].info.get("tokenizer"))
 
 
-# -- lines and rows
-
-
-def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout]:
+def _read_source(source: Source, progress: Progress, note: Note) -> Iterator[Rollout]:
     note(f"{source.name}: {_recognise(source)}")
-    neighbours = itertools.groupby(read_rows(source, row_bytes=ROW_BYTES), key=_key)
+    neighbours = itertools.groupby(read_rows(source), key=_key)
     groups = _line_groups(source) if source.format is Format.LINES else (list(rows) for _, rows in neighbours)
     for rows in groups:
         lines = []
         for row in rows:
-            if row.problem is None and isinstance(row.value, Mapping):
-                lines.append((row.value, _place(source, row)))
+            if isinstance(row.value, Mapping):
+                lines.append((row.value, _place(row)))
             else:
-                yield Rollout("", _place(source, row), problem=row.problem or "it is not an object")
+                yield Rollout("", _place(row), problem=row.problem or "it is not an object")
         yield from read_lines(lines)
         progress(rows[-1].end, source.size)
     progress(source.size, source.size)
 
 
 def _recognise(source: Source) -> str:
-    """What the first line with tokens holds. Raises InputError if there is none."""
-    problem = ""
-    for row in itertools.islice(read_rows(source, row_bytes=ROW_BYTES), _FIRST_LINES):
+    problems = []
+    for row in itertools.islice(read_rows(source), _FIRST_LINES):
         try:
             if row.problem is None:
                 return recognise(row.value)
-            problem = problem or f"{_place(source, row)}: {row.problem}"
+            problems.append(f"{_place(row)}: {row.problem}")
         except UnknownShapeError as error:
-            problem = problem or f"{_place(source, row)}: {error}"
-    raise InputError(problem or f"{source.name} holds no rows")
+            problems.append(f"{_place(row)}: {error}")
+    raise InputError(problems[0] if problems else f"{source.name} holds no rows")
 
 
 def _key(row: FileRow) -> str:
@@ -235,10 +208,10 @@ def _key(row: FileRow) -> str:
 
 
 def _line_groups(source: Source) -> Iterator[list[FileRow]]:
-    """The lines of each rollout, wherever in the file they are."""
+    """Yield the lines of each rollout. A first pass notes where they are in the file."""
     places: dict[str, list[tuple[int, int, int]]] = {}
     start = 0
-    for row in read_rows(source, row_bytes=ROW_BYTES):
+    for row in read_rows(source):
         places.setdefault(_key(row), []).append((row.number, start, row.end))
         start = row.end
     with open(source.path, "rb") as file:
@@ -246,9 +219,10 @@ def _line_groups(source: Source) -> Iterator[list[FileRow]]:
             rows = []
             for number, start, end in group:
                 file.seek(start)
-                rows.append(FileRow(number, number, text=file.read(end - start), end=end).parsed())
+                row = FileRow(number, number, text=file.read(end - start), end=end, source=source.name)
+                rows.append(row.parsed())
             yield rows
 
 
-def _place(source: Source, row: FileRow) -> str:
-    return f"{source.name}, line {row.line}" if row.line is not None else f"{source.name}, row {row.number}"
+def _place(row: FileRow) -> str:
+    return f"{row.source}, line {row.line}" if row.line is not None else f"{row.source}, row {row.number}"

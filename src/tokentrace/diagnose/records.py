@@ -1,9 +1,7 @@
 """Recorded rollouts in one form: calls of an engine, and training rows built from them.
 
-`read_line` finds them anywhere in a line of any dump: an object with a prompt and a completion is a
-call; one with ids and a mask, labels or logprobs is a row. Four frameworks need more: verifiers
-stores trees of messages, NeMo Gym prompts as deltas, OpenEnv requests next to rows, TRL batches
-of lists.
+Anywhere in a line of a dump, an object with a prompt and a completion is a call; one with ids and a mask, labels
+or logprobs is a row. Four frameworks need more: verifiers, NeMo Gym, OpenEnv, TRL.
 """
 
 from __future__ import annotations
@@ -32,7 +30,10 @@ Line = Mapping[str, Any]
 
 IDS: Final = ("input_ids", "token_ids", "ids", "tokens")
 PROMPTS: Final = ("prompt_ids", "prompt_token_ids")
-COMPLETIONS: Final = (*("completion_ids", "completion_token_ids", "generation_token_ids"), *("output_ids", "token_ids"))
+COMPLETIONS: Final = (
+    *("completion_ids", "completion_token_ids", "generation_token_ids"),
+    *("output_ids", "token_ids"),
+)
 MASKS: Final = (
     *("loss_mask", "completion_mask", "output_mask", "response_mask"),
     *("env_mask", "assistant_masks", "assistant_mask", "mask"),
@@ -50,12 +51,20 @@ _NAMES: Final = (
 """Fields that name the rollout of a line."""
 _LISTS: Final = ("calls", "turns", "steps", "entries", "trace", "trajectory")
 """Lists of calls. They take precedence over tokens next to them."""
-_IGNORED: Final = frozenset(
-    {"message", "messages", "prompt", "completion", "input", "request", "responses_create_params", "tools", "metadata"}
+_IGNORED: Final = (
+    *("message", "messages", "prompt", "completion", "input", "request"),
+    *("responses_create_params", "tools", "metadata"),
 )
-"""Fields with messages and settings. Tokens in them do not belong to a call."""
-MALFORMED: Final = (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-"""What reading a malformed line raises."""
+"""Fields with messages and settings. Their tokens belong to no call."""
+_MALFORMED: Final = (
+    InputError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)
 ROWS: Final = "rows of ids"
 
 
@@ -65,11 +74,7 @@ class UnknownShapeError(InputError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One request to an engine, not a tool call: `stream` is its prompt and, from `start` on, the sampled tokens.
-
-    `mask` marks trained tokens of the stream; `logprobs` belong to the sampled ones. `request` has
-    messages and tools; `recorded` is the cause that the record itself gives for a rewritten history.
-    """
+    """A prompt and, from `start` on, sampled tokens. `recorded`: the record's own cause."""
 
     stream: Ids
     start: int
@@ -87,14 +92,13 @@ class Call:
 
     @property
     def conversation(self) -> Line | None:
-        """The request with the reply, as far as both are known."""
         if self.request is None or self.reply is None:
             return self.request
         return {**self.request, "messages": [*self.request["messages"], self.reply]}
 
 
 class Row(NamedTuple):
-    """A training row, and its trained runs as calls. `sampled` marks trained tokens that the row calls sampled."""
+    """A training row, and its trained runs as calls. `sampled`: what it calls sampled."""
 
     ids: Ids
     mask: Mask
@@ -105,11 +109,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """One rollout: its calls, the rows made from them, and what is wrong with either.
-
-    `ordered` is False if the calls are lines of a file, in any order. `tokenizer` is the start of a digest.
-    A rollout with a `problem` cannot be read.
-    """
+    """Calls, rows made from them, and what is wrong. `problem`: why it is unreadable."""
 
     name: str
     where: str
@@ -126,7 +126,6 @@ def first_of(value: Line, names: Sequence[str]) -> str | None:
 
 
 def exchange(messages: Any, tools: Any, reply: Any = None) -> dict[str, Any]:
-    """The request and the reply of a call, as far as a record has them."""
     if not isinstance(messages, list):
         return {}
     request = {"messages": messages, "tools": tools if isinstance(tools, list) else None}
@@ -135,7 +134,7 @@ def exchange(messages: Any, tools: Any, reply: Any = None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object in a record, and its path. Reading it adds to the rollout of its line."""
+    """An object in a record. Reading it adds to a rollout."""
 
     value: Line
     rollout: Rollout
@@ -155,14 +154,13 @@ class Fields:
         self.rollout.findings.append(Finding(cause, *place, words, position, tokens))
 
     def ids(self, names: Sequence[str]) -> Ids:
-        """The ids under the first of these names that has a value. Raises InputError if there are none."""
         name = first_of(self.value, names)
         if name is None:
             raise InputError("is missing", field=self.field(names[0]))
         return check_ids(self.value[name], self.field(name))
 
     def mask(self, count: int, before: int = 0) -> Mask | None:
-        """The mask over a prompt of `before` tokens and `count` further ones. The record may leave out the prompt."""
+        """The mask. The record may leave out the prompt's `before` tokens."""
         name = first_of(self.value, MASKS)
         if name is None:
             return None
@@ -176,13 +174,14 @@ class Fields:
         return np.asarray([False] * (before + count - len(values)) + values, np.bool_)
 
     def trained(self, ids: Ids, first: int = 0) -> Mask | None:
-        """The tokens that a row trains: its mask or its labels, which must agree; None if it has neither."""
+        """The trained tokens; None without mask and labels."""
         mask = self.mask(len(ids) - first, first)
         if self.value.get("labels") is None:
             return mask
         labels = check_integers(self.value["labels"], self.field("labels"))
         if len(labels) != len(ids):
-            self.report(Cause.BAD_LABELS, "labels", f"{len(labels):,} labels for {len(ids):,} tokens", len(labels))
+            words = f"{len(labels):,} labels for {len(ids):,} tokens"
+            self.report(Cause.BAD_LABELS, "labels", words, len(labels))
             return mask
         trained: Mask = labels != IGNORE
         mask = trained if mask is None else mask
@@ -197,7 +196,7 @@ class Fields:
         return mask
 
     def logprobs(self, sampled: Mask, sizes: Sequence[int]) -> Floats | None:
-        """Logprobs by token. The record has one for each sampled token, or for the last n tokens (n in `sizes`)."""
+        """Logprobs of sampled tokens, or of the last n (n in `sizes`)."""
         name, count = first_of(self.value, LOGPROBS) or "", int(sampled.sum())
         try:
             values = np.asarray(self.value[name] if name else [], np.float64)
@@ -226,7 +225,6 @@ class Fields:
     def calls(
         self, ids: Ids, sampled: Mask, mask: Mask | None = None, sizes: Sequence[int] = (), **more: Any
     ) -> list[Call]:
-        """The sampled runs of ids as calls."""
         scores, calls = self.logprobs(sampled, sizes), []
         for start, stop in runs(sampled):
             logprobs = None if scores is None else scores[start:stop]
@@ -235,10 +233,7 @@ class Fields:
         return calls
 
     def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Line] = ()) -> None:
-        """Add the object as a row. `requests`, if known, belong to its trained runs.
-
-        Mask and logprobs may begin with the response, at `first`. Without mask and labels, the response is trained.
-        """
+        """Add a row; without mask and labels, all after `first` is trained."""
         total, sampled, mask = len(ids), None, self.trained(ids, first)
         if mask is None:
             marked = first_of(self.value, (*MASKS, "labels"))
@@ -261,18 +256,17 @@ class Fields:
         self.rollout.rows.append(Row(ids, mask, self.where(), sampled, calls))
 
 
-# -- lines
-
-
 def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
     """The rollouts of some lines. Lines that name a rollout are merged into one."""
     parts: list[Rollout] = []
     streams: dict[Any, list[int]] = {}
     captured = any("model_call_id" in line for line, _ in lines)
-    for line, where in sorted(lines, key=lambda pair: as_float(pair[0].get("created_at")) or 0) if captured else lines:
+    if captured:
+        lines = sorted(lines, key=lambda pair: as_float(pair[0].get("created_at")) or 0)
+    for line, where in lines:
         try:
             parts += read_line(_complete_prompt(line, streams) if captured else line, where)
-        except MALFORMED as error:
+        except _MALFORMED as error:
             problem = str(error) if isinstance(error, InputError) else f"has a malformed field ({error})"
             yield Rollout("", where, problem=problem)
     if len(parts) > 1 and line_key(lines[0][0]) is not None:
@@ -286,10 +280,7 @@ def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
 
 
 def read_line(line: Any, where: str) -> Iterator[Rollout]:
-    """The rollouts of a line: an episode of traces (prime-rl), a batch (TRL), or one.
-
-    Raises UnknownShapeError if it has neither calls nor rows, InputError if they are malformed.
-    """
+    """The rollouts of a line: prime-rl's episodes and TRL's batches have several."""
     columns = line if isinstance(line, Mapping) else {}
     traces, prompts = columns.get("traces"), columns.get("prompt_ids")
     if isinstance(traces, list):
@@ -309,8 +300,8 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
 def _rollout(line: Any, where: str) -> Rollout:
     if not isinstance(line, Mapping):
         raise UnknownShapeError(f"a line of a record must be an object, not {brief(line)}")
-    name = rollout_name(line) or first_of(line, ("id", "example_id"))
-    name = str(line.get(name, name)) if name else where.rpartition(", ")[2]
+    field = first_of(line, ("id", "example_id"))
+    name = _rollout_name(line) or (where.rpartition(", ")[2] if field is None else str(line[field]))
     tokenizer = line.get("tokenizer")
     rollout = Rollout(name, where, tokenizer=tokenizer if isinstance(tokenizer, str) else None)
     _read(Fields(line, rollout), line.get("tools"))
@@ -324,20 +315,20 @@ def recognise(line: Any) -> str:
     """Describe what a line holds. Raises UnknownShapeError if it has no tokens."""
     try:
         next(read_line(line, ""), None)
-    except MALFORMED as error:  # other errors are reported when the line is read
-        if isinstance(error, UnknownShapeError):
-            raise
+    except UnknownShapeError:
+        raise
+    except _MALFORMED:  # is reported when the line is read
+        pass
     return ROWS if _is_row(line) else "calls, one per line" if _is_call(line) else "rollouts, one per line"
 
 
 def line_key(line: Any) -> str | None:
     """The rollout that a line is a part of; None if it is a rollout by itself."""
     alone = not isinstance(line, Mapping) or _lists_calls(line)
-    return rollout_name(line) if not alone and (_is_call(line) or _is_row(line)) else None
+    return _rollout_name(line) if not alone and (_is_call(line) or _is_row(line)) else None
 
 
-def rollout_name(line: Line) -> str | None:
-    """The rollout that a line names, in its own fields or its metadata."""
+def _rollout_name(line: Line) -> str | None:
     for part in (line, line.get("metadata")):
         if isinstance(part, Mapping) and (name := first_of(part, _NAMES)):
             return str(part[name])
@@ -348,7 +339,7 @@ def rollout_name(line: Line) -> str | None:
 
 
 def _is_call(line: Line, inner: bool = False) -> bool:
-    """True if an object has a prompt and a completion. Inside a rollout (`inner`), one of them is enough."""
+    """True if an object has a prompt and a completion; inside a rollout (`inner`), one of them."""
     parts = [any(name in line for name in names) for names in (PROMPTS, ("response_ids", *COMPLETIONS))]
     return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
 
@@ -359,7 +350,6 @@ def _lists_calls(line: Line) -> bool:
 
 
 def _is_row(line: Line) -> bool:
-    """True if an object has ids, and something that shows which of them are trained."""
     marks = (*MASKS, *LOGPROBS, "labels")
     return not _is_call(line) and first_of(line, IDS) is not None and first_of(line, marks) is not None
 
@@ -407,7 +397,7 @@ def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
 
 
 def _read_session(line: Fields) -> None:
-    """OpenEnv: a captured session, with rows and the turns that they were built from."""
+    """OpenEnv: rows and the turns that they were built from."""
     turns = {str(turn.get("node_id")): turn for turn in line.value.get("turns") or ()}
     for at, sequence in enumerate(line.value["sequences"]):
         requests = []
@@ -420,7 +410,7 @@ def _read_session(line: Fields) -> None:
 
 
 def _read_trace(line: Fields) -> None:
-    """verifiers: a node has the tokens of its message; the path to it is prompt and completion."""
+    """verifiers: a node has a message; its path is the prompt."""
     nodes = [line.inner(f"nodes[{at}]", node) for at, node in enumerate(line.value["nodes"])]
     ids = [check_ids(node.value.get("token_ids") or [], node.field("token_ids")) for node in nodes]
     masks = [node.mask(len(tokens)) for node, tokens in zip(nodes, ids, strict=True)]
@@ -437,9 +427,8 @@ def _read_trace(line: Fields) -> None:
             sampled = np.arange(size) >= size - len(node.value.get("logprobs") or ids[at])
         stream = np.concatenate([ids[one] for one in path])
         sampled = np.concatenate([np.zeros(len(stream) - size, np.bool_), sampled])
-        path_masks = [masks[one] for one in path if len(ids[one])]
-        complete = [mask for mask in path_masks if mask is not None]
-        trained = np.concatenate(complete) if len(complete) == len(path_masks) else None
+        path_masks: Any = [masks[one] for one in path if len(ids[one])]
+        trained = None if any(mask is None for mask in path_masks) else np.concatenate(path_masks)
         *messages, reply = [nodes[one].value.get("message") for one in path]
         are_messages = all(isinstance(message, Mapping) for message in (*messages, reply))
         request = exchange(messages, nodes[path[0]].value.get("tools"), reply) if are_messages else {}
@@ -447,16 +436,16 @@ def _read_trace(line: Fields) -> None:
 
 
 def _complete_prompt(line: Line, streams: dict[Any, list[int]]) -> Line:
-    """A captured call of NeMo Gym. Its prompt may be stored as a delta on another call's stream."""
+    """NeMo Gym: a prompt may be a delta on another stream."""
     name, parent = line.get("model_call_id"), line.get("parent_call_id")
-    prompt, completion = (
-        check_ids(line.get(field), field).tolist() for field in ("prompt_token_ids", "generation_token_ids")
-    )
+    fields = ("prompt_token_ids", "generation_token_ids")
+    prompt, completion = (check_ids(line.get(field), field).tolist() for field in fields)
     if line.get("prompt_is_delta"):
         if not streams.get(parent):
             words = f"call {name!r} is stored as a delta on call {parent!r}, which is missing or ambiguous"
             raise InputError(words, field="parent_call_id")
         prompt = streams[parent] + prompt
     stream = prompt + completion
-    streams[name] = stream if streams.get(name, stream) == stream else []  # two calls with the same name are ambiguous
+    is_unique = streams.get(name, stream) == stream
+    streams[name] = stream if is_unique else []
     return {**line, "prompt_token_ids": prompt}

@@ -1,4 +1,4 @@
-"""Counts over many rows or rollouts, with the first few examples of everything counted."""
+"""Counts over many rows or rollouts, with a few examples of each thing counted."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,9 +12,7 @@ from ..tokens.tokenizer import Tokenizer
 from .finding import Cause, Finding
 
 EXAMPLES: Final = 5
-"""How many examples to keep of each thing counted."""
 _MOST: Final = 1000
-"""How many different things one table counts."""
 
 
 class Example(NamedTuple):
@@ -30,8 +28,6 @@ class Example(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Something to count in a table of a report."""
-
     table: str
     key: Any
     tokens: int = 0
@@ -40,7 +36,7 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """How often something was seen, in how many rows or rollouts (`units`), with the first few examples."""
+    """How often something was seen, and in how many `units`."""
 
     places: int = 0
     tokens: int = 0
@@ -52,22 +48,20 @@ Tallies = dict[Any, Tally]
 
 
 class Report(ShowsItself):
-    """Counts by name, and tables of tallies. Notes are about the input as a whole."""
+    """Counts by name, and tables of tallies by title."""
 
     unit: ClassVar[str]
     title: ClassVar[str]
     remedy: ClassVar[str] = ""
     """What to do, if the advice of causes does not fit."""
     tables: ClassVar[Mapping[str, str]]
-    """The title of each table."""
     outcomes: Tallies
     causes: Tallies
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
-        self.stopped = False
-        """True if a limit left something unchecked."""
+        self.stopped = False  # by a limit
         for name in self.tables:
             setattr(self, name, {})
 
@@ -88,15 +82,15 @@ class Report(ShowsItself):
 
     @property
     def total(self) -> int:
-        """The number of rows or rollouts."""
         return self.counts[f"{self.unit}s"]
 
+    def count(self, outcome: Any) -> int:
+        return self.outcomes.get(outcome, Tally()).places
+
     def judge(self) -> tuple[str, str]:
-        """The tone of the report, and its verdict."""
         raise NotImplementedError
 
     def figures(self) -> Iterator[str]:
-        """The numbers, in sentences."""
         raise NotImplementedError
 
     @property
@@ -104,19 +98,15 @@ class Report(ShowsItself):
         return self.judge()[1]
 
     def ranked(self, table: str) -> list[tuple[Any, Tally]]:
-        """What a table counts, the most frequent first."""
         return sorted(getattr(self, table).items(), key=lambda item: -item[1].places)
 
     def to_json(self) -> dict[str, Any]:
-        tables = {
-            table: [
-                {"name": key, "places": one.places, "tokens": one.tokens, f"{self.unit}s": one.units}
-                | {"examples": [example.to_json() for example in one.examples]}
-                for key, one in self.ranked(table)
-            ]
-            for table in self.tables
-        }
+        tables: dict[str, Any] = {name: [] for name in self.tables}
         more = {name: value for name, value in vars(self).items() if name not in tables}
+        for name, rows in tables.items():
+            for key, one in self.ranked(name):
+                row = {"name": key, "places": one.places, "tokens": one.tokens, f"{self.unit}s": one.units}
+                rows.append({**row, "examples": [example.to_json() for example in one.examples]})
         return {"verdict": self.verdict, **more, **tables}
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
@@ -143,7 +133,7 @@ class Report(ShowsItself):
         )
 
     def _table(self, name: str) -> Table:
-        """One row per tally. Leaves out columns of zeros, and places if they equal the units."""
+        """A row per tally. Leaves out columns that say nothing."""
         ranked = self.ranked(name)
         total = self.total + (self.counts["unreadable"] if name == "unread" else 0)
         columns = {what: [getattr(one, what) for _, one in ranked] for what in ("places", "units", "tokens")}

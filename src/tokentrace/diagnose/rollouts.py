@@ -1,13 +1,11 @@
 """Does each prompt of a recorded rollout continue the stream, and if not, why?
 
-A prompt extends the call whose stream it begins with. If it also has tokens that a later call sampled, it should have
-extended that one, and is a break. The same prompt again asks for another answer. Everything else is a break, unless the
-messages show another conversation. A call is a request to an engine; tool calls play no part here.
+A prompt extends the call whose stream it begins with; with tokens that a later call sampled, it is a break.
+The same prompt again asks for another answer. Everything else is a break, or another conversation.
 """
 
 import asyncio
 import contextlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -28,32 +26,28 @@ from .breaks import conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
-from .records import Call, Mask, Rollout, Row
+from .records import Call, Line, Mask, Rollout, Row
 from .report import Example, Report, Seen, Tallies, Tally
 
 _RECENT: Final = 3
 """How many recent conversations to search for the origin of a request."""
-_OTHER_TOKENIZER: Final = "rollouts were recorded with another tokenizer, so the causes of breaks may be wrong"
 _TRACE: Final = 8
 """How many tokens at either end of a completion to search for in a later prompt."""
+_OTHER_TOKENIZER: Final = "rollouts were recorded with another tokenizer, so the causes of breaks may be wrong"
 
 
 class Relation(StrEnum):
-    """How a prompt follows the earlier calls of its rollout."""
-
     FIRST = "first"
     EXTENDS = "extends"
     REPEATS = "repeats"
-    """The prompt of an earlier call again, or one that goes back to an earlier point."""
     TWICE = "recorded twice"
     OTHER = "another conversation"
-    """The messages show it: a sub-agent, a title."""
     BREAKS = "breaks"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tip:
-    """Calls that each extend the one before: one training row. `numbers` counts sampled tokens; -1 for others."""
+    """Calls that each extend the one before. `numbers` counts sampled tokens; others are -1."""
 
     calls: list[Call]
     numbers: npt.NDArray[np.int64]
@@ -68,11 +62,7 @@ class Tip:
 
 
 class CheckedRollout:
-    """One rollout, checked. Without a `model`, breaks have only the causes that records name.
-
-    In `counts`, `tokens` counts shared tokens once, `prompted` those of all prompts, and `trained` those that masks
-    train. `masked`: it has masks. `unproven`: nothing but its masks shows which tokens were sampled.
-    """
+    """One rollout. Without a `model`, breaks have no cause."""
 
     def __init__(self, rollout: Rollout, model: Any = None) -> None:
         self.rollout, self.model = rollout, model
@@ -102,23 +92,23 @@ class CheckedRollout:
         self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
 
     def _train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
-        """Count the tokens that a mask trains. Report tokens that are trained or sampled, but not both."""
+        """Count what a mask trains, and where it is not what was sampled."""
         self.counts |= Counter(masked=1, unproven=int(sampled is None))
         self.counts["trained"] += int(mask.sum())
         sampled = mask if sampled is None else sampled
-        for cause, wrong in ((Cause.TRAINED_UNSAMPLED, mask & ~sampled), (Cause.SAMPLED_UNTRAINED, sampled & ~mask)):
+        differing = {Cause.TRAINED_UNSAMPLED: mask & ~sampled, Cause.SAMPLED_UNTRAINED: sampled & ~mask}
+        for cause, wrong in differing.items():
             if wrong.any():
                 at = int(wrong.argmax())
                 self._report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
     def _add_call(self, call: Call) -> None:
-        """Add a call. Calls derived from rows may come twice: rows share prefixes."""
         stream = call.stream
         same = (one for one in self._calls if one.start == call.start and np.array_equal(one.stream, stream))
         if (earlier := next(same, None)) is not None:
-            before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
-            if self._derived:
+            if self._derived:  # rows share prefixes
                 return
+            before, logprobs = (np.asarray(one.logprobs, np.float64) for one in (earlier, call))
             if not self.rollout.ordered and np.array_equal(before, logprobs, equal_nan=True):
                 self._report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
                 self.steps.append(Relation.TWICE)
@@ -146,16 +136,15 @@ class CheckedRollout:
         self.tips.append(Tip(calls, numbers))
 
     def _check_mask(self, row: Row) -> None:
-        """Compare a row's mask with the sampled tokens, according to the calls or the row itself."""
         sampled = np.zeros(len(row.ids), np.bool_)
         for call in self.rollout.calls:
             if _begins(row.ids, call.stream):
                 sampled[call.start : len(call.stream)] = True
-        # a token that another row of the rollout trains counts here as sampled, but not trained
+        # a token that another row of the rollout trains is sampled here, but not trained
         self._train(row.where, row.mask, row.sampled if self._derived else sampled)
 
     def _place(self, call: Call) -> tuple[Relation, Tip | None, int]:
-        """How a call continues the earlier ones, its closest tip, and how many tokens they share."""
+        """How a call continues, its closest tip, and what they share."""
         if not self.tips:
             return Relation.FIRST, None, 0
         prompt = call.prompt
@@ -173,7 +162,7 @@ class CheckedRollout:
         last, requests, history = tip.calls[-1], {}, None
         if last.conversation is not None and call.request is not None:
             requests = {"before": last.conversation, "after": call.request}
-            recent = (one.calls[-1] for one in itertools.islice(reversed(self.tips), _RECENT))
+            recent = [one.calls[-1] for one in self.tips[: -_RECENT - 1 : -1]]
             answered = [one.conversation for one in recent if one.reply and one is not last]
             recorded = [one["messages"] for one in answered if one is not None]
             history = conversation_change(**requests, recent=recorded) if last.reply is not None else None
@@ -187,33 +176,32 @@ class CheckedRollout:
         self._explain(call, tip, shared, requests, history)
         return Relation.BREAKS, tip, shared
 
-    def _explain(self, call: Call, tip: Tip, shared: int, requests: dict[str, Any], history: Finding | None) -> None:
-        """Report a break: its cause, from the tokens and the messages, and its cost."""
-        broken, stream = None, tip.stream
+    def _explain(self, call: Call, tip: Tip, shared: int, requests: Line, history: Finding | None) -> None:
+        stream, broken = tip.stream, None
+        cause, why, region, contrasts = Cause.UNKNOWN, "", "", []
         ranges, after = [], (shared, shared)
         if self.model is not None:
             broken = explain_break(stream, call.prompt, self.model, sampled=tip.sampled, **requests)
         if broken is not None:
+            cause, why, region, contrasts = broken.cause, broken.words, f" ({broken.region})", [broken.contrast()]
             ranges, after = [broken.stream_range], (broken.stream_range[1], broken.prompt_range[1])
         ranges += [(hunk.start, hunk.stop) for hunk in hunks(stream, call.prompt, *after)]
-        gone = {number for start, stop in ranges for number in tip.numbers[start:stop].tolist()} - self._gone - {-1}
+        gone = {number for start, stop in ranges for number in tip.numbers[start:stop].tolist()}
+        gone -= self._gone | {-1}
         self._gone |= gone
-        lost = len(gone)
-        again = min(len(stream), call.start) - shared
+        lost, again = len(gone), min(len(stream), call.start) - shared
         self.counts.update(reprefilled=again, lost=lost)
-        cause, why = (Cause.UNKNOWN, "") if broken is None else (broken.cause, broken.words)
         named, _, detail = call.recorded.partition(": ")
         if cause is Cause.UNKNOWN and named in list(Cause):
             cause, why = Cause(named), why.removeprefix(f"{Cause.UNKNOWN.meaning}: ")
-        sentences = [why, history.words if history else ""]
-        sentences.append(f"recorded: {call.recorded}" if named and detail not in filter(None, sentences) else "")
+        sentences = [one for one in (why, history.words if history else "") if one]
+        if named and detail not in sentences:
+            sentences.append(f"recorded: {call.recorded}")
         sentences.append(f"{counted(again)} read again, {counted(lost, 'sampled token')} gone")
-        region = "" if broken is None else f" ({broken.region})"
-        words = f"token {shared:,} of {len(stream):,}{region}: {'; '.join(dict.fromkeys(filter(None, sentences)))}"
+        words = f"token {shared:,} of {len(stream):,}{region}: {'; '.join(dict.fromkeys(sentences))}"
         where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name}"
         finding = Finding(cause, where, words=words, position=shared, tokens=lost)
         self.breaks.append(finding)
-        contrasts = [] if broken is None else [broken.contrast()]
         self.seen.append(Seen("causes", cause, lost, Example(where, words, [finding], contrasts)))
         if history is not None:
             self.seen.append(Seen("histories", history.cause))
@@ -222,7 +210,7 @@ class CheckedRollout:
 
 
 def sorted_calls(calls: Sequence[Call]) -> list[Call]:
-    """Calls in a possible order: a call comes before those whose prompts begin with its prompt."""
+    """Calls in a possible order: prompts before longer ones."""
 
     def comes_before(call: Call, one: Call) -> bool:
         return call is one or (call.start < one.start and _begins(one.prompt, call.prompt))
@@ -238,7 +226,7 @@ def _begins(ids: Ids, other: Ids) -> bool:
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
-    """True if a prompt has some of the tokens sampled after its first `end` tokens."""
+    """True if a prompt has tokens sampled after the first `end`."""
     if shared == len(prompt):
         return False
     if tip.sampled[end : shared + 1].any():
@@ -250,16 +238,11 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
     return any((places == trace).all(-1).any() for trace in (answer[:size], answer[-size:]) if len(places))
 
 
-# -- all rollouts
-
-
 class RolloutReport(Report):
-    """Counts over all rollouts, and the first few examples of each finding.
+    """Counts over all rollouts. `scores` has the engine's logprobs minus the recorded ones.
 
-    `outcomes` counts calls by `Relation`, `causes` breaks, `faults` findings in ids, masks and logprobs,
-    `histories` what happened to messages at breaks, and `recorded` the causes that records name.
-    `counts` adds up those of `CheckedRollout`: `samples` are rows that train each sampled token once,
-    `row_tokens` the tokens in these rows. `scores` compares logprobs with an engine's.
+    In `counts`, `tokens` has shared tokens once, `samples` are rows that train each sampled token once,
+    `row_tokens` the tokens in them. `unproven`: only masks show which tokens were sampled.
     """
 
     unit, title = "rollout", "What happened to the tokens"
@@ -283,15 +266,10 @@ class RolloutReport(Report):
 
     @property
     def breaks(self) -> int:
-        return self.outcomes.get(Relation.BREAKS, Tally()).places
-
-    @property
-    def compared(self) -> int:
-        """Prompts that follow another call of their rollout."""
-        return self.calls - self.outcomes.get(Relation.FIRST, Tally()).places
+        return self.count(Relation.BREAKS)
 
     def problems(self) -> set[str]:
-        """What is wrong, as ``--allow`` names it. Missing logprobs alone are not a problem."""
+        """What is wrong, as ``--allow`` names it."""
         groups = {cause.group for cause in self.faults if cause is not Cause.NO_LOGPROBS}
         return groups | ({"breaks"} if self.breaks else set()) | ({"unreadable"} if self.unread else set())
 
@@ -305,12 +283,10 @@ class RolloutReport(Report):
             return tone, f"{broken:,} of {rollouts} {verb} ({share:.1f} %), {counted(self.breaks, 'time')}"
         if self.problems():
             return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
-        if self.compared:
+        if self.calls > self.count(Relation.FIRST):
             return "good", f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}"
-        return tone, (
-            f"no prompt was compared with another: each of {rollouts} has one call; to join calls on separate "
-            "lines, give them the same rollout_id (or session_id, trajectory_id, …)"
-        )
+        join = "to join calls on separate lines, give them the same rollout_id (or session_id, trajectory_id, …)"
+        return tone, f"no prompt was compared with another: each of {rollouts} has one call; {join}"
 
     def figures(self) -> Iterator[str]:
         counts = self.counts
@@ -372,7 +348,7 @@ def check_rollouts(
             for tip in checked.tips if connected is not None else ():
                 scored = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [one for one in scored if one[0].temperature in (None, 1.0) and np.isfinite(one[1]).all()]
+                usable = [one for one in scored if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()]
                 skipped += len(scored) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
                 for call, logprobs in usable:
@@ -386,11 +362,10 @@ def _summary(differences: Sequence[Any]) -> dict[str, float]:
     values = np.concatenate(differences).astype(np.float64)
     if not len(values):
         return {"tokens": 0}
-    sizes = np.abs(values)
-    shares = dict(zip(("median", "p95", "p99", "most"), np.percentile(sizes, [50, 95, 99, 100]).tolist(), strict=True))
     ratio = float(np.exp(np.clip(values, -60, 60)).mean())
-    means = {"mean": float(sizes.mean()), "mean_difference": float(values.mean()), "mean_ratio": ratio}
-    return {"tokens": len(values), **means, **shares}
+    names = ("mean", "median", "most")
+    figures = (float(function(np.abs(values))) for function in (np.mean, np.median, np.max))
+    return {"tokens": len(values), "mean_ratio": ratio, **dict(zip(names, figures, strict=True))}
 
 
 def recorded_tokenizer(inputs: Sequence[str]) -> str | None:

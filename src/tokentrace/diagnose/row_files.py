@@ -1,5 +1,6 @@
-"""`check_dataset`: files of rows, and the files of conversations that they were made from."""
+"""`check_dataset`: files of rows, and their conversations."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,22 +13,19 @@ from ..data.tables import read_metadata
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
-from .record_files import ROW_BYTES, Progress
-from .report import Report, Tallies, Tally
+from .record_files import Progress
+from .report import Report, Tallies
 from .rows import Outcome, RowChecker, origin_of
 
-_HOW: Final = "pass it with --source, in Python with sources= (a .metadata file next to JSON Lines says where it is)"
+_END: Final = Row(sys.maxsize, None)
+_HOW: Final = "pass it with --source, in Python with sources="
 
 Metadata = Mapping[str, Any]
 _OwnFile = tuple[Source, Metadata]
 
 
 class CheckReport(Report):
-    """Counts over all rows, and the first few rows of each outcome.
-
-    `settings` is what the rows were compared with; `reasons` say why rows are bad or unchecked.
-    `mask` counts tokens by role, part and cause; `counts` adds up those of `CheckedRow`.
-    """
+    """Counts over all rows, compared with `settings`."""
 
     unit, title = "row", "Rows against their template"
     remedy = "the rows come from another tokenizer, conversation or setting: tokenize the conversations again"
@@ -37,34 +35,26 @@ class CheckReport(Report):
     settings: Mapping[str, Any] = MappingProxyType({})
 
     @property
-    def rows(self) -> int:
-        return self.total
-
-    def count(self, outcome: Outcome) -> int:
-        return self.outcomes.get(outcome, Tally()).units
-
-    @property
     def differing(self) -> int:
-        """Rows that are neither the same nor unchecked."""
-        return self.rows - self.count(Outcome.SAME) - self.count(Outcome.UNCHECKED)
+        return self.total - self.count(Outcome.SAME) - self.count(Outcome.UNCHECKED)
 
     @property
     def clean(self) -> bool:
-        """True if every row matches its conversation."""
-        return self.rows == self.count(Outcome.SAME)
+        return self.total == self.count(Outcome.SAME)
 
     def judge(self) -> tuple[str, str]:
-        masks, unchecked = self.counts["masks"], self.count(Outcome.UNCHECKED)
-        what = "ids and mask" if masks == self.rows else "ids" if masks else "ids (there is no mask)"
-        if not self.rows:
+        rows, masks = self.total, self.counts["masks"]
+        same, unchecked = self.count(Outcome.SAME), self.count(Outcome.UNCHECKED)
+        if not rows:
             return "poor", "there are no rows"
         if self.clean:
-            return "good", f"all {self.rows:,} rows match the template: {what}"
+            what = "ids and mask" if masks == rows else "ids" if masks else "ids (there is no mask)"
+            return "good", f"all {rows:,} rows match the template: {what}"
         if self.differing:
             more = f"; {unchecked:,} have no conversation" if unchecked else ""
-            return "bad", f"{self.differing:,} of {self.rows:,} rows do not match the template{more}"
-        same = f", {self.count(Outcome.SAME):,} are the same" if self.count(Outcome.SAME) else ""
-        return "poor", f"{unchecked:,} of {self.rows:,} rows have no conversation to compare them with{same}"
+            return "bad", f"{self.differing:,} of {rows:,} rows do not match the template{more}"
+        more = f", {same:,} are the same" if same else ""
+        return "poor", f"{unchecked:,} of {rows:,} rows have no conversation to compare them with{more}"
 
     def figures(self) -> Iterator[str]:
         for name in ("tokens", "trained", "padding"):
@@ -73,42 +63,33 @@ class CheckReport(Report):
                 yield f"{name} {self.counts[name]:,}{expected}"
 
 
-# -- the files that rows were made from
-
-
 class _Conversations:
-    """Files of conversations, read forwards: rows in the order of their source take a single pass.
-
-    `notes` lists files that are missing, or have changed since rows were made from them.
-    """
+    """Files of conversations: those of `names`, or where the metadata of `ours` says they are."""
 
     def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer) -> None:
-        """Find the files by `names`, or where the metadata of `ours` says they are."""
         self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
         recorded = [(file, entry) for file, metadata in ours for entry in _entries(metadata)]
         self.sources = find_sources(names) if names else []
         if len(self.sources) == len({entry["name"] for _, entry in recorded}) == 1:  # whatever its name is now
             self.sources = [replace(self.sources[0], name=recorded[0][1]["name"])]
-        changed, missing = [], []
+        self.notes = []
         for file, entry in recorded:
             name, source = entry["name"], None
             if not names and (source := _recorded_source(file, entry)) is None:
-                missing.append(f"{name}, which {file.name} was made from, was not found: {_HOW}")
+                self.notes.append(f"{name}, which {file.name} was made from, was not found: {_HOW}")
             if source is not None and source not in self.sources:
                 self.sources.append(source)
             matches, digest = self.find(name), entry.get("digest")
             if isinstance(digest, str) and len(matches) == 1 and matches[0].digest != digest:
-                changed.append(f"{name} has changed since {file.name} was made from it")
-        self.notes = changed + missing
+                self.notes.append(f"{name} has changed since {file.name} was made from it")
 
     def find(self, name: str) -> list[Source]:
-        """The files with this name, or else with this base name."""
         base = PurePosixPath(name).name
         exact = [source for source in self.sources if source.name == name]
         return exact or [source for source in self.sources if PurePosixPath(source.name).name == base]
 
     def result(self, row: Any) -> RowResult | str | None:
-        """The result for the conversation that a row names, or why there is none; None if it names none."""
+        """The result for the named conversation, or why there is none."""
         if (origin := origin_of(row)) is None:
             return None
         name, number, _ = origin
@@ -117,19 +98,16 @@ class _Conversations:
             several = f"several sources are named {PurePosixPath(name).name!r}"
             return several if sources else f"its source {name!r} was not found: {_HOW}"
         source = sources[0]
-        rows, line = self._reading.pop(source.path, (self._rows(source), Row(0, None)))
+        rows, line = self._reading.get(source.path, (iter(()), _END))
         if number < line.number:
             rows = self._rows(source)
         if number != line.number:
-            line = next((one for one in rows if one.number >= number), Row(0, None))
-        if line.number:
-            self._reading[source.path] = rows, line
-        if not line.number or line.number != number:
-            return f"{source.name} has no row {number}"
-        return self._tokenizer.tokenize(line)
+            line = next((one for one in rows if one.number >= number), _END)
+        self._reading[source.path] = rows, line
+        return self._tokenizer.tokenize(line) if line.number == number else f"{source.name} has no row {number}"
 
     def _rows(self, source: Source) -> Iterator[Row]:
-        return read_rows(source, row_bytes=self._tokenizer.settings.row_bytes)
+        return read_rows(source)
 
     def in_order(self) -> Iterator[RowResult]:
         for source in self.sources:
@@ -139,20 +117,21 @@ class _Conversations:
 
 
 def _recorded_source(file: Source, entry: Metadata) -> Source | None:
-    """The file that rows were made from, relative to them or to the current folder. Prefers an unchanged file."""
-    paths = [Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])] if entry.get("path") else []
+    """The file of conversations, unchanged if possible."""
+    if not entry.get("path"):
+        return None
     places: list[Source] = []
-    for path in filter(Path.is_file, paths):
-        with suppress(InputError):  # no longer readable
-            places += find_sources([str(path)])
+    for path in (Path(file.origin).absolute().parent / entry["path"], Path(entry["name"])):
+        with suppress(InputError):  # not there, or no longer readable
+            places += find_sources([str(path)]) if path.is_file() else []
     places.sort(key=lambda source: source.digest != entry.get("digest"))
     return replace(places[0], name=entry["name"]) if places else None
 
 
 def _entries(metadata: Metadata) -> list[Metadata]:
     entries = metadata.get("sources")
-    entries = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
-    return [one for one in entries if isinstance(one.get("name"), str)]
+    entries = entries if isinstance(entries, list) else []
+    return [one for one in entries if isinstance(one, dict) and isinstance(one.get("name"), str)]
 
 
 def check_dataset(
@@ -177,7 +156,7 @@ def check_dataset(
     - `sources`: the files that rows name, if our files do not say where they are.
     - `columns`: the column of ids, then that of mask or labels; None takes the first usual name.
     - `pad_token`: what rows are padded with; by default the tokenizer's own.
-    - `assumed`: the tokenizer is a default. Raises InputError if rows were made with another tokenizer or template.
+    - `assumed`: the tokenizer is a default, so rows of another one raise InputError.
 
     Raises InputError if nothing can be read, TokentraceError without a working template.
     """
@@ -200,8 +179,8 @@ def check_dataset(
     in_order = conversations.in_order() if is_whole and not conversations.notes else iter(())
     done, total = 0, sum(source.size for source in files)
     for source in files:
-        for row in read_rows(source, row_bytes=ROW_BYTES):
-            if limit is not None and report.rows >= limit:
+        for row in read_rows(source):
+            if limit is not None and report.total >= limit:
                 report.stopped = True
                 return report
             # files for trainers do not name their sources: their rows are compared in order
@@ -216,13 +195,14 @@ def check_dataset(
 
 
 def _own_files(files: Sequence[Source]) -> list[_OwnFile]:
-    """The files that tokentrace wrote, with their metadata."""
     paths = [{Format.PARQUET: one.path, Format.LINES: one.origin}.get(one.format) for one in files]
-    recorded = [read_metadata(path) if path else {} for path in paths]
-    return [(file, metadata) for file, metadata in zip(files, recorded, strict=True) if metadata]
+    pairs = ((file, read_metadata(path)) for file, path in zip(files, paths, strict=True) if path)
+    return [(file, metadata) for file, metadata in pairs if metadata]
 
 
-def _recorded_settings(ours: Sequence[_OwnFile], tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
+def _recorded_settings(
+    ours: Sequence[_OwnFile], tokenizer: str | None, changes: Mapping[str, Any]
+) -> TokenizeSettings:
     if tokenizer is None:
         raise InputError("rows do not name their tokenizer: pass settings, or tokenizer=")
     described = ours[0][1].get("settings") if ours else None

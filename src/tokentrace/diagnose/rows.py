@@ -1,8 +1,4 @@
-"""Compare the ids and mask of a row with those that the template gives for its conversation.
-
-Causes that the expected rendering shows come first (from message, field, stop tokens, declared
-tools). The checks of `explain_break` explain everything else.
-"""
+"""Compare the ids and mask of a row with those that the template gives for its conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from ..data.conversations import COMPLETIONS, MESSAGES, USUAL_NAMES, Columns
 from ..data.sources import Row
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..data.trainers import ATTENTION
-from ..errors import InputError, kind_of
+from ..errors import InputError, brief, kind_of
 from ..samples.sample import IGNORE, Sample
 from ..show.alignment import Hunk, hunks
 from ..show.document import Contrast
@@ -36,10 +32,8 @@ from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
 
 _MOST: Final = 8
-"""How many differences of a row to explain."""
 _PROMPT: Final = len(Part)
-"""The code of a generation prompt among parts."""
-_PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
+_PARTS: Final = (*(part.name.lower().replace("_", " ") for part in Part), "generation prompt")
 _UNEXPECTED: Final = {-1: "added tokens", -2: "padding"}
 """Tokens that replace no expected token, by the code of their place."""
 _MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
@@ -53,20 +47,13 @@ class Outcome(StrEnum):
     MASK = "mask differs"
     BOTH = "ids and mask differ"
     CUT = "cut"
-    """The beginning or the end of the expected row, with its mask."""
     UNCHECKED = "unchecked"
-    """It has no conversation, and nothing else is wrong with it."""
     BAD = "bad"
-    """It cannot be read, contradicts itself, or its conversation gives no row."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """The result for one row: findings in its ids, with `contrasts`, then in its mask.
-
-    `counts` has rows with a mask (`masks`) and with a conversation (`compared`); of the latter, it
-    has actual and expected tokens, trained tokens and padding.
-    """
+    """The result for one row: findings in its ids, with `contrasts`, then in its mask."""
 
     where: str
     outcome: Outcome = Outcome.SAME
@@ -77,7 +64,6 @@ class CheckedRow:
 
     @property
     def causes(self) -> list[Cause]:
-        """Why ids differ, or that the mask is shifted; each cause once."""
         return list(dict.fromkeys(one.cause for one in self.findings if one.cause not in _MASK_CAUSES))
 
     @property
@@ -85,9 +71,9 @@ class CheckedRow:
         return [one for one in self.findings if one.cause in _MASK_CAUSES]
 
     def seen(self) -> Iterator[Seen]:
-        """What a report counts."""
         words = (
-            f"token {one.position:,}: {one.words}" if one.cause in _MASK_CAUSES else str(one) for one in self.findings
+            f"token {one.position:,}: {one.words}" if one.cause in _MASK_CAUSES else str(one)
+            for one in self.findings
         )
         example = Example(self.where, self.reason or "; ".join(words), self.findings, self.contrasts)
         differs = self.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
@@ -98,15 +84,9 @@ class CheckedRow:
             yield Seen("reasons", self.reason)
 
 
-# -- the actual row
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class IdsRow:
-    """A row. Everything outside `start` to `stop` is padding; `attended` if its attention mask says so.
-
-    `mask` is None if the row does not say what is trained. `columns` has the remaining columns.
-    """
+    """A row of ids; padding lies outside `start` to `stop`."""
 
     ids: Ids
     mask: Mask | None
@@ -116,14 +96,18 @@ class IdsRow:
     columns: Mapping[str, Any]
 
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
-        """The row without untrained pad tokens at its ends that the expected row lacks."""
+        """The row without surplus pad tokens at its ends."""
         if self.attended or pad is None:
             return self
-        pads, theirs = self.ids == pad, expected == pad
+        pads = self.ids == pad
         idle = pads if self.mask is None else pads & ~self.mask
-        start, end = (max(0, min(_run(idle[::step]), _run(pads[::step]) - _run(theirs[::step]))) for step in (1, -1))
-        empty = start + end >= len(self.ids)
-        return self if empty else replace(self, start=start, stop=len(self.ids) - end)
+
+        def surplus(step: int) -> int:
+            at_end = _run(pads[::step]) - _run(expected[::step] == pad)
+            return max(0, min(_run(idle[::step]), at_end))
+
+        start, stop = surplus(1), len(self.ids) - surplus(-1)
+        return replace(self, start=start, stop=stop) if start < stop else self
 
 
 def _run(flags: Mask) -> int:
@@ -139,8 +123,7 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
             raise InputError("the row has no such column, or it is empty", field=name)
     name = ids_column or first_of(value, IDS)
     if name is None:
-        names = ", ".join(str(column)[:80] for column in list(value)[:8]) or "no columns"
-        raise InputError(f"the row holds no ids; it has {names}; looked for: {', '.join(IDS)}")
+        raise InputError(f"the row holds no ids; it is {brief(value)}; looked for: {', '.join(IDS)}")
     ids = check_ids(value[name], name)
     if not len(ids):
         raise InputError("holds no ids", field=name)
@@ -169,22 +152,20 @@ def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> 
     """True if a row's columns hold a conversation, valid or not."""
     named = {columns.messages, columns.prompt, columns.completion} - {None}
     present = {name for name, value in row.items() if value is not None}
-    pair = "prompt" in present and not present.isdisjoint(COMPLETIONS)
-    return not present.isdisjoint(named) if named else not present.isdisjoint(MESSAGES) or pair
+    if not named and "prompt" in present:
+        named = {*MESSAGES, *COMPLETIONS}
+    return not present.isdisjoint(named or MESSAGES)
 
 
 def origin_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """The file, row and sample that a row of ours was made from, according to its columns."""
-    source, number, sample = (row.get(name) for name in ("source", "row", "sample"))
-    named = isinstance(source, str) and isinstance(number, int) and isinstance(sample, int)
-    return (source, number, sample) if named else None  # type: ignore[return-value]
-
-
-# -- the expected row
+    match row:
+        case {"source": str(source), "row": int(number), "sample": int(sample)}:
+            return source, number, sample
+    return None
 
 
 class RowChecker:
-    """Checks rows, one at a time. Raises InputError only for a bad setting."""
+    """Checks rows, one at a time. Raises InputError for a bad setting."""
 
     def __init__(
         self, settings: TokenizeSettings, columns: Sequence[str | None] = (), pad_token: str | None = None
@@ -202,7 +183,7 @@ class RowChecker:
         self.prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
     def check(self, row: Row, origin: RowResult | str | None = None) -> CheckedRow:
-        """Check a row. If it has no conversation, `origin` is the result for its source, or why there is none."""
+        """Check a row by its own conversation, or else by `origin`, the result for its source."""
         checked = CheckedRow(f"{row.source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
         try:
             if row.problem is not None:
@@ -225,44 +206,38 @@ class RowChecker:
         return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
 
     def _compare(self, actual: IdsRow, samples: Sequence[Sample], checked: CheckedRow) -> CheckedRow:
-        """Compare a row with the sample that it names, or with the one that shares the longest prefix."""
+        """Compare a row with its own or the closest sample."""
         _, _, number = origin_of(actual.columns) or ("", 0, None)
         reason = ""
         if number is not None and 0 <= number < len(samples):
             sample = samples[number]
         else:
-            row_ids = actual.ids[actual.start : actual.stop]
-            best = [(common_prefix(one.ids, row_ids), -abs(len(one.ids) - len(row_ids))) for one in samples]
-            sample = samples[best.index(max(best))]
-            reason = f"it says it is sample {number} of its conversation, which gives {counted(len(samples), 'sample')}"
+            ids = actual.ids[actual.start : actual.stop]
+            sample = max(samples, key=lambda one: (common_prefix(one.ids, ids), -abs(len(one) - len(ids))))
+            if number is not None:
+                count = counted(len(samples), "sample")
+                reason = f"it says it is sample {number} of its conversation, which gives {count}"
         row = actual.without_padding(self._pad, sample.ids)
         case = _Comparison(self, sample, row)
-        causes = case.differences() if case.hunks else []
+        causes = case.differences()
         findings = [case.finding(cause, hunk) for cause, hunk in causes]
         wrong = case.mask_findings()
         shifts = {"right": np.append(False, sample.mask[:-1]), "left": np.append(sample.mask[1:], False)}
         for moved, mask in shifts.items() if wrong and not case.hunks else ():
             if row.mask is not None and np.array_equal(row.mask[row.start : row.stop], mask):
                 findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
-        cut = {cause for cause, _ in causes} == {Cause.CUT}
-        ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
+        outcome = Outcome.CUT if {cause for cause, _ in causes} == {Cause.CUT} else Outcome.IDS
+        if wrong or not causes:
+            outcome = Outcome.BOTH if causes else Outcome.MASK if wrong else Outcome.SAME
         size, trained = row.stop - row.start, 0 if row.mask is None else int(row.mask[row.start : row.stop].sum())
         counts = Counter(compared=1, tokens=size, trained=trained, padding=len(row.ids) - size)
         counts.update(checked.counts, expected_tokens=len(sample), expected_trained=sample.trained)
         tokens, names = (self.renderer.tokenizer, sample.ids, row.ids), ("expected", "found")
-        return replace(
-            checked,
-            outcome=ids if case.hunks else Outcome.MASK if wrong else Outcome.SAME,
-            reason="" if number is None else reason,
-            findings=(*findings, *wrong),
-            contrasts=tuple(excerpt(*tokens, hunk, names) for _, hunk in causes),
-            counts=counts,
-        )
+        contrasts = tuple(excerpt(*tokens, hunk, names) for _, hunk in causes)
+        return CheckedRow(checked.where, outcome, reason, (*findings, *wrong), contrasts, counts)
 
 
 class _Comparison:
-    """The expected row of a conversation, and the actual one."""
-
     def __init__(self, checker: RowChecker, sample: Sample, row: IdsRow) -> None:
         assert sample.rendered is not None
         self.checker, self.sample, self.row, self.rendered = checker, sample, row, sample.rendered
@@ -271,7 +246,7 @@ class _Comparison:
 
     @cached_property
     def parts(self) -> npt.NDArray[np.uint8]:
-        """The part of each expected token: a `Part`, or `_PROMPT` before a turn."""
+        """The part of each expected token: a `Part` or `_PROMPT`."""
         parts = self.sample.parts
         codes = np.zeros(len(self.ids), np.uint8) if parts is None else parts.copy()
         for turn in self.rendered.turns:
@@ -286,7 +261,6 @@ class _Comparison:
         return not {"system", "developer"}.isdisjoint(roles)
 
     def origin(self, at: int) -> tuple[str, str, int]:
-        """The role, the part and the message of an expected token, or of an unexpected one."""
         if at in _UNEXPECTED:
             return "template", _UNEXPECTED[at], -1
         message = int(self.messages[at])
@@ -296,18 +270,16 @@ class _Comparison:
         role = self.checker.heads.role
         return role(self.ids, hunk.start), role(self.other, hunk.other_start)
 
-    # -- why ids differ
-
     def differences(self) -> list[tuple[Cause, Hunk]]:
         at, other = 0, self.row.start
         lost = len(self.ids) - (len(self.other) - other)
-        if lost > 0 and np.array_equal(self.ids[lost:], self.other[other:]):  # the row is the end of the expected one
+        if lost > 0 and np.array_equal(self.ids[lost:], self.other[other:]):  # the row is the end
             cause = Cause.BOS_MISSING if self.ids[:lost].tolist() == [self.checker.bos] else Cause.CUT
             if cause is Cause.CUT and not (self.messages[:lost] >= 0).any() and self.messages[lost] >= 0:
                 cause = Cause.TOOLS_MISSING if (self.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
             return [(cause, Hunk(0, lost, other, other))]
         differences: list[tuple[Cause, Hunk]] = []
-        while len(differences) < _MOST and (hunk := next(hunks(self.ids, self.other, at, other), None)) is not None:
+        while len(differences) < _MOST and (hunk := next(hunks(self.ids, self.other, at, other), None)):
             cause, hunk = self._explain(hunk)
             differences.append((cause, hunk))
             at, other = hunk.stop, hunk.other_stop
@@ -339,7 +311,6 @@ class _Comparison:
         return cause, better
 
     def _by_place(self, hunk: Hunk) -> Cause | None:
-        """The cause, if the expected rendering shows it; else None."""
         bos_token, heads = self.checker.bos, self.checker.heads
         ours, theirs = hunk.sides(self.ids, self.other)
         parts, messages = (column[hunk.start : hunk.stop] for column in (self.parts, self.messages))
@@ -374,13 +345,13 @@ class _Comparison:
         return next((cause for cause, applies in causes.items() if applies), None)
 
     def _ends_turn(self, ids: Ids) -> bool | None:
-        """True if ids end a turn, False if they are white space, else None."""
+        """True if ids end a turn, False for white space, else None."""
         ends = self.checker.ends
         solid = [index for index in ids.tolist() if self.checker.vocabulary.token_bytes(index).strip()]
         return bool(ends.intersection(ids.tolist())) if ends.issuperset(solid) else None
 
     def finding(self, cause: Cause, hunk: Hunk) -> Finding:
-        """The sentence about a difference, with its place as ``message 2 (user), content``."""
+        """A difference in words, with message and field."""
         ours, theirs = hunk.sides(self.ids, self.other)
         vocabulary, cut, message = self.checker.vocabulary, cause is Cause.CUT, -1
         at = hunk.stop if cut and not hunk.start else hunk.start
@@ -397,10 +368,8 @@ class _Comparison:
         number = message if message >= 0 else None
         return Finding(cause, "", number, name, words, hunk.other_start, len(ours))
 
-    # -- masks
-
     def mask_findings(self) -> list[Finding]:
-        """One finding for each role and part whose tokens have the wrong mask."""
+        """Findings by role and part whose mask is wrong."""
         mask, groups = self.row.mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()
         if mask is None:
             return []
@@ -408,21 +377,20 @@ class _Comparison:
         for at in np.flatnonzero(target != mask).tolist():
             role, part, message = self.origin(places[at])
             groups.setdefault((role, part, not target[at]), []).append((at, message))
-        out = []
+        findings = []
         for (role, part, trained), tokens in groups.items():
             turns = len({message for _, message in tokens if message >= 0})
             name = {"stop": "stop token", "content": "text"}.get(part, part)
             of = f" of {counted(turns, f'{role} turn')}" if turns and role != "template" else ""
             words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(tokens))})"
             cause = _MASK_CAUSES[not trained]
-            out.append(Finding(cause, role, field=part, words=words, position=tokens[0][0], tokens=len(tokens)))
-        return sorted(out, key=lambda finding: finding.position or 0)
+            findings.append(Finding(cause, role, None, part, words, tokens[0][0], len(tokens)))
+        return findings
 
     def _expected_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
         """The mask that the row should have, and which expected token each of its tokens replaces.
 
-        Where ids differ, a stretch is wrong only if it is trained and the expected tokens are not, or
-        vice versa.
+        A stretch of other ids is wrong only if it is trained and the expected one is not, or vice versa.
         """
         expected, other, stop = self.sample.mask, self.row.start, self.row.stop
         target, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)

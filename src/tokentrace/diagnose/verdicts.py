@@ -1,13 +1,14 @@
 """Verdicts: what the matrix and the facts mean for each use of a template."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from ..show.visible import listed
-from .appends import NO_END, Append, AppendCell, AppendOutcome, Style, TurnForm
+from .appends import NO_END, Append, AppendCell, AppendOutcome, Style
 from .facts import TemplateFacts
 from .finding import WordedEnum
 
@@ -21,7 +22,7 @@ _BOTH: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
 class Use(WordedEnum):
     """A use of a template. It needs `appends` without `flaws`, and perhaps all `messages` unchanged.
 
-    Lost white space around content matters only if a use `renders` again, as rollouts do at each turn.
+    Lost white space around content matters only if a use `renders` again, as rollouts do.
     """
 
     label: str
@@ -38,8 +39,6 @@ class Use(WordedEnum):
 
 
 class Grade(StrEnum):
-    """How far a use is safe."""
-
     HOLDS = "holds"
     PARTLY = "partly"
     FAILS = "fails"
@@ -47,10 +46,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a template is safe for a use as it is, and the reasons against it.
-
-    With any one of the settings in `holds_with`, it holds.
-    """
+    """Whether a template is safe for a use, reasons against it, and settings with which it is."""
 
     use: Use
     grade: Grade
@@ -61,38 +57,32 @@ class Verdict:
         return f"{self.use.label}: {self.grade}"
 
 
-def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
-    """Return the cells that count. Leaves out cells with reasoning that the template does not ask for."""
+def judged(cells: Sequence[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
+    """Leave out reasoning that the template does not ask for."""
     closed = bool(facts.prefill.strip()) and not facts.opens_reasoning
-    thinks = (facts.reasoning or facts.opens_reasoning) and not closed
-    return [
-        cell
-        for cell in cells
-        if (thinks or not cell.turn.reasoning) and not (closed and cell.turn.style is Style.INLINE)
-    ]
+    if closed or not (facts.reasoning or facts.opens_reasoning):
+        cells = [cell for cell in cells if not cell.turn.reasoning]
+    return [cell for cell in cells if not (closed and cell.turn.style is Style.INLINE)]
 
 
-def judge(cells: Iterable[AppendCell], facts: TemplateFacts) -> tuple[Verdict, ...]:
-    """Return the verdict on each use."""
-    counted = judged(cells, facts)
-    return tuple(_judge(use, counted, facts) for use in Use)
+def judge(cells: Sequence[AppendCell], facts: TemplateFacts) -> tuple[Verdict, ...]:
+    return tuple(_judge(use, judged(cells, facts), facts) for use in Use)
 
 
 def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdict:
-    """Return the verdict on a use. It fails if an append goes wrong for every turn, or nothing holds.
-
-    A refused append raises an error. If other appends hold, the use still holds partly.
-    """
+    """Judge a use. It fails if an append goes wrong for every turn; a refusal is an error."""
     cells = [cell for cell in cells if use.renders or cell.turn.style is not Style.SPACED]
     groups = {append: [cell for cell in cells if cell.append is append] for append in use.appends}
     against = [finding.why for finding in find_flaws(groups, use.flaws)]
     good = {append for append, group in groups.items() if _some_fit(group, use.flaws)}
-    refused = {append for append, group in groups.items() if all("refused" in cell.flaws for cell in group)}
+    refused = {
+        append for append, group in groups.items() if all(cell.outcome is AppendOutcome.REFUSED for cell in group)
+    }
     fails = bool(against) and (not good or not groups.keys() <= good | refused)
     if facts.date and use is Use.PRODUCTION_PARITY:
         against.append(f"the prompt contains the current date ({facts.date})")
     if facts.random:
-        against.append("the template uses randomness: it does not always write the same conversation the same way")
+        against.append("the template uses randomness: it may write one conversation in several ways")
     # The assistant's text counts for every use: an altered text is not what was sampled.
     against += [str(one) for one in facts.altered if use.messages or one.roles == ("assistant",)]
     if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
@@ -105,7 +95,7 @@ def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdi
 
 def grade(cells: Sequence[AppendCell]) -> Grade | None:
     """Grade some turns; None if the template refuses them after every history."""
-    if all("refused" in cell.flaws and not cell.elsewhere for cell in cells):
+    if all(cell.outcome is AppendOutcome.REFUSED and not cell.holding for cell in cells):
         return None
     if all(cell.outcome is AppendOutcome.HOLDS for cell in cells):
         return Grade.HOLDS
@@ -113,71 +103,35 @@ def grade(cells: Sequence[AppendCell]) -> Grade | None:
 
 
 def _some_fit(cells: Sequence[AppendCell], flaws: frozenset[str]) -> bool:
-    """True if some plain turn is refused at worst, and only after some histories."""
-    return any(
-        flaws & cell.all_flaws <= {"refused"} and ("refused" not in cell.flaws or cell.elsewhere)
-        for cell in _plain(cells)
-    )
-
-
-def _plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
-    return [cell for cell in cells if cell.turn.style is Style.PLAIN] or cells
+    """True if some plain turn has no flaw, or is refused only after some histories."""
+    plain = [cell for cell in cells if cell.turn.style is Style.PLAIN] or cells
+    wrong = ((flaws.intersection(cell.flaws), cell.holding) for cell in plain)
+    return any(not names or (holding and names == {"refused"}) for names, holding in wrong)
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFinding:
-    """One way in which appends go wrong, and the smallest conversation that shows it."""
+    """One way to go wrong, and the smallest conversation."""
 
     why: str
     smallest: AppendCell
 
 
 def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str]) -> list[AppendFinding]:
-    """Return each way in which appends go wrong, by cause and kind of turn."""
+    """Return each way in which appends go wrong."""
     in_turn = flaws is _TURN_FLAWS
-    ways: dict[tuple[str, str], dict[Append, list[AppendCell]]] = {}
-    for append, cells in groups.items():
-        causes: dict[str, list[AppendCell]] = {}
-        for cell in (cell for cell in cells if flaws & cell.all_flaws):
-            refused = [cell, *(one for one in cell.also if "refused" in one.flaws)]
-            turns = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws]
-            words = dict.fromkeys(one.cause(in_turn) for one in (turns if in_turn else refused))
-            causes.setdefault("; ".join(words), []).append(cell)
-        for why, wrong in causes.items():
-            ways.setdefault((_common_form(wrong, cells), why), {})[append] = wrong
+    ways = defaultdict[str, list[AppendCell]](list)
+    for cell in itertools.chain(*groups.values()):
+        if flaws.intersection(cell.flaws):
+            ways[cell.cause(in_turn)].append(cell)
     findings = []
-    for (form, why), by_append in ways.items():
-        where = f"{form}: " if form else ""
+    for why, wrong in ways.items():
+        appends = dict.fromkeys(cell.append for cell in wrong)
+        count = sum(len(groups[append]) for append in appends)
+        where = "" if len(wrong) == count else f"{len(wrong)} of {count} kinds of turns"
         if not in_turn:
-            follows = listed((append.words for append in by_append), "or")
-            where = f"where {f'{form} are' if form else 'a turn is'} followed by {follows}: "
-        cases = itertools.chain(*by_append.values())
-        smallest = min(cases, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
-        findings.append(AppendFinding(f"{where}{why}", smallest))
+            follows = listed([append.words for append in appends], "or")
+            where = f"where {f'{where} are' if where else 'a turn is'} followed by {follows}"
+        smallest = min(wrong, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
+        findings.append(AppendFinding(f"{where}: {why}".removeprefix(": "), smallest))
     return findings
-
-
-_FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
-    f"with {Style.SPACED}": lambda turn: turn.style is Style.SPACED,
-    f"with {Style.INLINE}": lambda turn: turn.style is Style.INLINE,
-    "with reasoning": lambda turn: turn.reasoning,
-    "without reasoning": lambda turn: not turn.reasoning and turn.style is not Style.INLINE,
-    "with content": lambda turn: turn.content,
-    "without content": lambda turn: not turn.content,
-    "with empty arguments": lambda turn: turn.arguments == "empty",
-    "with nested arguments": lambda turn: turn.arguments == "nested",
-    "with arguments": lambda turn: turn.arguments != "empty",
-}
-
-
-def _common_form(wrong: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
-    """Say what wrong turns have in common: ``"turns without reasoning"``."""
-    if {cell.turn.style for cell in wrong} == {Style.PLAIN}:
-        cells = _plain(cells)
-    turns, chosen = {cell.turn for cell in cells}, {cell.turn for cell in wrong}
-    if turns == chosen:
-        return ""
-    for names in itertools.chain(*(itertools.combinations(_FEATURES, count) for count in (1, 2, 3))):
-        if {turn for turn in turns if all(_FEATURES[name](turn) for name in names)} == chosen:
-            return f"turns {' and '.join(names)}"
-    return f"{len(wrong)} of {len(cells)} kinds of turns"

@@ -1,8 +1,6 @@
-"""Signs of a rewritten text. Pure.
+"""Signs of a rewritten text, in linear time. Pure."""
 
-Their cost is linear in the length of the texts.
-"""
-
+import calendar
 import contextlib
 import json
 import re
@@ -14,44 +12,31 @@ from typing import Any, Final
 from ..study.turns import common_prefix
 
 _END: Final = 10_000
-"""Of a long text, only this many characters at either end are read."""
+"""How many characters at either end of a text to read."""
 _QUOTED: Final = 80
 _SHORT_NOTE: Final = 300
 
-_WORD: Final = (
-    r"(?<![^\W_])(?:[^\W_]*\d[^\W_]*|[0-9a-f]{4,}|am|pm|utc|gmt"
-    r"|(?:mon|tues|wednes|thurs|fri|satur|sun)(?:day)?|tue|wed|thu|sat"
-    r"|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
-    r"|nov(?:ember)?|dec(?:ember)?)(?![^\W_])"
+_NAMES: Final = "|".join(
+    [*calendar.day_name, *calendar.day_abbr, *calendar.month_name[1:], *calendar.month_abbr[1:]]
 )
+_WORD: Final = rf"(?<![^\W_])(?:[^\W_]*\d[^\W_]*|[0-9a-f]{{4,}}|am|pm|utc|gmt|{_NAMES})(?![^\W_])"
 _INCIDENTAL: Final = re.compile(rf"{_WORD}(?:[\W_]{{1,2}}{_WORD})*", re.IGNORECASE)
-"""A number, a date or an id."""
 
+_LEFT_OUT: Final = (
+    r"(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
+    r"|skipped|deleted|condensed|compressed|summari[sz]ed|no longer (?:available|shown))"
+)
 _SUMMARY: Final = re.compile(
-    r"\A\W*(?:\w+\W+){0,3}summary\W*[:\n]"
-    r"|summar(?:y|ies|i[sz]ation) of (?:the|our|your|this|all|its|what|previous|prior|earlier|past|older)\b"
-    r"|(?:conversation|context|session|history|chat|progress|handoff|compaction) summary"
-    r"|summary (?:so far|to date|until now)"
-    r"|(?:conversation|messages?|history|session|context|turns|steps)[^.\n]{0,60}"
-    r"\b(?:summari[sz]ed|compacted|condensed|compressed)"
-    r"|</?(?:summary|state_snapshot|compressed_chat|conversation_summary|context_summary|compaction)>"
-    r"|continued? from (?:a|the) previous (?:conversation|session)"
-    r"|ran out of context"
-    r"|produced a summary"
-    r"|(?:conversation|discussion|history) (?:so far|to date|up to (?:this|now))"
-    r"|(?:\d+|some|earlier|older|previous|prior|past|old) (?:previous |earlier |older )?"
-    r"(?:conversation history|messages|turns|steps|history)[^.\n]{0,60}"
-    r"\b(?:removed|omitted|dropped|skipped|truncated|trimmed|hidden|deleted|elided)"
-    r"|(?:skipped|omitted|removed|dropped) \d+ (?:earlier |older |previous )?(?:messages|turns|steps)",
+    r"\bsummary\W*[:\n]|<summary>|\bsummary (?:of (?:the|our|your|this|all|previous|earlier)|so far|to date)\b"
+    rf"|\b(?:conversation|messages|history|context|turns|steps)[^.\n]{{0,60}}\b{_LEFT_OUT}"
+    rf"|\b{_LEFT_OUT} \d+ (?:\w+ )?(?:messages|turns|steps)"
+    r"|continued? from a previous (?:conversation|session)|ran out of context|produced a summary"
+    r"|(?:conversation|discussion|history) (?:so far|to date)",
     re.IGNORECASE,
 )
 """How agents begin a summary, or say that they left something out."""
 
-_BLANK: Final = re.compile(
-    r"\b(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
-    r"|no longer (?:available|shown))\b|^\W*$",
-    re.IGNORECASE,
-)
+_BLANK: Final = re.compile(rf"\b{_LEFT_OUT}\b|^\W*$", re.IGNORECASE)
 """What agents leave in place of a result that they blank."""
 
 
@@ -70,10 +55,13 @@ def changed_words(new: str, old: str) -> str:
     one, other = ("".join(side) for side in words)
     if one.strip() != other.strip():
         one, other = one.strip(), other.strip()
-    ours, theirs = (
-        repr(text if len(text) <= _QUOTED else f"{text[: _QUOTED - 20]}…{text[-20:]}") for text in (one, other)
-    )
-    return f"{ours} is new" if not other else f"{ours} in place of {theirs}" if one else f"{theirs} was left out"
+    if not other:
+        return f"{_quoted(one)} is new"
+    return f"{_quoted(one)} in place of {_quoted(other)}" if one else f"{_quoted(other)} was left out"
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _QUOTED else f"{text[: _QUOTED - 20]}…{text[-20:]}")
 
 
 def _ends(text: str) -> str:
@@ -81,7 +69,6 @@ def _ends(text: str) -> str:
 
 
 def is_summary(text: str) -> bool:
-    """True if a text says that it replaces earlier messages."""
     return _SUMMARY.search(_ends(text)) is not None
 
 
@@ -115,10 +102,7 @@ def is_cut(new: str, old: str) -> bool:
 
 
 def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> bool:
-    """True if a text names a tool and most values of its arguments.
-
-    Users talk about tools, so their text must have the form of a call: ``name(`` or ``"name"``.
-    """
+    """True if a text names a tool and most of its values."""
     form = rf"\b{re.escape(name)}\s*\(|[\"'`]{re.escape(name)}[\"'`]"
     if not name or not re.search(form if by_user else rf"{form}|\b{re.escape(name)}\b", text):
         return False
@@ -143,6 +127,5 @@ def leaves(arguments: Any) -> Iterator[Any]:
 
 
 def _unquoted(value: Any) -> str:
-    """A text without the characters that quoting changes."""
     text = value if isinstance(value, str) else json.dumps(value)
     return re.sub(r"\\[nrt]|[\s\\\"']+", "", text)

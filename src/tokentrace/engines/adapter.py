@@ -1,7 +1,4 @@
-"""What the server adapters share: sending requests, reading answers, and probing the kind of logprobs.
-
-An adapter defines the fields of a request (`_fields`), the struct of an answer (`answer`) and its reader (`_read`).
-"""
+"""What the server adapters share. Each has `_fields` of requests, a type of `answer`, and `_read` for it."""
 
 import json
 import math
@@ -16,12 +13,15 @@ import numpy as np
 from msgspec import Struct
 
 from ..settings import choose
-from ..trajectory.turns import LogprobKind
+from ..trajectory.turns import PENALTIES, LogprobKind
 from . import protocol
 from .answers import AnswerReader, Count, EngineReply, checked_request
 from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings, errors_at
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, SamplingParams, Weights
+
+MOST_RANKS: Final = 20
+"""How many likeliest ids to ask for: the default of vLLM's ``--max-logprobs``, our limit elsewhere."""
 
 
 class ModelMeta(Struct):
@@ -31,8 +31,6 @@ class ModelMeta(Struct):
 
 
 class ModelCard(Struct):
-    """A model in the answer of ``/v1/models``."""
-
     id: str = ""
     owned_by: str | None = None
     max_model_len: Count | None = None
@@ -40,8 +38,6 @@ class ModelCard(Struct):
 
 
 class Models(Struct):
-    """The answer of ``/v1/models``."""
-
     data: list[ModelCard] = []
 
 
@@ -55,14 +51,11 @@ class HTTPEngine(Engine):
     stream_fields: ClassVar[dict[str, Any]] = {"stream": True}
     version_fields: ClassVar[dict[str, Any]] = {}
     check_echo = False
-    no_weights: ClassVar[str] = ""
+    no_weights = ""
 
     def __init__(self, connection: Connection, capabilities: Capabilities) -> None:
         super().__init__(capabilities)
         self._connection: Final = connection
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.capabilities.model or ''} at {self._connection.base_url})"
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
         raise NotImplementedError
@@ -85,7 +78,6 @@ class HTTPEngine(Engine):
         return protocol.joined([reader.close()])
 
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        """Closing the iterator closes the connection, and the server ends the request."""
         body, new_reader = self._send(checked_request(request, self.capabilities), self.stream_fields)
         return self._connection.stream(self.path, body, self.answer, new_reader)
 
@@ -102,27 +94,24 @@ class HTTPEngine(Engine):
         body = None if value is None else json.dumps(value, separators=(",", ":")).encode("utf-8")
         answer = await self._connection.post(path, body, kind)
         if isinstance(answer, dict) and answer.get("success") is False:
-            raise EngineError(f"{self._connection.base_url}{path} failed: {answer.get('message') or 'no reason'}")
+            raise EngineError(f"{self._connection.base_url}{path} failed: {answer.get('message')}")
         return answer
 
     async def check(self) -> None:
-        """Request ``/health``. A server without that path counts as up, too."""
+        """Request ``/health``, which a server need not have."""
         await self._connection.reach("/health")
 
     async def set_version(self, version: str | int) -> None:
-        """Name the current weights. Servers take names as text: 3 becomes ``"3"``."""
         self._check_weights()
         name = str(protocol.checked_version(version))
         await self._order("/update_weight_version", {"new_version": name, **self.version_fields}, Any)
         self.version = name
 
     def _check_weights(self, weights: Weights = "") -> str:
-        """Return the folder for the server to read. Raises EngineError for arrays, or if it cannot load weights."""
+        """Return the folder for the server to read. Raises EngineError."""
         if not isinstance(weights, str | Path):
-            raise EngineError(
-                f"{self.capabilities.engine} reads weights from a folder on its machine, not from arrays: save them, "
-                "or send them with the server's own transfer and call set_version"
-            )
+            engine = self.capabilities.engine
+            raise EngineError(f"{engine} reads weights from a folder on its machine, not from arrays")
         if not self.capabilities.weights:
             raise EngineError(self.no_weights)
         return str(weights)
@@ -132,10 +121,9 @@ class HTTPEngine(Engine):
 
 
 def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> dict[str, Any]:
-    """Return all sampling parameters for vLLM and SGLang, since a server may have other defaults."""
-    names = ("temperature", "top_p", "top_k", "min_p")
-    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    fields = {max_tokens: sampling.max_tokens} | {name: getattr(sampling, name) for name in (*names, *penalties)}
+    """Return all sampling parameters for vLLM and SGLang, whose defaults may differ from ours."""
+    names = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
+    fields = {max_tokens: sampling.max_tokens} | {name: getattr(sampling, name) for name in names}
     if sampling.seed is not None:
         fields[seed] = sampling.seed
     if sampling.stop_token_ids:
@@ -147,7 +135,7 @@ def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> 
 
 @asynccontextmanager
 async def connecting(base_url: str | Connection, settings: HTTPSettings | None) -> AsyncIterator[Connection]:
-    """Open a connection, or use the given one. Errors name the address, and close a connection opened here."""
+    """Open a connection, or use an open one. Errors name the address."""
     connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
     try:
         with errors_at(connection.base_url):
@@ -158,22 +146,22 @@ async def connecting(base_url: str | Connection, settings: HTTPSettings | None) 
         raise
 
 
-# -- which logprobs
-
 _COLD: Final = 0.5
 _HOT: Final = 2.0
 """vLLM refuses higher temperatures."""
 _SAME: Final = 0.05
-"""How far the same logprob may differ between two requests: servers compute in 16 bits, and batches vary."""
+"""How far the same logprob may differ between two requests: servers compute in 16 bits."""
 _APART: Final = 0.3
 _PROBES: Final = 6
 
 
-async def probed_kind(engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None) -> LogprobKind:
+async def probed_kind(
+    engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None
+) -> LogprobKind:
     """Return which distribution an engine's logprobs describe: the user's `setting`, or what probes show.
 
-    Compares logprobs of the *likeliest* token, which is the same at every temperature. Raw ones do not change with it;
-    two prompts must show that, since ties of two tokens do not change either. Processed ones also change with `top_k`.
+    Raw logprobs of the likeliest token do not change with the temperature. Two prompts must show that, since ties
+    do not change either. Processed ones change with `top_k`, too.
     """
     if setting is not None:
         return choose(LogprobKind, "logprobs", setting, EngineError)

@@ -1,13 +1,10 @@
-"""Checks of requests to engines and of their answers. Pure: no I/O.
-
-Refuses a request that an engine is known to clip or to crash on. An answer is used whole or not at all; errors name
-the field, as in ``$.choices[0].logprobs.content[3].token_id``.
-"""
+"""Checks of requests, which an engine would clip or crash on, and of answers, whose errors name the field."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -15,46 +12,37 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from ..errors import TrajectoryError, brief
-from ..tokens.ids import INT32_MAX
+from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
-from ..trajectory.checks import as_ids
+from ..trajectory.checks import as_logprobs, as_versions
 from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan
 from . import protocol
 from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, Ranked, best_ids, experts_of
 from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
-from .protocol import Capabilities, Channels, Delta, FinishReason, GenerateRequest, Logprobs, SamplingParams
+from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, Logprobs, SamplingParams
 
 Answer = TypeVar("Answer")
 TokenBytes: TypeAlias = Callable[[int], bytes]
 """The bytes of an id, control tokens included: ``renderer.tokenizer.vocabulary.token_bytes``."""
 
-# -- requests
-
 
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:
-    """Return the request with its prompt as int32. Raises EngineRefusal if the engine cannot serve it."""
+    """Return the request with an int32 prompt. Raises EngineRefusal."""
     sampling, limit, engine = request.sampling, capabilities.max_length, capabilities.engine
+    size, problem = capabilities.vocab_size, ""
     check_logprobs(sampling, capabilities)
-    try:
-        ids = as_ids(request.prompt_ids, "prompt_ids", capabilities.vocab_size)
-        as_ids(sampling.stop_token_ids, "stop_token_ids", capabilities.vocab_size)
-    except TrajectoryError as error:
-        raise EngineRefusal(str(error)) from error
-    problem = ""
+    ids = check_ids(request.prompt_ids, "prompt_ids", vocab_size=size, error=EngineRefusal)
+    check_ids(sampling.stop_token_ids, "stop_token_ids", vocab_size=size, error=EngineRefusal)
     if not len(ids):
         problem = "the prompt is empty"
     elif limit is not None and len(ids) + sampling.max_tokens > limit:
-        problem = (
-            f"{len(ids)} prompt ids and max_tokens {sampling.max_tokens} are more than the engine's {limit}; ask "
-            f"for at most {max(limit - len(ids), 0)}"
-        )
+        problem = f"{len(ids)} prompt ids and max_tokens {sampling.max_tokens} exceed the engine's {limit}"
     elif sampling.top_logprobs > capabilities.top_logprobs:
-        most = capabilities.top_logprobs or "no"
-        problem = f"top_logprobs is {sampling.top_logprobs}, but {engine} reports {most} ids besides the sampled one"
+        problem = f"{engine} reports top_logprobs of at most {capabilities.top_logprobs} ids"
     elif sampling.structure is not None and not capabilities.structures:
-        problem = f"{engine} cannot constrain a completion to JSON; use vLLM, SGLang or llama.cpp, or ask in the prompt"
+        problem = f"{engine} cannot constrain a completion to JSON"
     elif sampling.seed is not None and not capabilities.seeds:
-        problem = f"{engine} has no seed per request: leave it out"
+        problem = f"{engine} has no seed per request"
     elif missing := [name for name in sampling.optional if name not in capabilities.sampling]:
         problem = f"{engine} has no {missing[0]}"
     if problem:
@@ -63,31 +51,20 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
 
 
 def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None:
-    """Raise LogprobKindError if logprobs would not describe the sampled distribution.
-
-    Raw logprobs are those at temperature 1 without penalties. Greedy completions are recorded as raw.
-    """
+    """Raise LogprobKindError if logprobs would not describe the sampled distribution."""
     kind, temperature = capabilities.logprobs, sampling.temperature
-    changes = {**({} if temperature == 1 else {"temperature": temperature}), **sampling.penalties}
-    if not changes or temperature == 0 or sampling.allow_raw_logprobs:
-        return
-    if kind in (LogprobKind.PROCESSED, LogprobKind.SCALED):
-        return
-    what = "raw" if kind is LogprobKind.RAW else "of unknown kind"
-    how = " and ".join(f"{name} {value:g}" for name, value in changes.items())
-    raise LogprobKindError(
-        f"the logprobs of {capabilities.engine} are {what}; at {how} they do not describe the sampled "
-        "distribution. Start the server with processed logprobs (vLLM: --logprobs-mode processed_logprobs), "
-        "connect with logprobs= if you know that they are, sample at temperature 1 without penalties, or record them "
-        "as they are with SamplingParams(allow_raw_logprobs=True)"
-    )
+    is_changed = temperature not in (0, 1) or (temperature and sampling.penalties)
+    is_described = kind in (LogprobKind.PROCESSED, LogprobKind.SCALED) or sampling.allow_raw_logprobs
+    if is_changed and not is_described:
+        raise LogprobKindError(
+            f"the logprobs of {capabilities.engine} are {kind}: with this temperature or these penalties, they "
+            "do not describe the sampled distribution. Start vLLM with --logprobs-mode processed_logprobs, "
+            "sample at temperature 1 without penalties, or set allow_raw_logprobs=True"
+        )
 
 
 def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> LogprobKind:
-    """Return which distribution the logprobs of a completion describe.
-
-    Unknown with a structure and for greedy decoding with penalties, where engines differ.
-    """
+    """Return which distribution the logprobs of a completion describe; unknown where engines differ."""
     if sampling.structure is not None:
         return LogprobKind.UNKNOWN
     if sampling.temperature or capabilities.logprobs is LogprobKind.RAW:
@@ -96,7 +73,7 @@ def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> Log
 
 
 class StopFinder:
-    """Finds stop texts in a completion, one id at a time. Compares bytes, since an id may be part of a character.
+    """Finds stop texts, one id at a time. Compares bytes: an id may be part of a character.
 
     >>> finder = StopFinder(["é!", "b"], lambda one: [b"a", b"\\xc3", b"\\xa9!"][one])
     >>> [finder.feed(one) for one in (0, 1, 2)]
@@ -119,15 +96,13 @@ class StopFinder:
         return min(ends, key=lambda end: end[0])[1] if ends else None
 
 
-# -- values in answers
-
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Logprob = Annotated[float, Meta(ge=-3e38, le=POSITIVE_NOISE)]
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 
 
 class VersionRow(Struct):
-    """The weights that sampled a part of a completion, as servers report them."""
+    """A `VersionSpan`, as servers report it."""
 
     version: str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     start: int
@@ -145,69 +120,52 @@ def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) ->
         raise EngineAnswerError(f"the answer is not JSON: {text[:300]!r}") from error
 
 
-def answered_ids(values: Any, vocab_size: int | None) -> Ids:
-    """Return ids as int32. Raises EngineAnswerError."""
+@contextmanager
+def _answer_errors() -> Iterator[None]:
     try:
-        return as_ids(values, "ids", vocab_size)
+        yield
     except TrajectoryError as error:
-        raise EngineAnswerError(f"the engine returned an invalid id: {error}") from error
+        raise EngineAnswerError(f"the engine's answer: {error}") from error
 
 
-def answered_logprobs(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
+def answered_logprobs(values: Sequence[Any], count: int) -> Logprobs:
     """Return one logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
-    protocol.check_channels({what: values}, len(ids))
-    try:
-        with np.errstate(over="ignore"):
-            logprobs = np.array(values, np.float64).astype(np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise EngineAnswerError(f"{what}: a logprob is not a number: {error}") from error
-    valid = np.isfinite(logprobs) & (logprobs <= POSITIVE_NOISE)
-    if not valid.all():
-        at = int(valid.argmin())
-        raise EngineAnswerError(
-            f"{what}: the logprob of id {int(ids[at])} at {at} is {brief(values[at])}; logprobs are finite and at most "
-            "0, unlike logits"
-        )
+    with _answer_errors():
+        logprobs = as_logprobs(values, count, recorded=True)
+    assert logprobs is not None
     return logprobs
 
 
-def scored_ids(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
+def scored_ids(values: Sequence[Any], ids: Ids) -> Logprobs:
     """Return the logprobs of scored ids: NaN for the first."""
-    return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(values, ids[1:], what)])
+    return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(values, len(ids) - 1)])
 
 
-def same_ids(reported: Sequence[Any], ids: Sequence[int], what: str) -> None:
+def same_ids(reported: Sequence[int], ids: Sequence[int]) -> None:
     """Raise EngineAnswerError unless logprobs are reported for the sampled ids."""
     for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
         if one != sampled:
-            raise EngineAnswerError(f"{what}[{at}] is for id {brief(one)}, but id {sampled} was sampled there")
-
-
-# -- completions
+            raise EngineAnswerError(f"the logprob at {at} is for id {one}, but id {sampled} was sampled there")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """A completion, or a part of one, as an engine reports it: unchecked."""
+    """A completion, or a part of one, as an engine reports it. `AnswerReader` checks it."""
 
     ids: Sequence[int] | Ids
     logprobs: Sequence[float | None] | None
-    """One per id. None is an error."""
     finish_reason: str | None = None
     """``"stop"``, ``"length"`` or ``"abort"``; None if more follows."""
     versions: Sequence[VersionSpan | VersionRow] = ()
     cached_tokens: int | None = None
     stop: int | str | None = None
     top: Sequence[Ranked] = ()
-    channels: Channels = field(default_factory=dict)
     experts: Experts | None = None
     """The routed experts of the whole completion, in its last part."""
-    where: str = "logprobs"
-    """The field of the answer that holds the logprobs."""
 
 
 class AnswerReader:
-    """Builds one completion from the replies of an engine, whole or in parts. `read` extracts them from answers."""
+    """Builds a completion from an engine's answers. `read` extracts a reply from each."""
 
     def __init__(
         self,
@@ -218,7 +176,7 @@ class AnswerReader:
     ) -> None:
         self._read = read
         self.unconfirmed = sent
-        """The JSON text of the prompt, until the engine has echoed it; None if the echo is not checked."""
+        """The JSON of the prompt until the engine has echoed it; None if it need not."""
         self.count = 0
         self.last_id: int | None = None
         self.cached_tokens: int | None = None
@@ -228,25 +186,22 @@ class AnswerReader:
         self.last: Delta | None = None
 
     def feed(self, answer: Any) -> Delta | None:
-        """Return the piece in an answer; None if it has no ids, or is the last piece."""
+        """Return the piece in an answer; None if it is empty, or the last: see `close`."""
         reply = self._read(answer, self)
-        return None if reply is None else self.add(reply)
-
-    def add(self, reply: EngineReply) -> Delta | None:
-        """Check a reply and return its piece; None if it has no ids, or is the last piece, which `close` returns."""
-        ids = answered_ids(reply.ids, self.capabilities.vocab_size)
-        if reply.logprobs is None and len(ids):
-            raise EngineAnswerError(f"{self.capabilities.engine} returned no logprobs: ids without them cannot be used")
-        channels, count = dict(reply.channels), self.sampling.top_logprobs
-        if count and len(ids) and TOP_LOGPROBS not in channels:
-            channels[TOP_LOGPROBS] = best_ids(reply.top, count, self.capabilities.vocab_size, reply.where)
+        if reply is None:
+            return None
+        size, channels = self.capabilities.vocab_size, dict[str, Any]()
+        ids = check_ids(reply.ids, "ids", vocab_size=size, error=EngineAnswerError)
+        logprobs = answered_logprobs(reply.logprobs or (), len(ids))
+        if self.sampling.top_logprobs and len(ids):
+            channels[TOP_LOGPROBS] = best_ids(reply.top, self.sampling.top_logprobs, size)
         protocol.check_channels(channels, len(ids))
         self.count += len(ids)
         if self.count > self.sampling.max_tokens:
-            raise EngineAnswerError(f"{self.count} ids were returned, more than max_tokens {self.sampling.max_tokens}")
+            raise EngineAnswerError(f"{self.count} ids are more than max_tokens {self.sampling.max_tokens}")
         self.last_id = int(ids[-1]) if len(ids) else self.last_id
         self.cached_tokens = self.cached_tokens if reply.cached_tokens is None else reply.cached_tokens
-        delta = Delta(ids, answered_logprobs(reply.logprobs or (), ids, reply.where), channels=channels)
+        delta = Delta(ids, logprobs, channels=channels)
         if reply.finish_reason is not None:
             self.last = self._end(delta, reply)
             return None
@@ -262,25 +217,19 @@ class AnswerReader:
         if stopped and self.last_id is None:
             raise EngineAnswerError("the completion ended with a stop, but has no ids")
         if stopped and type(stop) is int and self.last_id != stop:
-            raise EngineAnswerError(f"the completion ended with stop token {stop}, but its last id is {self.last_id}")
+            raise EngineAnswerError(f"the completion stopped at {stop}, but its last id is {self.last_id}")
         text = stop if stopped and isinstance(stop, str) else None
         if text is not None and text not in self.sampling.stop:
             raise EngineAnswerError(f"the completion ended with {brief(text)}, which is not a stop text")
         if reply.experts is not None:
             channels[ROUTED_EXPERTS] = experts_of(reply.experts, len(self.prompt), self.count)
-        versions = list[VersionSpan]()
-        for row in reply.versions if self.count else ():
-            span = VersionSpan(row.version, row.start, row.stop)
-            end = versions[-1].stop if versions else 0
-            if span.start != end or span.stop <= end:
-                raise EngineAnswerError(f"weight_versions: {span.start} to {span.stop} does not continue at {end}")
-            versions.append(span)
-        if versions and versions[-1].stop != self.count:
-            raise EngineAnswerError(f"weight_versions cover {versions[-1].stop} of {self.count} sampled ids")
+        rows = reply.versions if self.count else ()
+        with _answer_errors():
+            versions = as_versions([(row.version, row.start, row.stop) for row in rows] or None, self.count)
         return replace(
             delta,
             finish_reason=FinishReason(reason),
-            versions=tuple(versions),
+            versions=versions,
             logprobs_kind=completion_kind(self.sampling, self.capabilities),
             channels=channels,
             stopped_by=text,
@@ -295,4 +244,4 @@ class AnswerReader:
     def check_prompt_count(self, count: int | None) -> None:
         """Raise EngineAnswerError unless the engine read as many ids as were sent."""
         if count != len(self.prompt):
-            raise EngineAnswerError(f"{len(self.prompt)} prompt ids were sent, but the engine read {brief(count)}")
+            raise EngineAnswerError(f"{len(self.prompt)} prompt ids were sent, but the engine read {count}")

@@ -1,15 +1,11 @@
-"""The embedded engine: runs the pocket model in this process, with batched requests and cached prefixes.
-
-Logprobs describe the sampled distribution; greedy decoding reports the model's own, after penalties.
-"""
+"""The embedded engine: the pocket model in this process, with batches and cached prefixes."""
 
 import asyncio
 import functools
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +21,7 @@ from . import protocol
 from .answers import StopFinder, TokenBytes, checked_request, completion_kind
 from .channels import TOP_LOGPROBS
 from .errors import EngineError
-from .protocol import OPTIONAL, Capabilities, Delta, Engine, FinishReason, GenerateRequest, Logprobs, SamplingParams
+from .protocol import OPTIONAL, Capabilities, Delta, Engine, FinishReason, GenerateRequest, SamplingParams
 
 CACHED_TOKENS: Final = 200_000
 """How many tokens of idle sessions stay cached."""
@@ -47,22 +43,18 @@ class _Sequence:
     pieces: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     ids: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
-    aborted: bool = False
 
     def stream(self) -> Ids:
         return np.concatenate((self.prompt, np.asarray(self.ids, np.int32)))
 
 
 class EmbeddedEngine(Engine):
-    """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
-
-    A request with a seed does not depend on other requests. Stop texts are matched with pocket's tokenizer.
-    """
+    """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work."""
 
     version: str | int
 
-    def __init__(self, model: PocketModel | None = None, *, seed: int | None = None, version: str | int = 0) -> None:
-        self._model = model or load_pocket()
+    def __init__(self, *, seed: int | None = None, version: str | int = 0) -> None:
+        self._model = load_pocket()
         super().__init__(
             Capabilities(
                 engine="embedded",
@@ -105,11 +97,10 @@ class EmbeddedEngine(Engine):
         finally:
             self._abort([sequence])
 
-    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """Return the model's logprob of each id given all ids before it, at temperature 1; NaN for the first."""
+    async def score(self, ids: Sequence[int] | Ids) -> protocol.Logprobs:
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         if not 0 < len(checked) <= self._model.longest:
-            raise EngineError(f"{len(checked):,} ids cannot be scored: the model reads 1 to {self._model.longest:,}")
+            raise EngineError(f"the model reads 1 to {self._model.longest:,} ids, not {len(checked):,}")
         scored = await asyncio.to_thread(self._model.score, checked)
         return np.concatenate(([np.nan], scored)).astype(np.float32)
 
@@ -117,7 +108,7 @@ class EmbeddedEngine(Engine):
         self._abort([one for one in self._active if one.request.request_id == request_id])
 
     async def pause(self) -> None:
-        """Stop before the next step; the current one has ended when this returns."""
+        """Stop before the next step. The current one has ended when this returns."""
         self._paused = True
         while self._paused and (worker := self._current_worker()):
             await asyncio.wait([worker], timeout=0.05)  # `resume` may come before it has ended
@@ -126,20 +117,15 @@ class EmbeddedEngine(Engine):
         self._paused = False
         self._begin_work()
 
-    async def update_weights(
-        self, weights: str | Path | Mapping[str, Any] | PocketModel, *, version: str | int
-    ) -> None:
-        """Load a folder, a state dict (copied) or a model; the next step samples with it."""
-        version, now = protocol.checked_version(version), self._model
+    async def update_weights(self, weights: protocol.Weights, *, version: str | int) -> None:
+        """Load a folder or a state dict (copied); the next step samples with it."""
+        version = protocol.checked_version(version)
         try:
-            if not isinstance(weights, PocketModel):
-                weights = now.with_weights(await asyncio.to_thread(weights_from, weights))
+            model = self._model.with_weights(await asyncio.to_thread(weights_from, weights))
         except (InputError, OSError, ValueError, TypeError) as error:
-            raise EngineError(f"the weights of {version!r} cannot be used: {error}") from error
-        if (weights.vocabulary_size, weights.longest) != (now.vocabulary_size, now.longest):
-            raise EngineError(f"the weights of {version!r} cannot be used: they belong to another model")
+            raise EngineError(f"the weights {version!r} cannot be used: {error}") from error
         await self.reset_prefix_cache()
-        self._model, self.version = weights, version
+        self._model, self.version = model, version
 
     async def set_version(self, version: str | int) -> None:
         self.version = protocol.checked_version(version)
@@ -157,15 +143,13 @@ class EmbeddedEngine(Engine):
         await self.pause()
         self._sessions.clear()
 
-    # -- the work
-
     def _current_worker(self) -> asyncio.Task[None] | None:
-        """Return the worker of this event loop. Raises EngineError if another loop has one."""
+        """Return the running worker. Raises EngineError if it belongs to another event loop."""
         worker = self._worker
         if worker is None or worker.done() or worker.get_loop().is_closed():
             return None
         if worker.get_loop() is not asyncio.get_running_loop():
-            raise EngineError("the embedded engine is in use by another event loop: make one engine for each")
+            raise EngineError("another event loop uses this embedded engine: make one engine for each")
         return worker
 
     def _begin_work(self) -> None:
@@ -175,17 +159,16 @@ class EmbeddedEngine(Engine):
             self._worker = asyncio.create_task(self._work())
 
     def _abort(self, sequences: Sequence[_Sequence]) -> None:
-        """End requests, between two steps."""
+        nothing = Delta(np.zeros(0, np.int32), np.zeros(0, np.float32))
         for sequence in sequences:
-            sequence.aborted = True
-        if not self._current_worker():
-            self._finish_aborted()
+            if sequence in self._active:
+                self._finish(sequence, nothing, FinishReason.ABORT)
 
     def _start(self, request: GenerateRequest) -> _Sequence:
         prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
         seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
         stops = StopFinder(sampling.stop, _token_bytes() if sampling.stop else bytes)
-        entry = self._sessions.pop(request.session, None) if request.session is not None else None
+        entry = self._sessions.pop(request.session or "", None)
         ids, cache = entry or (prompt[:0], self._model.new_cache(len(prompt) + sampling.max_tokens))
         cached = common_prefix(ids, prompt[:-1])  # the last id is always read
         cache.truncate(cached)
@@ -194,7 +177,6 @@ class EmbeddedEngine(Engine):
     async def _work(self) -> None:
         """Sample for all requests until none is left, or the engine is paused."""
         while True:
-            self._finish_aborted()
             if self._paused or not self._active:
                 return
             model, version, batch = self._model, self.version, list(self._active)
@@ -205,12 +187,9 @@ class EmbeddedEngine(Engine):
                 continue
             if model is self._model:  # otherwise repeat the step with the new weights
                 for sequence, delta in zip(batch, deltas, strict=True):
-                    self._emit(sequence, delta, version)
+                    if sequence in self._active:
+                        self._emit(sequence, delta, version)
             await asyncio.sleep(0)
-
-    def _finish_aborted(self) -> None:
-        for sequence in [one for one in self._active if one.aborted]:
-            self._finish(sequence, Delta(np.zeros(0, np.int32), np.zeros(0, np.float32)), FinishReason.ABORT)
 
     def _fail(self, sequences: Sequence[_Sequence], problem: str) -> None:
         for sequence in sequences:
@@ -233,13 +212,17 @@ class EmbeddedEngine(Engine):
 
     def _finish(self, sequence: _Sequence, last: Delta, reason: FinishReason) -> None:
         self._active = [other for other in self._active if other is not sequence]
-        kind = completion_kind(sequence.request.sampling, self.capabilities)
-        versions, session = tuple(sequence.versions), sequence.request.session
-        sequence.pieces.put_nowait(
-            replace(last, finish_reason=reason, versions=versions, cached_tokens=sequence.cached, logprobs_kind=kind)
+        request = sequence.request
+        last = replace(
+            last,
+            finish_reason=reason,
+            versions=tuple(sequence.versions),
+            cached_tokens=sequence.cached,
+            logprobs_kind=completion_kind(request.sampling, self.capabilities),
         )
-        if session is not None:
-            self._sessions[session] = sequence.stream()[: sequence.cache.length], sequence.cache
+        sequence.pieces.put_nowait(last)
+        if request.session and reason is not FinishReason.ABORT:  # a step may still write to its cache
+            self._sessions[request.session] = sequence.stream()[: sequence.cache.length], sequence.cache
         while sum(len(ids) for ids, _ in self._sessions.values()) > CACHED_TOKENS:
             self._sessions.popitem(last=False)
 
@@ -263,13 +246,14 @@ def _sample(logits: Floats, sequence: _Sequence) -> Delta:
     channels = {}
     if sampling.top_logprobs:
         best = np.argsort(-weights, kind="stable")[: sampling.top_logprobs]
-        likely = [one for one in best.tolist() if weights[one]]
-        channels[TOP_LOGPROBS] = [tuple(zip(likely, np.log(weights[likely]).astype(np.float32).tolist(), strict=True))]
+        likely = best[weights[best] > 0]
+        logprobs = np.log(weights[likely]).astype(np.float32)
+        channels[TOP_LOGPROBS] = [tuple(zip(likely.tolist(), logprobs.tolist(), strict=True))]
     return Delta(np.array([index], np.int32), np.log(weights[[index]]).astype(np.float32), channels=channels)
 
 
 def _penalized(logits: Floats, sequence: _Sequence) -> Floats:
-    """Apply penalties: repetition counts prompt and completion, presence and frequency only the completion."""
+    """Apply penalties. Only repetition counts the prompt, too."""
     sampling = sequence.request.sampling
     if not sampling.penalties:
         return logits

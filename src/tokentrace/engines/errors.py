@@ -1,7 +1,5 @@
 """Errors of engines, and how long to wait after a failure."""
 
-from dataclasses import dataclass
-
 from ..errors import TokentraceError
 
 
@@ -10,7 +8,7 @@ class EngineError(TokentraceError):
 
 
 class EngineUnavailable(EngineError):  # noqa: N818
-    """The engine could not be reached or was too busy. No token was accepted, so the request may be sent again."""
+    """The engine cannot be reached or is too busy. The request may be sent again."""
 
 
 class EngineRefusal(EngineError):  # noqa: N818
@@ -22,23 +20,17 @@ class EngineRefusal(EngineError):  # noqa: N818
 
 
 class LogprobKindError(EngineRefusal):
-    """The request was not sent, because its logprobs would not describe the sampled distribution."""
+    """The request was not sent: its logprobs would not describe the sampled distribution."""
 
 
 class EngineAnswerError(EngineError):
-    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is malformed."""
+    """The engine's answer cannot be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Seconds to wait after each failure: `first`, then twice as long each time, up to `longest`.
+def backoff(failures: int, first: float, longest: float) -> float:
+    """Return seconds to wait: `first`, then twice as long after each failure, up to `longest`.
 
-    >>> [Backoff(0.5, 3.0).after(failures) for failures in (1, 2, 3, 4)]
+    >>> [backoff(failures, 0.5, 3.0) for failures in (1, 2, 3, 4)]
     [0.5, 1.0, 2.0, 3.0]
     """
-
-    first: float
-    longest: float
-
-    def after(self, failures: int) -> float:
-        return min(self.first * 2.0 ** min(failures - 1, 60), self.longest)
+    return min(first * 2.0 ** min(failures - 1, 60), longest)

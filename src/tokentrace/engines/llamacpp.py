@@ -1,7 +1,7 @@
 """llama.cpp's server: ``/completion``.
 
-It stops only at the model's own stop tokens, so the adapter cuts answers after any other. Answers are not streamed:
-streams drop ids that are not whole characters. Whole answers have them; EngineAnswerError if one lacks its logprob.
+It stops only at the model's own stop tokens, so the adapter cuts answers after any other. Answers are not
+streamed: streams drop ids that are not whole characters. Whole answers lack only the logprobs of such ids.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ from msgspec import Meta, Struct
 
 from ..settings import choose
 from ..trajectory.turns import LogprobKind
-from .adapter import HTTPEngine, Models, connecting
-from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, same_ids
+from .adapter import MOST_RANKS, HTTPEngine, Models, connecting
+from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId
 from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings
 from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, SamplingParams
 
 COMPLETION: Final = "/completion"
-_TOP_LOGPROBS: Final = 20
-"""Our limit; llama.cpp has none."""
 _SAMPLING: Final = frozenset({"min_p", "repetition_penalty"})
 """Its other penalties count the prompt too, and it drops the logprobs of stop texts."""
 _ALL: Final = 1 << 30
 """How many tokens back to count repetitions if the size of the context is unknown."""
 _REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
-
-# -- answers
 
 
 class _Alternative(Struct):
@@ -89,7 +85,7 @@ class LlamaCppEngine(HTTPEngine):
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         settings: HTTPSettings | None = None,
     ) -> LlamaCppEngine:
-        """Connect, and find out what the server can do. `logprobs` is ``processed`` or ``raw``."""
+        """Connect, and find out what the server can do. `logprobs` is ``"processed"`` or ``"raw"``."""
         kind = choose(LogprobKind, "logprobs", logprobs, EngineError)
         if kind not in (LogprobKind.PROCESSED, LogprobKind.RAW):
             raise EngineError(f"llama.cpp returns processed or raw logprobs, not {logprobs}")
@@ -104,7 +100,7 @@ class LlamaCppEngine(HTTPEngine):
                 max_length=props.default_generation_settings.n_ctx,
                 vocab_size=vocab_size or (meta.n_vocab if meta else None),
                 logprobs=kind,
-                top_logprobs=_TOP_LOGPROBS,
+                top_logprobs=MOST_RANKS,
                 structures=True,
                 sampling=_SAMPLING,
             )
@@ -150,16 +146,11 @@ class LlamaCppEngine(HTTPEngine):
         stops = [at for at, one in enumerate(ids) if one in reader.sampling.stop_token_ids]
         if stops:
             ids, reason = ids[: stops[0] + 1], FinishReason.STOP
-        tokens, where = answer.completion_probabilities[: len(ids)], "completion_probabilities"
+        tokens = answer.completion_probabilities[: len(ids)]
         reported = [token.id for token in tokens]
         if reported != ids:
-            if not set(reported) <= set(answer.tokens):
-                same_ids(reported, ids, where)
-            missing = next(at for at, one in enumerate(ids) if reported[at : at + 1] != [one])
-            raise EngineAnswerError(
-                f"llama.cpp returned no logprob for id {ids[missing]} at {missing}: it has none for tokens that are "
-                "incomplete UTF-8; sample again, or use vLLM, SGLang or the embedded engine"
-            )
+            at = next(at for at, one in enumerate(ids) if reported[at : at + 1] != [one])
+            raise EngineAnswerError(f"llama.cpp has no logprob for id {ids[at]} at {at}: incomplete UTF-8")
         processed = _is_processed(reader.sampling, self.capabilities)
         tops = [token.top_probs if processed else token.top_logprobs for token in tokens]
         return EngineReply(
@@ -168,7 +159,6 @@ class LlamaCppEngine(HTTPEngine):
             reason,
             cached_tokens=answer.timings.cache_n if answer.timings else None,
             top=[[(one.id, one.value(processed)) for one in top] for top in tops],
-            where=where,
         )
 
 

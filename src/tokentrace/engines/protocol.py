@@ -1,10 +1,7 @@
-"""What an engine is: ids and sampling parameters in; ids, logprobs, a finish reason and weight versions out.
-
-Missing ids or logprobs are an error and never filled in.
-"""
+"""What an engine is: ids and sampling parameters in; ids and logprobs out."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -18,10 +15,7 @@ from ..settings import instance, items, number, whole
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import PENALTIES, VersionSpan
 from ..trajectory.turns import LogprobKind as LogprobKind  # noqa: PLC0414
-from .errors import EngineAnswerError as EngineAnswerError  # noqa: PLC0414
-from .errors import EngineError as EngineError  # noqa: PLC0414
-from .errors import EngineRefusal as EngineRefusal  # noqa: PLC0414
-from .errors import EngineUnavailable as EngineUnavailable  # noqa: PLC0414
+from .errors import EngineAnswerError, EngineError
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 Weights: TypeAlias = str | Path | Mapping[str, Any]
@@ -29,13 +23,9 @@ Weights: TypeAlias = str | Path | Mapping[str, Any]
 Channels: TypeAlias = Mapping[str, Sequence[Any]]
 """Other reports by name, one entry per token."""
 
-# -- sampling parameters
-
 _MOST: Final = 2**31 - 1
 _COLDEST: Final = 0.01
-"""The lowest temperature besides 0. vLLM raises lower ones to this."""
-_MOST_STOPS: Final = 32
-"""SGLang accepts no more."""
+"""vLLM raises lower temperatures to this."""
 _NUMBERS: Final = {
     "temperature": (0.0, 1e6),
     "top_p": (1e-9, 1.0),
@@ -53,7 +43,7 @@ OPTIONAL: Final = tuple(_UNUSED)
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy. Raises EngineError for invalid values."""
+    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy. Raises EngineError."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -62,19 +52,15 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     allow_raw_logprobs: bool = False
-    """Accept logprobs that do not describe the sampled distribution, instead of raising LogprobKindError."""
+    """Accept logprobs that do not describe the sampled distribution."""
     top_logprobs: int = 0
     """How many of the likeliest ids to report at each position."""
     structure: Mapping[str, Any] | None = None
-    """Constrains the completion to JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema", "schema": {…}}``."""
+    """JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema", "schema": {…}}``."""
     min_p: float = 0.0
-    """Drops tokens less likely than this fraction of the likeliest token's probability."""
     presence_penalty: float = 0.0
-    """Lowers the logit of each sampled token once."""
     frequency_penalty: float = 0.0
-    """Lowers the logit of each sampled token once per occurrence."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens that occur in the prompt or the completion."""
     stop: tuple[str, ...] = ()
     """Stop texts. The completion ends with the id that completes one of them."""
 
@@ -110,7 +96,7 @@ class SamplingParams:
         return {name: getattr(self, name) for name in self.optional if name in PENALTIES}
 
     def described(self) -> dict[str, Any]:
-        """Return the parameters as JSON, as a trajectory records them, without optional ones that are not in use."""
+        """Return the parameters as a trajectory records them, without unused options."""
         values = {name: getattr(self, name) for name in SamplingParams.__slots__}
         unused = {name for name, value in _LEFT_OUT.items() if values[name] == value}
         lists = {name: list(values[name]) for name in ("stop_token_ids", "stop")}
@@ -121,8 +107,6 @@ def _stop(stop: Any) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise EngineError(f"stop must be a non-empty text or a list of them, not {brief(stop)}")
-    if len(texts) > _MOST_STOPS:
-        raise EngineError(f"stop can have at most {_MOST_STOPS} texts, not {len(texts)}")
     try:
         "".join(texts).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -138,10 +122,7 @@ def _structure(structure: Any) -> dict[str, Any]:
         raise EngineError(f"structure must be JSON: {error}") from error
     is_schema = isinstance(copy, dict) and copy == {"type": "json_schema", "schema": copy.get("schema")}
     if copy != {"type": "json_object"} and not (is_schema and isinstance(copy["schema"], dict)):
-        raise EngineError(
-            'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
-            f"{brief(structure)}"
-        )
+        raise EngineError(f"structure must be a json_object or a json_schema with schema, not {brief(structure)}")
     return dict(copy)
 
 
@@ -149,43 +130,38 @@ def _structure(structure: Any) -> dict[str, Any]:
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended."""
+    """Why a completion ended. An aborted one has the ids that were sampled until then."""
 
     STOP = "stop"
-    """Its last id is a stop token, or completes a stop text."""
     LENGTH = "length"
     ABORT = "abort"
-    """It was ended from outside. It has the ids that were sampled until then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
-    """A request to an engine."""
-
     prompt_ids: Sequence[int] | Ids
     sampling: SamplingParams
     request_id: str | None = None
     """Names the request for `Engine.abort`."""
     session: str | None = None
-    """Requests of one session (a rollout) go to the endpoint that caches their prefix."""
+    """Requests of one session, such as a rollout, go to the endpoint that caches their prefix."""
     group: str | None = None
-    """Requests of one group share a prompt and go to one endpoint while it has room."""
+    """Requests of one group share a prompt, and go to one endpoint while it has room."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """A piece of a completion. The last one also has the finish reason and other facts about the whole completion."""
+    """A piece of a completion. The last one also has the facts about the whole completion."""
 
     ids: Ids
     logprobs: Logprobs
     finish_reason: FinishReason | None = None
     versions: tuple[VersionSpan, ...] = ()
-    """Which weights sampled which part; empty if the engine does not report it."""
+    """Which weights sampled which part; empty if unknown."""
     cached_tokens: int | None = None
-    """How many ids of the prompt were in the engine's cache."""
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     channels: Channels = field(default_factory=dict)
-    """A channel that only the last piece has covers the whole completion."""
+    """One that only the last piece has covers the whole completion."""
     stopped_by: str | None = None
     """The text of `SamplingParams.stop` that ended the completion."""
 
@@ -199,13 +175,11 @@ class Completion(Delta):
     def __post_init__(self) -> None:
         for name, array, codes in (("ids", self.ids, "iu"), ("logprobs", self.logprobs, "f")):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in codes:
-                raise EngineAnswerError(f"the {name} of a completion must be a row of numbers, not {brief(array)}")
-        if self.ids.shape != self.logprobs.shape:
-            raise EngineAnswerError(f"{len(self.ids)} ids were returned with {len(self.logprobs)} logprobs")
-        check_channels(self.channels, len(self.ids))
+                raise EngineAnswerError(f"the {name} must be a row of numbers, not {brief(array)}")
+        check_channels({"logprobs": self.logprobs, **self.channels}, len(self.ids))
         if not np.isfinite(self.logprobs).all():
-            at = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
-            raise EngineAnswerError(f"the logprob of id {int(self.ids[at])} at {at} is {float(self.logprobs[at])}")
+            at = int(np.isfinite(self.logprobs).argmin())
+            raise EngineAnswerError(f"the logprob of id {self.ids[at]} at {at} is {self.logprobs[at]}")
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
@@ -218,13 +192,8 @@ def joined(pieces: Sequence[Delta]) -> Completion:
     last = pieces[-1] if pieces else None
     if last is None or last.finish_reason is None:
         raise EngineAnswerError("the stream ended without a finish reason")
-    earlier = [piece for piece in pieces[:-1] if len(piece.ids)]
-    full = [*earlier, last] if len(last.ids) else earlier
-    channels = dict(last.channels)
-    for name in dict.fromkeys(name for piece in earlier for name in piece.channels):
-        if not all(name in piece.channels for piece in full):
-            raise EngineAnswerError(f"only some pieces of the completion have {name}")
-        channels[name] = [entry for piece in full for entry in piece.channels[name]]
+    names = dict.fromkeys(name for piece in pieces[:-1] for name in piece.channels)
+    channels = {name: [one for piece in pieces for one in piece.channels.get(name, ())] for name in names}
     return Completion(
         np.concatenate([piece.ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),
@@ -232,16 +201,16 @@ def joined(pieces: Sequence[Delta]) -> Completion:
         last.versions,
         last.cached_tokens,
         last.logprobs_kind,
-        channels,
+        {**last.channels, **channels},
         last.stopped_by,
     )
 
 
-def check_channels(channels: Channels, length: int) -> None:
+def check_channels(channels: Mapping[str, Sized], length: int) -> None:
     """Raise EngineAnswerError unless each channel has one entry per token."""
     for name, entries in channels.items():
         if len(entries) != length:
-            raise EngineAnswerError(f"{name} has {len(entries)} entries for {length} ids; every sampled id needs one")
+            raise EngineAnswerError(f"{name} has {len(entries)} entries for {length} ids")
 
 
 def add_version(spans: list[VersionSpan], version: str | int, end: int) -> None:
@@ -253,7 +222,7 @@ def add_version(spans: list[VersionSpan], version: str | int, end: int) -> None:
 
 
 def checked_version(version: Any) -> str | int:
-    """Return a name of weights: text, or a whole number. Raises EngineError."""
+    """Return the name of weights: text or a whole number. Raises EngineError."""
     if isinstance(version, str):
         return version
     return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
@@ -264,23 +233,20 @@ def checked_version(version: Any) -> str | int:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do."""
-
     engine: str
-    """``"vllm"``, ``"sglang"``, ``"llama.cpp"``, ``"embedded"``, or ``"gateway"`` for a session of a gateway."""
+    """Such as ``"vllm"``; ``"gateway"`` for a session of a gateway."""
     version: str | None = None
     model: str | None = None
     max_length: int | None = None
-    """The maximum number of tokens in prompt and completion together; None if unknown."""
+    """How many tokens prompt and completion may have together."""
     vocab_size: int | None = None
     logprobs: LogprobKind = LogprobKind.UNKNOWN
-    """Which distribution its logprobs describe. Greedy completions have raw logprobs."""
+
     aborts: bool = False
     pauses: bool = False
     versions: bool = False
     """True if completions report their weights."""
     top_logprobs: int = 0
-    """The largest allowed `SamplingParams.top_logprobs`."""
     structures: bool = False
     sampling: frozenset[str] = frozenset()
     """Which of `min_p`, the penalties and `stop` it supports."""
@@ -289,7 +255,7 @@ class Capabilities:
 
 
 class Engine:
-    """One engine, or several as one. Safe to use from many tasks of one event loop.
+    """Samples completions. Safe to use from many tasks of one event loop.
 
     A subclass implements `_stream`, `_generate` if whole answers come another way, and the methods it supports.
     """
@@ -299,13 +265,10 @@ class Engine:
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.capabilities.model or ''})"
-
     async def generate(
         self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: str | None
     ) -> Completion:
-        """Sample a completion. `options` are other fields of a `GenerateRequest`: its id, session and group."""
+        """Sample a completion. `options` are other fields of a `GenerateRequest`."""
         return await self._generate(GenerateRequest(prompt_ids, sampling, **options))
 
     def stream(
@@ -324,7 +287,7 @@ class Engine:
         """Raise EngineUnavailable unless the engine answers."""
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """Return the logprob of each id given all ids before it, at temperature 1; NaN for the first."""
+        """Return the logprob of each id at temperature 1; NaN for the first."""
         raise self._unable("score ids")
 
     async def abort(self, request_id: str) -> None:
@@ -336,14 +299,10 @@ class Engine:
         raise self._unable("pause")
 
     async def resume(self) -> None:
-        """Continue all requests."""
         raise self._unable("pause")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load other weights of the same model, and name them `version`. Raises EngineError if that fails.
-
-        Afterwards the engine uses nothing that the old weights computed: it recomputes requests under way.
-        """
+        """Load other weights, named `version`. The engine uses nothing that the old ones computed."""
         raise self._unable("load other weights: restart it with them")
 
     async def set_version(self, version: str | int) -> None:

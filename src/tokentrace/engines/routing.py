@@ -1,36 +1,25 @@
-"""Several endpoints as one engine: sessions stay where their prefix is cached, and requests avoid dead endpoints."""
+"""Several endpoints as one engine, which keeps sessions together and avoids dead endpoints."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
 
-from .errors import Backoff, EngineError, EngineUnavailable
+from .errors import EngineError, EngineUnavailable, backoff
 from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights, collected
 
 _SHARED: Final = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
-_COOLDOWN: Final = Backoff(5.0, 300.0)
 _REMEMBERED: Final = 100_000
-"""How many sessions and groups a router remembers."""
 GROUP_LEAD: Final = 16
 """How many more requests the endpoint of a group may run than the idlest one."""
 
 
-class CircuitState(StrEnum):
-    CLOSED = "closed"
-    OPEN = "open"
-    """It failed and gets no requests for a while."""
-    HALF_OPEN = "half-open"
-    """It failed a while ago; the next request tries it."""
-
-
 @dataclass(slots=True, eq=False)
 class Circuit:
-    """One endpoint of a router, and its state."""
+    """One endpoint of a router. While its circuit is open, it gets no requests."""
 
     engine: Engine
     name: str
@@ -48,35 +37,28 @@ class Circuit:
         """Seconds until it is tried again."""
         return max(0.0, self.open_until - self.clock())
 
-    @property
-    def state(self) -> CircuitState:
-        if self.cooldown:
-            return CircuitState.OPEN
-        return CircuitState.HALF_OPEN if self.failures else CircuitState.CLOSED
-
     def fail(self) -> None:
         """Count a failure. When an endpoint dies, all its requests fail, which counts once."""
         if not self.cooldown:
             self.failures += 1
             self.failed += 1
-            self.open_until = self.clock() + _COOLDOWN.after(self.failures)
+            self.open_until = self.clock() + backoff(self.failures, 5.0, 300.0)
 
     def __str__(self) -> str:
-        pause = f" for {self.cooldown:.0f} s" if self.cooldown else ""
-        failed = f", failed {self.failed:,} time{'s' if self.failed > 1 else ''}" if self.failed else ""
-        return f"{self.name} {self.state}{pause}{failed}"
+        state = f"open for {self.cooldown:.0f} s" if self.cooldown else "closed"
+        return f"{self.name} {state}" + (f", failures: {self.failed:,}" if self.failed else "")
 
     def described(self) -> dict[str, Any]:
-        return {"name": self.name, "state": self.state, "running": self.running, "failed": self.failed}
+        state = "open" if self.cooldown else "closed"
+        return {"name": self.name, "state": state, "running": self.running, "failed": self.failed}
 
 
 class Router(Engine):
     """Several engines that serve the same model, as one.
 
-    Requests of a session go to the endpoint of its first request, others to the least busy one. If an endpoint is
-    unavailable and has returned no token, the request moves to another one, and its session with it, until all were
-    tried once. An endpoint that failed gets no requests for a while, longer with each failure, unless all have failed.
-    Requests of a group go to one endpoint, until `GROUP_LEAD` more run there than at the idlest one.
+    Requests of a session go to one endpoint, those of a group too until `GROUP_LEAD` more run there than at the
+    idlest one, others to the least busy one. If an endpoint is unavailable before its first token, the request
+    and its session move. An endpoint that failed gets no requests for a while, unless all have failed.
 
     Raises EngineError if the engines differ in vocabulary or in the kind of their logprobs.
     """
@@ -88,13 +70,11 @@ class Router(Engine):
         if names and len(names) != len(engines):
             raise EngineError(f"there are {len(names)} names for {len(engines)} engines")
         labels = names or [f"endpoint {number}" for number in range(len(engines))]
-        self.circuits: Final = [Circuit(engine, name, clock) for engine, name in zip(engines, labels, strict=True)]
+        pairs = zip(engines, labels, strict=True)
+        self.circuits: Final = [Circuit(engine, name, clock) for engine, name in pairs]
         self._groups: Final[OrderedDict[str, Circuit]] = OrderedDict()
         self._homes: Final[OrderedDict[str, Circuit]] = OrderedDict()
         self.version = _common({one.version for one in engines})
-
-    def __repr__(self) -> str:
-        return f"Router({', '.join(map(str, self.circuits))})"
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         async def whole(engine: Engine) -> AsyncGenerator[Delta]:
@@ -108,7 +88,7 @@ class Router(Engine):
     async def _route(
         self, request: GenerateRequest, answer: Callable[[Engine], AsyncGenerator[Delta]]
     ) -> AsyncGenerator[Delta]:
-        """Yield the answer of the first endpoint that has one. After its first piece no other is tried."""
+        """Yield the answer of the first endpoint that has one."""
         failures: list[EngineUnavailable] = []
         for endpoint in self._candidates(request):
             failed_before, is_answered = endpoint.failed, False
@@ -141,7 +121,7 @@ class Router(Engine):
             raise _all_failed(failures)
 
     async def abort(self, request_id: str) -> None:
-        """End a request, wherever it runs. Ignores endpoints that do not answer."""
+        """End a request wherever it runs. Ignores endpoints that do not answer."""
         await self._everywhere("abort", request_id, ignore=EngineUnavailable)
 
     async def pause(self) -> None:
@@ -151,7 +131,6 @@ class Router(Engine):
         await self._everywhere("resume")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load the same weights everywhere. Raises EngineError naming the endpoints that failed."""
         await self._everywhere("update_weights", weights, version=version)
 
     async def set_version(self, version: str | int) -> None:
@@ -175,7 +154,7 @@ class Router(Engine):
         self.version = _common({one.engine.version for one in self.circuits})
 
     def _candidates(self, request: GenerateRequest) -> Iterator[Circuit]:
-        """Yield each endpoint once, the best first. Chooses each one only when it is needed."""
+        """Yield each endpoint once, the best first. Chooses each one when it is needed."""
         remaining = list(self.circuits)
         home = self._homes.get(request.session) if request.session is not None else None
         while remaining:
@@ -201,7 +180,7 @@ class Router(Engine):
 
 
 def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) -> None:
-    """Remember the endpoint of a session or a group, and forget the oldest entry."""
+    """Remember the endpoint of a session or a group; forget the oldest entry."""
     homes[name] = endpoint
     homes.move_to_end(name)
     if len(homes) > _REMEMBERED:
@@ -209,14 +188,13 @@ def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) ->
 
 
 def _agreed(engines: Sequence[Capabilities]) -> Capabilities:
-    """Return the capabilities that all engines share, with the smallest `max_length`."""
+    """Return what all engines can do."""
     if not engines:
         raise EngineError("a router needs at least one engine")
     sizes = {one.vocab_size for one in engines if one.vocab_size is not None}
     kinds = {one.logprobs for one in engines}
     if len(sizes) > 1 or len(kinds) > 1:
-        problem = f"vocabularies of {sorted(sizes)} ids, logprobs that are {', '.join(sorted(kinds))}"
-        raise EngineError(f"the engines differ: {problem}")
+        raise EngineError(f"the engines differ: vocabularies of {sorted(sizes)} ids, {sorted(kinds)} logprobs")
     return Capabilities(
         engine="+".join(sorted({one.engine for one in engines})),
         version=_common({one.version for one in engines}),
@@ -236,8 +214,3 @@ def _common(values: set[Any]) -> Any:
 
 def _all_failed(failures: Sequence[EngineUnavailable]) -> EngineUnavailable:
     return EngineUnavailable(f"no endpoint answered: {'; '.join(map(str, failures))}")
-
-
-def circuits_of(engine: Engine) -> list[Circuit]:
-    """Return the circuits of a router; none for a single engine."""
-    return engine.circuits if isinstance(engine, Router) else []

@@ -8,16 +8,13 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from ..settings import items
-from ..tokens.ids import INT32_MAX
+from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind, VersionSpan
 from . import protocol
-from .answers import AnswerReader, EngineReply, StopFinder, TokenBytes, answered_ids, checked_request
-from .channels import TOP_LOGPROBS
+from .answers import AnswerReader, EngineReply, checked_request
 from .errors import EngineAnswerError
 from .protocol import OPTIONAL, Capabilities, Delta, Engine, GenerateRequest, SamplingParams
-
-_TOP_LOGPROBS: Final = 20
 
 
 class CallbackEngine(Engine):
@@ -31,27 +28,28 @@ class CallbackEngine(Engine):
     [7, 8]
     """
 
-    def __init__(self, sample: Callable[[GenerateRequest], Awaitable[EngineReply]], capabilities: Capabilities) -> None:
+    def __init__(
+        self, sample: Callable[[GenerateRequest], Awaitable[EngineReply]], capabilities: Capabilities
+    ) -> None:
         super().__init__(capabilities)
         self._sample = sample
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
         reader = AnswerReader(request, self.capabilities)
-        reader.add(await self._sample(request))
+        reader.feed(await self._sample(request))
         yield reader.close()
 
 
 Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | EngineReply]
-"""Returns the ids that follow a prompt, or a reply with logprobs and channels."""
+"""Returns the ids that follow a prompt, or a reply with logprobs and routed experts."""
 
 
 class ScriptedEngine(Engine):
-    """Answers with the ids that `script` returns, up to the first stop token or stop text, and at most ``max_tokens``.
+    """Answers with the ids that `script` returns, up to the first stop token.
 
-    Ids without logprobs get ``-1.0`` each; missing top logprobs are made up. Streams have `piece` ids per piece, or all
-    ids in one piece if it is 0. Awaits `latency` before each piece. `version` names the weights. `token_bytes` returns
-    the bytes of an id, for stop texts. `requests` records all requests.
+    Ids without logprobs get ``-1.0`` each; top logprobs are invented. A stream has `piece` ids per piece (0: all)
+    and awaits `latency` before each. `version` names the weights. `requests` records all requests.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()
@@ -63,31 +61,26 @@ class ScriptedEngine(Engine):
         script: Script,
         *,
         vocab_size: int | None = None,
-        max_length: int | None = None,
         piece: int = 0,
         latency: Callable[[int], Awaitable[None]] | None = None,
         version: str | int | None = None,
-        logprobs: LogprobKind | str = LogprobKind.PROCESSED,
-        token_bytes: TokenBytes | None = None,
     ) -> None:
         super().__init__(
             Capabilities(
                 engine="scripted",
-                max_length=max_length,
                 vocab_size=vocab_size,
-                logprobs=LogprobKind(logprobs),
+                logprobs=LogprobKind.PROCESSED,
                 aborts=True,
                 pauses=True,
                 versions=version is not None,
-                top_logprobs=_TOP_LOGPROBS,
-                sampling=frozenset(OPTIONAL) - (frozenset() if token_bytes else {"stop"}),
-                weights=version is not None,
+                top_logprobs=20,
+                sampling=frozenset(OPTIONAL) - {"stop"},
+                weights=True,
             )
         )
         self.requests: Final[list[GenerateRequest]] = []
         self.version = version
-        self._token_bytes, self._script, self._size = token_bytes, script, piece
-        self._latency = latency
+        self._script, self._size, self._latency = script, piece, latency
         self._resumed: Final = asyncio.Event()
         self._resumed.set()
         self._running: Final[set[str]] = set()
@@ -106,8 +99,6 @@ class ScriptedEngine(Engine):
         await self.set_version(version)
 
     async def set_version(self, version: str | int) -> None:
-        if not self.capabilities.weights:
-            await super().set_version(version)
         self.version = protocol.checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
@@ -117,7 +108,7 @@ class ScriptedEngine(Engine):
         request = checked_request(request, self.capabilities)
         prompt = np.asarray(request.prompt_ids, np.int32)
         self.requests.append(replace(request, prompt_ids=prompt.copy()))
-        name, reply = request.request_id or "", self._answer(prompt, request.sampling)
+        name, reply = request.request_id or "", self._reply(prompt, request.sampling)
         reader, spans, count = AnswerReader(request, self.capabilities), list[VersionSpan](), len(reply.ids)
         size = self._size or count or 1
         if name:
@@ -129,14 +120,16 @@ class ScriptedEngine(Engine):
                     await self._latency(end - start)
                 await self._resumed.wait()
                 if name in self._aborted:
-                    reader.add(EngineReply([], [], "abort", spans))
+                    reader.feed(EngineReply([], [], "abort", spans))
                     break
                 if self.version is not None and end:
                     protocol.add_version(spans, self.version, end)
-                part = _slice(reply, start, end)
+                ids, logprobs = reply.ids[start:end], (reply.logprobs or ())[start:end]
                 if end == count:
-                    part = replace(part, finish_reason=reply.finish_reason, stop=reply.stop, versions=spans)
-                delta = reader.add(part)
+                    piece = replace(reply, ids=ids, logprobs=logprobs, top=reply.top[start:], versions=spans)
+                else:
+                    piece = EngineReply(ids, logprobs, top=reply.top[start:end])
+                delta = reader.feed(piece)
                 if delta is not None:
                     yield delta
             yield reader.close()
@@ -144,31 +137,29 @@ class ScriptedEngine(Engine):
             self._running.discard(name)
             self._aborted.discard(name)
 
-    def _answer(self, prompt: Ids, sampling: SamplingParams) -> EngineReply:
+    def _reply(self, prompt: Ids, sampling: SamplingParams) -> EngineReply:
+        """Return the script's reply up to the first stop token, with logprobs."""
         result = self._script(prompt, sampling)
         reply = result if isinstance(result, EngineReply) else EngineReply(result, None)
-        ids, channels, count = answered_ids(reply.ids, None).tolist(), dict(reply.channels), sampling.top_logprobs
+        ids = check_ids(reply.ids, "ids", error=EngineAnswerError).tolist()
         logprobs = [-1.0] * len(ids)
         if reply.logprobs is not None:
             logprobs = items("the script's logprobs", reply.logprobs, EngineAnswerError)
-        protocol.check_channels({**channels, "logprobs": logprobs}, len(ids))
-        if count and TOP_LOGPROBS not in channels:
-            size = self.capabilities.vocab_size or INT32_MAX
-            channels[TOP_LOGPROBS] = [
-                tuple(((one + rank) % size, float(logprob) - rank) for rank in range(min(count, size)))
-                for one, logprob in zip(ids, logprobs, strict=True)
-            ]
-        reply = EngineReply(ids, logprobs, channels=channels)
-        finder = StopFinder(sampling.stop, self._token_bytes or bytes)
-        for at, one in enumerate(ids[: sampling.max_tokens], 1):
-            text = finder.feed(one)
-            if text is not None or one in sampling.stop_token_ids:
-                stop = None if one in sampling.stop_token_ids else text
-                return replace(_slice(reply, 0, at), finish_reason="stop", stop=stop)
-        reason = "stop" if 0 < len(ids) < sampling.max_tokens else "length"
-        return replace(_slice(reply, 0, sampling.max_tokens), finish_reason=reason)
-
-
-def _slice(reply: EngineReply, start: int, end: int) -> EngineReply:
-    channels = {name: entries[start:end] for name, entries in reply.channels.items()}
-    return EngineReply(reply.ids[start:end], (reply.logprobs or ())[start:end], channels=channels)
+        protocol.check_channels({"logprobs": logprobs}, len(ids))
+        ends = (at for at, one in enumerate(ids, 1) if one in sampling.stop_token_ids)
+        end = min(next(ends, len(ids)), sampling.max_tokens)
+        is_stopped = end and (ids[end - 1] in sampling.stop_token_ids or end < sampling.max_tokens)
+        size = self.capabilities.vocab_size or INT32_MAX
+        ranks = range(min(sampling.top_logprobs, size))
+        pairs = zip(ids[:end], logprobs, strict=False)
+        experts = reply.experts
+        if experts is not None and len(experts) == len(prompt) + len(ids) - 1:  # also those of the prompt
+            experts = experts[len(prompt) - 1 :]
+        return EngineReply(
+            ids[:end],
+            logprobs[:end],
+            "stop" if is_stopped else "length",
+            top=reply.top[:end]
+            or [[((one + rank) % size, float(value or 0) - rank) for rank in ranks] for one, value in pairs],
+            experts=None if experts is None else experts[:end],
+        )

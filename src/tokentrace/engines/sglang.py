@@ -1,8 +1,7 @@
 """SGLang: ``/generate``.
 
 Its streams repeat everything so far, unless it runs with ``--incremental-streaming-output``. An id outside the
-vocabulary can crash it, so the size must be known. An abort ends every request whose id starts with the aborted one, so
-each id is sent with its length in front.
+vocabulary can crash it. An abort ends every request whose id starts with the aborted one.
 """
 
 from __future__ import annotations
@@ -13,22 +12,17 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from ..errors import brief
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind
-from .adapter import HTTPEngine, ModelCard, Models, connecting, probed_kind, sampling_fields
+from .adapter import MOST_RANKS, HTTPEngine, ModelCard, Models, connecting, probed_kind, sampling_fields
 from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, same_ids, scored_ids
-from .channels import Experts, flat_experts
+from .channels import Experts, ExpertType, flat_experts
 from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .http import Connection, HTTPSettings
 from .protocol import OPTIONAL, Capabilities, GenerateRequest, Logprobs, SamplingParams, Weights, checked_version
 
 GENERATE: Final = "/generate"
-_TOP_LOGPROBS: Final = 20
-"""Our limit; SGLang has none."""
-
-# -- answers
 
 
 class _Finish(Struct):
@@ -47,17 +41,13 @@ class _Meta(Struct):
     output_top_logprobs: list[list[tuple[Logprob | None, TokenId, Any]] | None] | None = None
     input_token_logprobs: list[tuple[Logprob | None, TokenId, Any]] | None = None
     weight_versions: list[VersionRow] | None = None
-    routed_experts: str | None = None
-    routed_experts_dtype: str | None = None
+    routed_experts: bytes | None = None
+    routed_experts_dtype: ExpertType | None = None
 
     def experts(self, width: int | None) -> Experts:
-        """Return the routed experts. Raises EngineAnswerError if there are none."""
         if self.routed_experts is None:
-            raise EngineAnswerError(
-                "SGLang returned no routed_experts: start it with --enable-return-routed-experts, and with a model "
-                "that has experts"
-            )
-        return flat_experts(self.routed_experts, self.routed_experts_dtype, width)
+            raise EngineAnswerError("SGLang needs --enable-return-routed-experts and a model with experts")
+        return flat_experts(self.routed_experts, self.routed_experts_dtype or "int32", width)
 
 
 class _Answer(Struct):
@@ -87,7 +77,7 @@ class SGLangEngine(HTTPEngine):
     no_weights = "this SGLang does not report its weights (weight_version): use a newer version"
 
     _experts: int | None = 0
-    """Experts per position, over all layers; 0 if they are not requested, None if their number is unknown."""
+    """Experts per position, over all layers; 0 if not requested, None if unknown."""
 
     @classmethod
     async def connect(
@@ -101,18 +91,14 @@ class SGLangEngine(HTTPEngine):
     ) -> SGLangEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `vocab_size` is required unless the server reports it, which few do. `logprobs` names the kind of
-        logprobs, usually ``SCALED``, and skips its probe.
+        `vocab_size` is required if the server does not report it. `logprobs` names their kind without a probe.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)
             server: _Server = await connection.find("/get_server_info", _Server) or _Server()
             size = model.vocab_size if vocab_size is None else vocab_size
             if size is None:
-                raise EngineError(
-                    "SGLang does not report the size of its vocabulary, and may crash on an id outside it: pass "
-                    "vocab_size=, the length of the tokenizer"
-                )
+                raise EngineError("SGLang does not report its vocabulary: pass vocab_size=")
             models: Models = await connection.find("/v1/models", Models) or Models()
             card = models.data[0] if models.data else ModelCard()
             lengths = (card.max_model_len, server.context_length, server.max_total_num_tokens)
@@ -128,7 +114,7 @@ class SGLangEngine(HTTPEngine):
                 aborts=True,
                 pauses=True,
                 versions=bool(reply.versions),
-                top_logprobs=_TOP_LOGPROBS,
+                top_logprobs=MOST_RANKS,
                 structures=True,
                 sampling=frozenset(OPTIONAL),
                 weights=model.weight_version is not None,
@@ -146,8 +132,8 @@ class SGLangEngine(HTTPEngine):
         body = {"input_ids": checked.tolist(), "sampling_params": params, "return_logprob": True}
         answer: _Answer = await self._order(GENERATE, body | {"logprob_start_len": 0}, _Answer)
         rows = answer.meta_info.input_token_logprobs or []
-        same_ids([row[1] for row in rows], checked.tolist(), "input_token_logprobs")
-        return scored_ids([row[0] for row in rows[1:]], checked, "input_token_logprobs")
+        same_ids([row[1] for row in rows], checked.tolist())
+        return scored_ids([row[0] for row in rows[1:]], checked)
 
     async def abort(self, request_id: str) -> None:
         await self._order("/abort_request", {"rid": _rid(request_id)})
@@ -159,10 +145,7 @@ class SGLangEngine(HTTPEngine):
         await self._order("/continue_generation", {})
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load from a folder on the server, and empty the cache.
-
-        SGLang finishes requests under way first. While it is paused, it refuses to empty the cache.
-        """
+        """Load from a folder on the server. SGLang finishes requests under way first."""
         name, folder = str(checked_version(version)), self._check_weights(weights)
         order = {"model_path": folder, "weight_version": name, "flush_cache": True}
         await self._order("/update_weights_from_disk", order, Any)
@@ -205,11 +188,11 @@ class SGLangEngine(HTTPEngine):
         if new < 0 or len(ids) not in (total, new):
             raise EngineAnswerError(f"{len(ids)} ids came after {before}, but SGLang has sampled {total}")
         if len(ids) > new and before and ids[before - 1] != reader.last_id:
-            raise EngineAnswerError(f"the id at {before - 1} was {reader.last_id}, but is now {ids[before - 1]}")
-        ids, where = ids[len(ids) - new :], "output_token_logprobs"
+            raise EngineAnswerError(f"id {before - 1} was {reader.last_id}, but is now {ids[before - 1]}")
+        ids = ids[len(ids) - new :]
         triples = (meta.output_token_logprobs or [])[-new:] if new else []
         rows = (meta.output_top_logprobs or [])[-new:] if new else []
-        same_ids([one for _, one, _ in triples], ids, where)
+        same_ids([one for _, one, _ in triples], ids)
         matched = None if reason is None else reason.matched
         return EngineReply(
             ids,
@@ -220,19 +203,17 @@ class SGLangEngine(HTTPEngine):
             stop=matched if isinstance(matched, int | str) else None,
             top=[[(one, logprob) for logprob, one, _ in row or []] for row in rows],
             experts=meta.experts(self._experts) if self._experts != 0 and total and reason is not None else None,
-            where=where,
         )
 
 
 def _rid(request_id: str) -> str:
-    """Return a request id that is not a prefix of any other."""
+    """Return a request id that is not a prefix of another: with its length in front."""
     return f"{len(request_id)}-{request_id}"
 
 
 def _raise_dropped(reason: _Finish, status: int, count: int) -> None:
-    """Raise for a request that the scheduler dropped after `count` tokens: its abort has a status."""
-    message = reason.message[:300] if isinstance(reason.message, str) else brief(reason.message)
-    problem = f"SGLang dropped the request ({status}): {message}"
+    """Raise the error for a request that the scheduler dropped after `count` tokens."""
+    problem = f"SGLang dropped the request ({status}): {str(reason.message)[:300]}"
     if status < 500 and status != 429:
         raise EngineRefusal(problem, status=status)
     raise EngineError(f"{problem}, after {count} tokens") if count else EngineUnavailable(problem)

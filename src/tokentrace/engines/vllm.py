@@ -1,8 +1,7 @@
 """vLLM: ``/inference/v1/generate``, or ``/v1/completions`` with ids where that is off.
 
-Start it with ``--enable-scale-out``, ``--logprobs-mode processed_logprobs`` and ``--enable-prompt-tokens-details``;
-pausing needs ``VLLM_SERVER_DEV_MODE=1``. It silently clips a completion that does not fit, so such a request is not
-sent.
+Start it with ``--enable-scale-out``, ``--logprobs-mode processed_logprobs`` and
+``--enable-prompt-tokens-details``; pausing needs ``VLLM_SERVER_DEV_MODE=1``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from msgspec import Raw, Struct
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind
-from .adapter import HTTPEngine, Models, connecting, probed_kind, sampling_fields
+from .adapter import MOST_RANKS, HTTPEngine, Models, connecting, probed_kind, sampling_fields
 from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, decode, same_ids, scored_ids
 from .channels import npy_experts
 from .errors import EngineAnswerError, EngineError, EngineRefusal
@@ -31,10 +30,6 @@ GATEWAY: Final = "tokentrace"
 _ABORT_PREFIX: Final = "generate-tokens-"
 """vLLM prepends it to a request's id; an abort without it does nothing."""
 _TOKEN_ID: Final = "token_id:"
-_MAX_LOGPROBS: Final = 20
-"""The default of vLLM's ``--max-logprobs``."""
-
-# -- answers
 
 
 class _Alternative(Struct):
@@ -50,7 +45,7 @@ class _Token(Struct):
 
 class _Logprobs(Struct):
     content: list[_Token] | None = None
-    """From ``/inference/v1/generate``; the other fields are from ``/v1/completions``."""
+    """Of ``/inference/v1/generate``; the other fields are of ``/v1/completions``."""
     token_logprobs: list[Logprob] | None = None
     tokens: list[str] | None = None
     top_logprobs: list[dict[str, Logprob | None]] | None = None
@@ -66,7 +61,7 @@ class _Choice(Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     weight_versions: list[VersionRow] | None = None
-    routed_experts: str | None = None
+    routed_experts: bytes | None = None
     prompt_token_ids: Raw = Raw(b"null")
     prompt_logprobs: list[dict[str, _Scored] | None] | None = None
 
@@ -91,7 +86,7 @@ class VLLMEngine(HTTPEngine):
 
     answer = _Answer
     stream_fields: ClassVar[dict[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
-    no_weights = "vLLM loads other weights only if it was started with VLLM_SERVER_DEV_MODE=1 and has /weight_info"
+    no_weights = "vLLM loads other weights only with VLLM_SERVER_DEV_MODE=1 and /weight_info"
 
     def __init__(
         self, connection: Connection, capabilities: Capabilities, *, path: str = GENERATE, check_echo: bool = True
@@ -113,13 +108,12 @@ class VLLMEngine(HTTPEngine):
     ) -> VLLMEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `model` is required if the server has several. `vocab_size` enables checks of ids. `logprobs` names the kind of
-        logprobs and skips its probe. Without `check_echo`, checks only the length of the prompt that the server read.
+        `model` is required if there are several. `logprobs` names their kind without a probe.
         """
         async with connecting(base_url, settings) as connection:
             cards = {card.id: card for card in (await connection.get("/v1/models", Models)).data}
             if model is None and len(cards) != 1:
-                raise EngineError(f"the server has {len(cards)} models: choose one of {list(cards)} with model=")
+                raise EngineError(f"the server has {len(cards)} models: set model= to one of {list(cards)}")
             name = next(iter(cards)) if model is None else model
             if name not in cards:
                 raise EngineRefusal(f"the server has no model {model!r}; it has {list(cards)}", status=404)
@@ -154,7 +148,7 @@ class VLLMEngine(HTTPEngine):
                 # vLLM ignores unknown fields: without a version, it might ignore the request for JSON
                 structures=version is not None,
                 # GENERATE counts the sampled id among them
-                top_logprobs=_MAX_LOGPROBS - (engine.path == GENERATE),
+                top_logprobs=MOST_RANKS - (engine.path == GENERATE),
             )
             engine.version = (weights or {}).get("weight_version")
             return engine
@@ -162,15 +156,16 @@ class VLLMEngine(HTTPEngine):
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
         """Return the ``prompt_logprobs`` of ``/v1/completions``, which are raw."""
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
-        body = {"model": self.capabilities.model, "prompt": checked.tolist(), "max_tokens": 1, "prompt_logprobs": 0}
-        answer = await self._order(COMPLETIONS, body | {"add_special_tokens": False, "temperature": 0}, _Answer)
+        body = {"model": self.capabilities.model, "prompt": checked.tolist(), "add_special_tokens": False}
+        body |= {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        answer = await self._order(COMPLETIONS, body, _Answer)
         rows = answer.choices[0].prompt_logprobs if answer.choices else None
         pairs = zip((rows or [])[1:], map(str, checked[1:].tolist()), strict=False)
-        return scored_ids([row[one].logprob for row, one in pairs if row and one in row], checked, "prompt_logprobs")
+        return scored_ids([row[one].logprob for row, one in pairs if row and one in row], checked)
 
     async def abort(self, request_id: str) -> None:
         if not self.capabilities.aborts:
-            raise EngineError("only a vLLM that was started with --enable-scale-out aborts requests by id")
+            raise EngineError("vLLM aborts requests by id only with --enable-scale-out")
         await self._order("/inference/v1/abort_requests", {"request_ids": [_ABORT_PREFIX + request_id]})
 
     async def pause(self) -> None:
@@ -181,11 +176,10 @@ class VLLMEngine(HTTPEngine):
 
     async def _switch(self, path: str) -> None:
         if not self.capabilities.pauses:
-            raise EngineError("vLLM can be paused only if it was started with VLLM_SERVER_DEV_MODE=1")
+            raise EngineError("vLLM can be paused only with VLLM_SERVER_DEV_MODE=1")
         await self._order(path)
 
     async def is_paused(self) -> bool:
-        """True if the server is paused, whoever paused it."""
         return bool((await self._connection.get("/is_paused", dict[str, bool])).get("is_paused"))
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
@@ -200,14 +194,11 @@ class VLLMEngine(HTTPEngine):
             await self.reset_prefix_cache()
             await self.set_version(version)
         except EngineError as error:
-            raise EngineError(
-                f"vLLM did not load the weights of {version!r}: {error}. It stays paused: load others, or restart it"
-            ) from error
+            raise EngineError(f"vLLM did not load the weights {version!r}, and stays paused: {error}") from error
         if not was_paused:
             await self.resume()
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the cache. Requests under way are computed again."""
         self._check_weights()
         await self._order("/reset_prefix_cache?reset_running_requests=true&reset_external=true", kind=Any)
 
@@ -220,8 +211,8 @@ class VLLMEngine(HTTPEngine):
             params["structured_outputs"] = {"json_object": True} if schema is None else {"json": schema}
         fields: dict[str, Any] = {"model": self.capabilities.model}
         if not native:
-            fields |= params
-            return fields | {"add_special_tokens": False, "return_token_ids": True, "return_tokens_as_token_ids": True}
+            names = ("return_token_ids", "return_tokens_as_token_ids")
+            return fields | params | {"add_special_tokens": False} | dict.fromkeys(names, True)
         fields |= {"sampling_params": params, "return_token_ids": self.check_echo}
         return fields if request.request_id is None else fields | {"request_id": request.request_id}
 
@@ -236,17 +227,17 @@ class VLLMEngine(HTTPEngine):
         if reader.unconfirmed is not None:
             _check_echo(bytes((answer if native else choice).prompt_token_ids), reader)
             reader.unconfirmed = None
-        ids, logprobs, where = choice.token_ids, choice.logprobs or _Logprobs(), "logprobs.content"
+        ids, logprobs = choice.token_ids, choice.logprobs or _Logprobs()
         if native:
             tokens = logprobs.content or []
             values, reported = [token.logprob for token in tokens], [token.token_id for token in tokens]
             top = [[(one.token_id, one.logprob) for one in token.top_logprobs or []] for token in tokens]
         else:
-            where, values = "logprobs.tokens", logprobs.token_logprobs or []
+            values, rows = logprobs.token_logprobs or [], logprobs.top_logprobs or []
             named = [token for token in logprobs.tokens or [] if token.startswith(_TOKEN_ID)]
             reported = list(map(_token_id, named)) if named == logprobs.tokens else []  # otherwise they are text
-            top = [[(_token_id(token), value) for token, value in row.items()] for row in logprobs.top_logprobs or []]
-        same_ids(reported, ids, where)
+            top = [[(_token_id(token), value) for token, value in row.items()] for row in rows]
+        same_ids(reported, ids)
         return EngineReply(
             ids,
             values,
@@ -255,12 +246,11 @@ class VLLMEngine(HTTPEngine):
             stop=choice.stop_reason,
             top=top,
             experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts),
-            where=where,
         )
 
 
 def _check_echo(echo: bytes, reader: AnswerReader) -> None:
-    """Compare an echoed prompt as text, and as ids only if the texts differ. Raises EngineAnswerError."""
+    """Compare an echoed prompt as text, and as ids if the texts differ. Raises EngineAnswerError."""
     if echo == reader.unconfirmed:
         return
     if echo == b"null":
@@ -268,9 +258,7 @@ def _check_echo(echo: bytes, reader: AnswerReader) -> None:
     ids, prompt = np.array(decode(echo, list[TokenId]), np.int32), reader.prompt
     at = common_prefix(ids, prompt)
     if not at == len(ids) == len(prompt):
-        raise EngineAnswerError(
-            f"the engine read a prompt of {len(ids)} ids, not the {len(prompt)} that were sent: different from {at} on"
-        )
+        raise EngineAnswerError(f"the engine read {len(ids)} ids of {len(prompt)}, other ones from {at} on")
 
 
 def _token_id(token: str) -> int:

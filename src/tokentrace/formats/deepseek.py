@@ -1,14 +1,13 @@
 """DeepSeek V3.2 and V4: formats that ship as a Python encoder instead of a template.
 
-Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for character, and
-refuse what it refuses. Differences:
+Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for character,
+and refuse what it refuses. Differences:
 
-- Tools are an argument. They go on the first message if that is a system message, else before everything, as on an
-  empty system message. SGLang does the same. (vLLM always puts an empty system message first.)
-- The references end a user's message with ``<｜Assistant｜>`` and a think token, whatever follows. Here that opener
-  belongs to the turn of the assistant that answers. It is the generation prompt if nothing follows, and belongs to no
-  turn if another message follows. It is always written, so ``add_generation_prompt`` changes nothing.
-- Content in parts becomes their texts. In user and tool messages V4 puts an empty line between them, as in its blocks.
+- Tools are an argument. They go on the first message if that is a system message, else before everything, as in
+  SGLang.
+- The references end a user's message with ``<｜Assistant｜>`` and a think token. Here that opener belongs to the
+  turn of the assistant that answers. It is always written, so ``add_generation_prompt`` changes nothing.
+- Content in parts becomes their texts. In user and tool messages V4 puts an empty line between them.
 - Unknown roles are refused. (V4's encoder drops such a message where it drops reasoning.)
 """
 
@@ -33,18 +32,15 @@ V32_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 V4_ROLES: Final = (*V32_ROLES, "latest_reminder")
 ASKING: Final = ("user", "developer")
 """The roles whose last message begins the turns that keep their reasoning."""
-
 TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
 """What a message's ``task`` can ask V4 for instead of an answer."""
-
 RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 
 
 class ToolMarkup(NamedTuple):
-    """How the two formats differ in showing and calling tools."""
+    """How the two formats differ in showing and calling tools; `block` is the tag around calls."""
 
     block: str
-    """The tag around an assistant's calls."""
     before_schemas: str
     after_schemas: str
     tolerant: bool
@@ -129,9 +125,9 @@ def deepseek_v32(
     """The pieces of a DeepSeek V3.2 prompt.
 
     Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or "thinking");
-    ``drop_thinking`` (default True). Reasoning is written only after the last user message. With `drop_thinking` the
-    reference also drops earlier developer messages and then fails, so such a conversation is refused.
-    An assistant's message with ``prefix`` set is left open to be continued, as in later releases of vLLM.
+    ``drop_thinking`` (default True). Reasoning is written only after the last user message. With `drop_thinking`
+    the reference fails at an earlier developer message, so it is refused. An assistant's message with ``prefix``
+    set is left open to be continued.
     """
     thinking = _thinking("DeepSeek V3.2", messages, V32_ROLES, variables)
     last = _last_asking([message.get("role") for message in messages])
@@ -144,7 +140,9 @@ def deepseek_v32(
     yield from _turn_pieces(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
 
-def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, last: int) -> Iterator[MessageText]:
+def _v32_turns(
+    messages: TracedList, tools: TracedList | None, thinking: bool, last: int
+) -> Iterator[MessageText]:
     caller = -1  # the message that a run of tool results answers
     for index, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
@@ -168,7 +166,8 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
         else:
             pieces = [USER]
             if role == "developer":
-                pieces += [*_attachments(V32, message, index, message.get("tools")), "\n\n# The user's message is: "]
+                pieces += _attachments(V32, message, index, message.get("tools"))
+                pieces.append("\n\n# The user's message is: ")
             pieces.append(_text(content, index))
             opener = ASSISTANT + _think(thinking and index == last)
         caller = caller if role == "tool" else index
@@ -202,11 +201,10 @@ def deepseek_v4(
 ) -> Iterator[str]:
     """The pieces of a DeepSeek V4 prompt.
 
-    Variables: as V3.2's. In thinking mode, and unless there are tools, ``drop_thinking`` leaves out the reasoning and
-    the developer messages before the last user or tool message. ``reasoning_effort`` is None, "high" (which writes the
-    same) or "max". Messages may have ``task`` (one of `TASKS`), an assistant's also ``wo_eos`` (leave the turn open).
-
-    Tool results are part of a user's turn, in the order of the calls they answer, not of their messages.
+    Variables: as V3.2's. In thinking mode without tools, ``drop_thinking`` leaves out the reasoning and the
+    developer messages before the last user or tool message. ``reasoning_effort`` is None, "high" (the same) or
+    "max". Messages may have ``task`` (one of `TASKS`), an assistant's also ``wo_eos`` (leave the turn open).
+    Tool results are part of a user's turn, in the order of the calls they answer.
     """
     thinking = _thinking("DeepSeek V4", messages, V4_ROLES, variables)
     effort = variables.get("reasoning_effort")
@@ -362,7 +360,8 @@ def _call(markup: ToolMarkup, call: Any, index: int) -> Iterator[str]:
     yield from (f'<{DSML}invoke name="', text_of(function["name"]), '">' if arguments else '">\n')
     for name, value in arguments:
         is_string = isinstance(value, str)
-        yield from (f'\n<{DSML}parameter name="', text_of(name), f'" string="{"true" if is_string else "false"}">')
+        marker = f'" string="{"true" if is_string else "false"}">'
+        yield from (f'\n<{DSML}parameter name="', text_of(name), marker)
         yield from (value if is_string else dumps(value), f"</{DSML}parameter>")
     yield f"\n</{DSML}invoke>"
 
@@ -410,7 +409,9 @@ def _thinking(name: str, messages: TracedList, roles: Sequence[str], variables: 
     mode = plain(variables.get("thinking_mode"))
     if mode not in (None, "chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
-    return bool(variables.get("thinking") or variables.get("enable_thinking")) if mode is None else mode == "thinking"
+    if mode is not None:
+        return bool(mode == "thinking")
+    return bool(variables.get("thinking") or variables.get("enable_thinking"))
 
 
 def _think(thinks: bool) -> str:

@@ -57,8 +57,8 @@ _DIALECTS: Final = (
     ), served_as=("qwen", "qwen25")),
     Dialect("qwen-xml", CallGrammar(
         Style.PAIRS, before="\n\n", separator="\n", others=Value.PYTHON,
-        open="<tool_call>\n", head=(("<function=", "name"),), begin=">\n", end="</function>\n", close="</tool_call>",
-        key_open="<parameter=", value_open=">\n", value_close="\n</parameter>\n",
+        open="<tool_call>\n", head=(("<function=", "name"),), begin=">\n", end="</function>\n",
+        close="</tool_call>", key_open="<parameter=", value_open=">\n", value_close="\n</parameter>\n",
     ), served_as=("qwen3_coder", "qwen3_xml", "qwen3coder")),
     Dialect("glm-xml", CallGrammar(
         Style.PAIRS, before="\n", separator="\n",
@@ -86,9 +86,9 @@ _DIALECTS: Final = (
         _DSML, section_open="<｜DSML｜tool_calls>\n", section_close="\n</｜DSML｜tool_calls>",
     ), served_as=("deepseek_v4", "deepseekv4")),
     Dialect("kimi", CallGrammar(
-        Style.JSON_ARGUMENTS, id_is_name=True,
+        Style.JSON_ARGUMENTS, id_is_name=True, open="<|tool_call_begin|>", close="<|tool_call_end|>",
         section_open="<|tool_calls_section_begin|>", section_close="<|tool_calls_section_end|>",
-        open="<|tool_call_begin|>", head=(("", "id"),), begin="<|tool_call_argument_begin|>", close="<|tool_call_end|>",
+        head=(("", "id"),), begin="<|tool_call_argument_begin|>",
     ), served_as=("kimi_k2",)),
     Dialect("harmony", channels=Channels(), served_as=("openai", "gpt-oss", "gpt_oss")),
     Dialect("llama-json", CallGrammar(
@@ -120,13 +120,11 @@ REASONING: Final[Mapping[str, Frame | None]] = {
 }
 """Delimiters of reasoning, by name."""
 
-_REASONING_SERVED_AS: Final = {
-    **dict.fromkeys(("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3"), "think"),
-    "mistral": "brackets",
-    "seed_oss": "seed-think",
-}
+_THINKERS: Final = ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3")
+_REASONING_SERVED_AS: Final = {"mistral": "brackets", "seed_oss": "seed-think"} | dict.fromkeys(
+    _THINKERS, "think"
+)
 """The names that inference servers have for them."""
-
 _BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
 
@@ -149,7 +147,7 @@ def _core(calls: CallGrammar) -> CallGrammar:
 
 
 def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
-    """A grammar with another dialect or other delimiters of reasoning. Raises RendererError for an unknown one."""
+    """A grammar with another dialect or other delimiters of reasoning. Raises RendererError."""
     if reasoning_parser is not None:
         grammar = _with_reasoning(grammar, reasoning_parser)
     return grammar if tool_parser is None else _with_calls(grammar, tool_parser)
@@ -158,7 +156,8 @@ def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) 
 def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     if isinstance(parser, str):
         if parser not in _BY_ANY_NAME:
-            raise RendererError(f"there is no tool parser {parser!r}; choose from {', '.join(sorted(_BY_ANY_NAME))}")
+            names = ", ".join(sorted(_BY_ANY_NAME))
+            raise RendererError(f"there is no tool parser {parser!r}; choose from {names}")
         parser = _BY_ANY_NAME[parser]
     if isinstance(parser, Dialect):
         parser = parser.calls or parser.channels
@@ -167,7 +166,7 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         head = grammar.head or grammar.prompt
         return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
     if not isinstance(parser, CallGrammar):
-        raise RendererError(f"tool_parser must be a dialect's name, a Dialect or a CallGrammar, not {brief(parser)}")
+        raise RendererError(f"tool_parser must be a name, a Dialect or a CallGrammar, not {brief(parser)}")
     if lacking := _lacking(parser):
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
     current = grammar.calls
@@ -180,13 +179,14 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
 
 
 def _lacking(calls: CallGrammar) -> list[str]:
-    fields = {*(field for field, _ in calls.keys), *(field for _, field in calls.head)}
-    named = calls.named_key or calls.style is Style.PYTHON or "name" in fields or (calls.id_is_name and "id" in fields)
-    parts = {
-        "a name among its keys" if calls.style is Style.JSON_CALL else "a name in its head": named,
-        "arguments among its keys": calls.style is not Style.JSON_CALL or calls.named_key or "arguments" in fields,
-        "open or section_open": calls.style in (Style.JSON_CALL, Style.PYTHON) or calls.open or calls.section_open,
-    }
+    fields = {field for field, _ in calls.keys} | {field for _, field in calls.head}
+    named = "name" in fields or (calls.id_is_name and "id" in fields)
+    parts: dict[str, Any] = {}
+    if calls.style is Style.JSON_CALL:
+        parts["a name among its keys"] = calls.named_key or named
+        parts["arguments among its keys"] = calls.named_key or "arguments" in fields
+    elif calls.style is not Style.PYTHON:
+        parts |= {"a name in its head": named, "open or section_open": calls.open or calls.section_open}
     if calls.style is Style.BRACES:
         parts |= {"begin='{'": calls.begin.strip() == "{", "quote": calls.quote}
     if calls.style in (Style.PAIRS, Style.TREE):

@@ -58,7 +58,13 @@ def _call(dialect: str) -> str:
 
 
 def _family(
-    name: str, models: str, turn: tuple[str, str], thought: str = "", call: str = "", result: str = "", **more: Any
+    name: str,
+    models: str,
+    turn: tuple[str, str],
+    thought: str = "",
+    call: str = "",
+    result: str = "",
+    **more: Any,
 ) -> Family:
     head, end = turn
     opening = f"{head}{thought}{_CONTENT}"

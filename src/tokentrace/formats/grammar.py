@@ -1,8 +1,8 @@
 """Grammars: what an assistant writes in its turn, as data.
 
-A grammar is text as the template writes it. A delimiter that is a control token of the vocabulary is matched by its id,
-any other by its text. White space next to the assistant's text is exact; between delimiters any is accepted.
-`study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
+A grammar is text as the template writes it. A delimiter that is a control token of the vocabulary is matched by
+its id, any other by its text. White space next to the assistant's text is exact; between delimiters any is
+accepted. `study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Value(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close after``.
+    """``before section_open (open head… begin arguments end close)… section_close after``.
 
-    `before` and `after` are white space. `head` are the fields before the arguments, each with the text before it:
-    ``name`` and ``id``, and the number of the call in its turn, counted from one (``number``) or zero (``index``).
+    `before` and `after` are white space. `head` are the fields before the arguments, each after a text: ``name``,
+    ``id``, and the number of the call in its turn, counted from one (``number``) or zero (``index``).
     """
 
     style: Style
@@ -112,8 +112,10 @@ class CallGrammar:
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:
-                holes = ((".".join(path), f"⟨{field}⟩", field == "arguments") for field, path in self.keys)
-                members = ", ".join(f'"{key}": ' + (hole if is_json else f'"{hole}"') for key, hole, is_json in holes)
+                holes = {
+                    field: f"⟨{field}⟩" if field == "arguments" else f'"⟨{field}⟩"' for field, _ in self.keys
+                }
+                members = ", ".join(f'"{".".join(path)}": {holes[field]}' for field, path in self.keys)
                 body = '{"⟨name⟩": ⟨arguments⟩}' if self.named_key else f"{{{members}}}"
             case Style.PYTHON:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
@@ -133,7 +135,7 @@ class CallGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A turn made of several messages, each with a header that says what it is (Harmony).
+    """A turn made of messages with headers (Harmony).
 
     Headers without a `channel` name the recipient of a message; then `reasoning` and `content` are recipients.
     """

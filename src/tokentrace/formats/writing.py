@@ -12,10 +12,10 @@ _TYPES: Final = {type(None): "null", bool: "boolean", str: "string", list: "arra
 
 
 def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, beside: bool = False) -> str:
-    """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them, JSON as `json.dumps` does.
+    """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them.
 
-    `beside`: content comes before them. Raises InputError naming a call that lacks a field of the grammar. Leaves out
-    other fields that a template puts into the object of a call (its type).
+    `beside`: content comes before them. Raises InputError naming a call that lacks a field of the grammar. Leaves
+    out other fields that a template puts into the object of a call (its type).
     """
     if not calls:
         return ""
@@ -86,7 +86,7 @@ def _field(call: Mapping[str, Any], field: str, at: int) -> str:
     return value
 
 
-def _object(grammar: CallGrammar, call: Mapping[str, Any], arguments: Mapping[str, Any], at: int) -> dict[str, Any]:
+def _object(grammar: CallGrammar, call: Mapping[str, Any], arguments: Any, at: int) -> dict[str, Any]:
     if grammar.named_key:
         return {_field(call, "name", at): arguments}
     out: dict[str, Any] = {}
@@ -132,7 +132,8 @@ def _bracketed(grammar: CallGrammar, value: Any) -> str:
         return _json(grammar, value) if python else f"{grammar.quote}{value}{grammar.quote}"
     if isinstance(value, Mapping):
         keys = {key: _json(grammar, key) if python else key for key in value}
-        return "{" + comma.join(f"{keys[key]}{colon}{_bracketed(grammar, some)}" for key, some in value.items()) + "}"
+        members = (f"{keys[key]}{colon}{_bracketed(grammar, some)}" for key, some in value.items())
+        return f"{{{comma.join(members)}}}"
     if isinstance(value, list):
         return "[" + comma.join(_bracketed(grammar, some) for some in value) + "]"
     return _value(grammar, value)

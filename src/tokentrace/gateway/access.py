@@ -1,4 +1,4 @@
-"""Who sent a request, for which session, and what a key allows. Files and stores contain only hashes of keys."""
+"""Who sent a request, for which session, and what a key allows."""
 
 import base64
 import binascii
@@ -20,7 +20,7 @@ from .requests import RequestError
 from .sessions import ID, ID_RULE
 
 SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
-"""Headers that name a session. The first one that is present counts."""
+"""Headers that name a session. The first one counts."""
 _PORT: Final = re.compile(r":\d+$")
 _LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
 
@@ -46,7 +46,7 @@ def new_key() -> str:
 
 
 def add_key(path: Path, role: Role, name: str = "") -> str:
-    """Add a key to a file, and create the file if needed. Returns the key; only its hash is stored."""
+    """Add a key to a file. Returns the key; only its hash is stored."""
     if "\n" in name or "\r" in name:
         raise InputError("a key's name must be a single line")
     key = new_key()
@@ -58,7 +58,7 @@ def add_key(path: Path, role: Role, name: str = "") -> str:
 
 
 class Keys:
-    """The keys in a file, one per line: ``admin|agent sha256:… [name]``. Reads the file again when it changes.
+    """The keys in a file, one per line: ``admin|agent sha256:… [name]``.
 
     Raises InputError if the file is missing or malformed. If that happens later, no key is valid.
     """
@@ -106,13 +106,11 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access rules of a gateway. Without keys, anyone on this machine may do anything."""
-
     store: Store
     keys: Keys | None
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Who sent a request. Raises RequestError if the request has no valid key."""
+        """The sender of a request. Raises RequestError without a valid key."""
         is_browser = headers.get("authorization", "").lower().startswith("basic ")
         if self.keys is None or is_browser:
             _check_origin(headers, loopback=self.keys is None)
@@ -145,7 +143,7 @@ class Access:
             is_name = ID.fullmatch(key) and await self.store.session(key) is not None
             return key if is_name else "key-" + hash_key(key).removeprefix("sha256:")[:16]
         if not id:
-            how = f"use /sessions/{{id}}/v1 as the base URL, the key of a session, or the header {SESSION_HEADERS[0]}"
+            how = f"use /sessions/{{id}}/v1 as the base URL, a session's key, or the header {SESSION_HEADERS[0]}"
             raise RequestError(f"the request names no session; {how}", code="no_session")
         if not ID.fullmatch(id):
             raise RequestError(f"{brief(id)} is not a valid session id: {ID_RULE}", code="no_session")
@@ -153,7 +151,6 @@ class Access:
 
 
 def _key(headers: Mapping[str, str]) -> str:
-    """The key of a request: a bearer token, Anthropic's header, or a browser's password."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
@@ -166,11 +163,12 @@ def _key(headers: Mapping[str, str]) -> str:
 
 
 def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
-    """Raise RequestError for a cross-site request: browsers send the key by themselves, or need none."""
+    """Refuse cross-site requests: browsers send the key by themselves, or need none."""
     host, origin = headers.get("host", ""), headers.get("origin", "")
     if loopback and _PORT.sub("", host.lower()) not in ("localhost", "127.0.0.1", "[::1]"):
         problem = f"the Host {brief(host)} is not this machine: without keys, only localhost is served"
         raise RequestError(problem, status=403)
     is_foreign = bool(origin) and origin.partition("://")[2] != host
     if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise RequestError(f"requests from other sites ({brief(origin)}) are refused", status=403, code="forbidden")
+        problem = f"requests from other sites ({brief(origin)}) are refused"
+        raise RequestError(problem, status=403, code="forbidden")

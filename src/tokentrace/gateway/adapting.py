@@ -1,10 +1,10 @@
-"""Adapt messages that a template cannot render as sent: instructions in odd places, and calls that are not JSON.
+"""Adapt messages that a template cannot render: instructions in odd places, and calls that are not JSON.
 
-Claude Code sends system messages after the first user message; codex, pi and opencode send developer messages. A
-template may refuse or drop them, or move them to the beginning, which would change every later token.
+A template may refuse or drop late instructions, or move them to the beginning, which changes every later token.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -29,12 +29,12 @@ Message = Mapping[str, Any]
 
 
 def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apart: int = 0) -> Sequence[Message]:
-    """The messages with instructions in roles that the template renders; the same sequence if nothing has to change.
+    """The messages with instructions in roles that the template renders; the same sequence if nothing changes.
 
-    Opening instructions become system messages, are joined to the first, or become user messages. They stay if the
-    template takes none. Late ones become user messages. Joins nothing to the first `apart`, as they may be replaced.
+    Opening instructions become system messages, are joined to the first (unless `apart`), or become user
+    messages. Late ones become user messages.
     """
-    first = next((at for at, message in enumerate(messages) if message.get("role") not in INSTRUCTIONS), len(messages))
+    first = sum(1 for _ in takewhile(lambda message: message.get("role") in INSTRUCTIONS, messages))
     opening = _opening(renderer, messages[:first], apart)
     late = {str(message["role"]) for message in messages[first:] if message.get("role") in INSTRUCTIONS}
     moved = {role for role in late if not _writes(renderer, "system", late=role)}
@@ -45,7 +45,6 @@ def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apar
 
 
 def _opening(renderer: Renderer, instructions: Sequence[Message], apart: int) -> list[Message] | None:
-    """The opening instructions in roles that the template renders; None to leave them as they are."""
     if not instructions or (len(instructions) == 1 and instructions[0]["role"] == "system"):
         return None
     roles = [str(message["role"]) for message in instructions]
@@ -65,7 +64,7 @@ def _opening(renderer: Renderer, instructions: Sequence[Message], apart: int) ->
 
 
 def _joined(contents: Sequence[Any]) -> str | None:
-    """Join contents with blank lines, and the parts of each with line breaks; None if a part is not text."""
+    """Join contents with blank lines; None if a part is not text."""
     texts: list[str] = []
     for content in contents:
         parts = content if isinstance(content, (list, tuple)) else [{"type": "text", "text": content or ""}]
@@ -80,7 +79,7 @@ def _as(role: str, message: Message) -> Message:
 
 
 def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
-    """True if the template writes messages of these roles at the beginning, or one of a `late` role at the end."""
+    """True if the template writes these roles at the beginning, or a `late` one at the end."""
     cache = _CACHE.setdefault(renderer, {})
     key = (*roles, late)
     if key not in cache:
@@ -104,7 +103,7 @@ def _shows(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[M
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
-    """Render a conversation. If that fails, empty the arguments that are not JSON objects, and return notes on them."""
+    """Render a conversation. If that fails, empty the arguments that are not JSON objects."""
     try:
         return renderer.render(messages, **how), []
     except InputError:
@@ -117,7 +116,7 @@ def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple
 
 
 def readable_calls(messages: Messages) -> list[Message]:
-    """The messages, with empty mappings for arguments that are not JSON objects. Others stay the same objects."""
+    """The messages, with empty mappings for arguments that are not JSON objects."""
     readable = list(messages)
     for at, message in enumerate(messages):
         calls = [_readable_call(call) for call in message.get("tool_calls") or ()]

@@ -63,14 +63,13 @@ def read_query(http: HTTPRequest) -> Query:
     return convert(values, Query, strict=False)
 
 
-async def _json(gateway: Gateway, http: HTTPRequest) -> Any:
+async def read_json(gateway: Gateway, http: HTTPRequest) -> Any:
     """Parse a body as JSON. An empty body is an empty object."""
     raw = await read_body(http, gateway.admission.limits.body_bytes)
     return parse_json(raw) if raw.strip() else {}
 
 
 async def named_session(gateway: Gateway, http: HTTPRequest) -> SessionInfo:
-    """The session that the path names. Raises RequestError if there is none."""
     return await gateway.sessions.info(http.path_params["session"])
 
 
@@ -92,7 +91,7 @@ async def find_sessions(gateway: Gateway, query: Query) -> list[SessionInfo]:
 
 
 async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
-    body, store = convert(await _json(gateway, http), _NewSession), gateway.store
+    body, store = convert(await read_json(gateway, http), _NewSession), gateway.store
     id, settings, key = body.id or uuid.uuid4().hex, body.settings or {}, new_key()
     if not ID.fullmatch(id):
         raise RequestError(f"must be {ID_RULE}", field="id")
@@ -127,7 +126,7 @@ async def _state(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 async def _update(gateway: Gateway, http: HTTPRequest) -> Any:
-    live, body = await _live(gateway, http), convert(await _json(gateway, http), _Changes)
+    live, body = await _live(gateway, http), convert(await read_json(gateway, http), _Changes)
     if body.settings is not None:
         SessionSettings.read(body.settings)
     info = await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
@@ -152,14 +151,13 @@ async def _drop(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 async def _reward(gateway: Gateway, http: HTTPRequest) -> Any:
-    live, store, body = await _live(gateway, http), gateway.store, await _json(gateway, http)
+    live, store, body = await _live(gateway, http), gateway.store, await read_json(gateway, http)
     rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
     await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
     return {"labels": [asdict(label) for label in await store.labels(live.info.id)]}
 
 
 def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
-    """Read rewards and labels: ``{"reward": 1.0}``, with a ``turn`` if it belongs to a turn."""
     labels: list[Label] = []
     for at, reward in enumerate(rewards):
         path, turn = f"rewards.{at}", reward.pop("turn", None)
@@ -204,7 +202,7 @@ async def _rows(gateway: Gateway, http: HTTPRequest) -> Response:
 
 
 async def _control(gateway: Gateway, http: HTTPRequest) -> Any:
-    body = convert(await _json(gateway, http), _Control)
+    body = convert(await read_json(gateway, http), _Control)
     match http.url.path:
         case "/admin/pause":
             await gateway.pause(wait=body.wait)

@@ -27,20 +27,19 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """An admitted request, until it is answered or given up. Whoever gets a claim must `end` it."""
+    """An admitted request. Whoever gets a claim must `end` it."""
 
     admission: Admission
     session_id: str
     key: tuple[str, str] | None = None
-    """The session and name under which repeated requests wait for its answer."""
+    """Requests of this session and name wait for its answer."""
 
     def take(self, name: str) -> None:
-        """Answer the request of this name. Requests that repeat it wait for this answer."""
         self.key = (self.session_id, name)
         self.admission.under_way[self.key] = asyncio.get_running_loop().create_future()
 
     def end(self, answered: Answered | None = None) -> None:
-        """Pass the answer to waiting requests. Without one, one of them samples again. Only the first call counts."""
+        """Pass the answer to waiting requests. Without one, one of them samples."""
         self.admission.claims.discard(self)
         self.admission.ended.set()
         if self.key is not None:
@@ -56,13 +55,11 @@ class Admission:
     in_flight: int = 0
     claims: set[Claim] = field(default_factory=set)
     under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
-    """Answers to named requests, by session and name; None if the request was given up."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Event = field(default_factory=asyncio.Event)
     _slots: asyncio.Semaphore = field(init=False)
     _turns: Counter[str] = field(default_factory=Counter)
     _tokens: Counter[str] = field(default_factory=Counter)
-    """How many turns and tokens running requests may still add to each session."""
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.limits.concurrent)
@@ -77,7 +74,7 @@ class Admission:
         return not self.running.is_set()
 
     def admit(self, session_id: str) -> Claim:
-        """Admit a request. Raises RequestError if too many are waiting, or if the gateway is shutting down."""
+        """Raises RequestError if too many wait, or the gateway is shutting down."""
         if self.draining:
             raise RequestError("the gateway is shutting down", status=503, code="draining", retry=5)
         if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
@@ -88,7 +85,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Occupy one of the sampling slots. Waits until one is free and the gateway is not paused."""
+        """Wait until a slot is free and the gateway is not paused."""
         while True:
             await self.running.wait()
             await self._slots.acquire()
@@ -105,10 +102,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
-        """Reserve turns and tokens of a session. Yields how many tokens each turn may sample.
-
-        Waits while other requests have reserved the rest of the budget. Raises RequestError if the budget is used up.
-        """
+        """Reserve turns and tokens, once others leave enough. Yields how many tokens each turn may sample."""
         while True:
             live = self.sessions.live.get(id) or await self.sessions.get(id)
             self.check_open(live, turns)
@@ -132,7 +126,8 @@ class Admission:
     def check_open(self, live: LiveSession, turns: int = 1) -> None:
         info, limit = live.info, live.settings.max_sampled_tokens
         if info.state is not State.OPEN:
-            raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
+            problem = f"session {info.id} is {info.state}: no turn can be added"
+            raise RequestError(problem, status=409, code="closed")
         for what, most, used in (("turns", live.settings.max_turns, info.turns), ("tokens", limit, info.sampled)):
             if most is not None and most - used < turns:
                 asked = f"n={turns}: " if turns > 1 else ""
@@ -140,7 +135,7 @@ class Admission:
                 raise RequestError(problem, status=403, code="budget_exhausted")
 
     async def drain(self, seconds: float | None = None) -> bool:
-        """Admit no more requests, and wait for the others (if paused, only running ones). True if none is running."""
+        """Admit no more requests, and wait for the others. True if none is running."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -148,7 +143,7 @@ class Admission:
         return not self.in_flight
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds. Checks it again whenever a request ends."""
+        """Wait for a condition, checked whenever a request ends."""
         while not condition():
             self.ended.clear()
             await self.ended.wait()

@@ -1,4 +1,4 @@
-"""Answer one request: sample, report pieces as they arrive, and store the turn."""
+"""Answer one request: sample, report pieces, store the turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from ..diagnose.conversation_diff import text_of
 from ..engines.answers import completion_kind
-from ..engines.protocol import Completion, Delta, EngineError, FinishReason, SamplingParams, add_version, joined
+from ..engines.errors import EngineError
+from ..engines.protocol import Completion, Delta, FinishReason, SamplingParams, add_version, joined
 from ..parsing.parser import StreamingParser
 from ..parsing.response import Finish
 from ..store.store import Conflict, StoreError
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 100
 _AT_ONCE_SECONDS: Final = 0.05
-"""An unnamed request that is sampled faster is never recorded as under way."""
+"""A faster request is never recorded as under way."""
 _FIRST_PIECES: Final = 8
-"""Other tasks run after each of this many first pieces, so that a stream opens without delay."""
+"""Other tasks run after each of the first pieces, so that a stream opens without delay."""
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", bound=Delta)
 Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
@@ -38,8 +39,6 @@ Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One request with its prompt, or with the answer that it already has."""
-
     gateway: Gateway
     session_id: str
     dialect: type[Dialect]
@@ -53,10 +52,9 @@ class Answer:
     replies: Sequence[Reply] | None = None
     turns: list[RecordedTurn] = field(default_factory=list)
     sampled: int = 0
-    """The number of sampled tokens, stored or not."""
 
     async def run(self, feed: Feed) -> Sequence[Reply]:
-        """Sample and store the turns. Calls `feed` with changes and tokens as they arrive."""
+        """Sample and store the turns. Calls `feed` as tokens arrive."""
         if self.replies is not None:
             for choice, reply in enumerate(self.replies):
                 feed(choice, changes_of(reply.items), reply.completion)
@@ -77,7 +75,7 @@ class Answer:
             self.claim.end()  # if there is no answer, a waiting request samples one
 
     async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
-        """Return all replies once their turns are on disk. A failed request has no turn and is listed as incomplete."""
+        """Return all replies once their turns are on disk."""
         about = {"dialect": self.dialect.name, "prompt_tokens": len(placed.ids), "time": time.time()}
         about |= {"name": self.name} if self.name else {}
         notes: list[asyncio.Future[None]] = []
@@ -99,7 +97,8 @@ class Answer:
                     replies = [await self._sample(0, placed, feed)]
                 else:
                     async with asyncio.TaskGroup() as group:
-                        tasks = [group.create_task(self._sample(at, placed, feed)) for at in range(self.request.n)]
+                        choices = (self._sample(at, placed, feed) for at in range(self.request.n))
+                        tasks = [group.create_task(choice) for choice in choices]
                     replies = [task.result() for task in tasks]
             timer.cancel()
             for noted in notes:
@@ -119,8 +118,8 @@ class Answer:
         return replies
 
     async def _sample(self, choice: int, placed: Placement, feed: Feed) -> Reply:
-        request, metrics = self.request, self.gateway.metrics
-        parser = placed.conversation.renderer.streaming_parser(tools=placed.conversation.tools, prompt_ids=placed.ids)
+        request, metrics, conversation = self.request, self.gateway.metrics, placed.conversation
+        parser = conversation.renderer.streaming_parser(tools=conversation.tools, prompt_ids=placed.ids)
         stream = ItemStream(call_ids_of(self.head.id, choice), request.answer, request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
@@ -151,8 +150,9 @@ class Answer:
                     await asyncio.sleep(0)  # if pieces arrive together, send each one before reading the next
         completion = joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
-            spans = [span._replace(stop=min(span.stop, count)) for span in completion.versions if span.start < count]
-            completion = replace(_first(completion, count), finish_reason=FinishReason.ABORT, versions=tuple(spans))
+            past = [span for span in completion.versions if span.start < count]
+            spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)
+            completion = replace(_first(completion, count), finish_reason=FinishReason.ABORT, versions=spans)
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         reply, changes = finish_reply(parser, stream, completion)
@@ -161,7 +161,7 @@ class Answer:
         return reply
 
     def _deltas(self, choice: int, placed: Placement) -> AsyncGenerator[Delta]:
-        """The completion in pieces, or whole if nobody needs pieces, which is much cheaper."""
+        """The completion in pieces, or whole if nobody needs pieces."""
         engine, request, sampling = self.gateway.engine, self.request, self.sampling
         assert sampling is not None
         if choice and sampling.seed is not None:
@@ -177,7 +177,7 @@ class Answer:
         return whole()
 
     async def _last_pieces(self, choice: int, deltas: AsyncGenerator[Delta], delta: Delta) -> list[Delta]:
-        """End a completion at its stop text. Returns the remaining pieces; the last describes the whole."""
+        """End a completion at its stop text. Returns the remaining pieces."""
         engine, pieces = self.gateway.engine, list[Delta]()
         if engine.capabilities.aborts:
             with contextlib.suppress(EngineError):
@@ -192,7 +192,6 @@ class Answer:
 
     @property
     def _weights(self) -> str | int | None:
-        """The version of the current weights, as set on the gateway or else on the session."""
         version = None if self.live is None else self.live.settings.version
         return version if self.gateway.version is None else self.gateway.version
 
@@ -217,13 +216,14 @@ class Answer:
                 "late_ids": dict(reply.late_ids),
                 "options": request.answer,
             }
-            notes = placed.notes
+            chosen = replace(placed, choice=choice) if choice else placed
             if reply.stopped_by and self.gateway.engine.capabilities.versions and not reply.completion.versions:
-                notes += ("a stop text ended the turn before the engine reported its weight versions",)
-            await self._store_turn(replace(placed, choice=choice, notes=notes), reply, details)
+                note = "a stop text ended the turn before the engine reported its weight versions"
+                chosen = replace(chosen, notes=(*placed.notes, note))
+            await self._store_turn(chosen, reply, details)
 
     async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
-        """Store a turn, and add it to the session. If another gateway was first, read its turns and try again."""
+        """Store a turn and add it to the session. Tries again if another gateway was first."""
         gateway, choice = self.gateway, placed.choice
         assert self.sampling is not None
         message = reply.message
@@ -235,13 +235,13 @@ class Answer:
         names = [f"{self.name}#{choice}"] if self.name else []
         names += [response_name(self.head.id)] if self.request.stored else []
         is_last = choice == self.request.n - 1  # ends the request
-        request = self.head.id if is_last else f"{self.head.id}#{choice}"
+        request, sampling = self.head.id if is_last else f"{self.head.id}#{choice}", self.sampling.described()
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
             # the first attempt uses the session in memory; the store raises Conflict if it is out of date
             async with gateway.sessions.locked(self.session_id, None if attempt else self.live) as live:
-                prepared = live.session.prepare(placed, reply.completion, message, details, self.sampling.described())
+                prepared = live.session.prepare(placed, reply.completion, message, details, sampling)
                 began = time.perf_counter()
                 try:
                     await gateway.store.append(self.session_id, prepared.record, request=request, names=names)
@@ -256,21 +256,23 @@ class Answer:
         raise StoreError(f"too many gateways write to session {self.session_id} at once; nothing was recorded")
 
 
-def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[ItemChange]]:
+def finish_reply(
+    parser: StreamingParser, stream: ItemStream, completion: Completion
+) -> tuple[Reply, list[ItemChange]]:
     events = parser.finish()
     changes = stream.finish(events, cut_off=parser.response.finish is Finish.LENGTH)
-    reply = Reply(stream.items, completion, parser.response, stream.stopped_by, tuple(stream.statuses), stream.late_ids)
-    return reply, changes
+    about = (stream.stopped_by, stream.statuses, stream.late_ids)
+    return Reply(stream.items, completion, parser.response, *about), changes
 
 
 def _first(delta: Piece, count: int) -> Piece:
-    """The first tokens of a piece or completion. Drops channels of another length."""
+    """The first tokens. Drops channels of another length."""
     channels = {name: values[:count] for name, values in delta.channels.items() if len(values) == len(delta.ids)}
     return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 
 async def unhurried(work: asyncio.Future[Result]) -> Result:
-    """Wait for work that must not be cancelled. A cancelled caller waits until the work is done."""
+    """Wait for work that must not be cancelled; a cancelled caller waits, too."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

@@ -1,8 +1,4 @@
-"""The gateway over HTTP: its routes, and who may use which of them.
-
-The path of a request: `_answer` reads it (`Dialect.read`), `Gateway.begin` makes its prompt, `Answer.run` samples and
-stores its turn, and `Dialect.whole` or a `StreamedAnswer` writes what the client gets.
-"""
+"""The gateway over HTTP: its routes, and who may use which of them. `_answer` answers agents."""
 
 import hashlib
 import secrets
@@ -20,16 +16,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ..engines.protocol import EngineError
+from ..engines.errors import EngineError
 from ..errors import TokentraceError, brief
 from ..store.store import StoreError
 from .access import Access, Role
-from .admin import ADMIN_ROUTES
+from .admin import ADMIN_ROUTES, read_json
 from .answering import Answer
 from .chat import Chat
 from .dialect import Dialect
 from .gateway import Gateway
-from .http import StreamedAnswer, as_problem, json_response, log_request, parse_body, parse_json, read_body, unless_gone
+from .http import StreamedAnswer, as_problem, json_response, log_request, parse_body, read_body, unless_gone
 from .messages import Messages, read_count
 from .page.routes import PAGE_ROUTES
 from .requests import RequestError, request_error
@@ -46,7 +42,6 @@ PREFIXES: Final = ("", "/sessions/{session}")
 
 
 async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -> Response:
-    """Answer an agent's request once its key and session are known."""
     session_id, details = http.state.session_id, http.scope["tokentrace"]
     raw = await read_body(http, gateway.admission.limits.body_bytes)
     live, name = gateway.sessions.live.get(session_id), ""
@@ -80,7 +75,7 @@ async def _answer(dialect: type[Dialect], gateway: Gateway, http: HTTPRequest) -
 
 
 def _answer_headers(session_id: str, answer: Answer) -> dict[str, str]:
-    """Headers for what the body has no place for. Each value is one line of printable ASCII."""
+    """What the body has no place for, in printable ASCII."""
     request, id = answer.request, answer.head.id
     headers = {"x-tokentrace-session": session_id, "x-request-id": id, "request-id": id}
     if answer.placed is None:
@@ -97,9 +92,8 @@ def _answer_headers(session_id: str, answer: Answer) -> dict[str, str]:
 
 
 async def _count(gateway: Gateway, http: HTTPRequest) -> Any:
-    body = parse_json(await read_body(http, gateway.admission.limits.body_bytes))
-    count = await gateway.count(http.state.session_id, read_count(body, http.headers))
-    return {"input_tokens": count}
+    request = read_count(await read_json(gateway, http), http.headers)
+    return {"input_tokens": await gateway.count(http.state.session_id, request)}
 
 
 async def _stored(gateway: Gateway, http: HTTPRequest) -> Any:
@@ -146,7 +140,7 @@ class Endpoint:
     method: str
     path: str
     key: str = "admin"
-    """The key it needs: ``admin``, ``any``, ``session`` (any that may use the session) or ``health`` (perhaps none)."""
+    """The key that it needs: ``admin``, ``any``, ``session`` or ``health`` (perhaps none)."""
     dialect: type[Dialect] = Chat
 
 
@@ -175,7 +169,7 @@ class App:
         return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
     async def respond(self, http: HTTPRequest, endpoint: Endpoint, details: dict[str, Any]) -> Response:
-        """Check the caller, then run the endpoint. Errors have the dialect's shape."""
+        """Errors have the dialect's shape."""
         try:
             if not (endpoint.key == "health" and self._public_health):
                 caller = await self.access.caller(http.headers)
@@ -200,7 +194,8 @@ class App:
         assert isinstance(error, HTTPException)
         try:
             await self.access.caller(http.headers)
-            message = f"there is no {http.method} {http.url.path[:200]}; is /v1 missing from the base URL, or repeated?"
+            route = f"{http.method} {http.url.path[:200]}"
+            message = f"there is no {route}; is /v1 missing from the base URL, or repeated?"
             problem = RequestError(message, status=error.status_code, code="no_route")
         except TokentraceError as denied:
             problem = request_error(denied)
@@ -211,7 +206,7 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class _Handler:
-    """Runs an endpoint (ASGI). Logs and counts the request when its response has ended."""
+    """Runs an endpoint, then logs and counts the request."""
 
     app: App
     endpoint: Endpoint

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions, with vLLM's, Qwen's, DeepSeek's and Z.ai's fields, and legacy functions. Pure."""
+"""OpenAI's Chat Completions, with fields of other servers, and legacy functions. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
@@ -14,8 +14,9 @@ from .dialect import OPENAI_END, Dialect, Head, ItemChange, Reply, StreamEvent
 from .requests import Request, RequestError, TokenFields
 
 _HARMLESS: Final = (
-    "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "prediction", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning", "separate_reasoning",
+    "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier", "prediction", "skip_special_tokens", "spaces_between_special_tokens",
+    "include_reasoning", "separate_reasoning",
 )  # fmt: skip
 
 _REFUSED: Final[wire.Refused] = {
@@ -73,7 +74,8 @@ def read_chat(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wir
     if continued and messages[-1].get("role") != "assistant":
         raise RequestError("needs an assistant message at the end", field="continue_final_message")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
-    on = {"enabled": True, "disabled": False}.get(body.thinking.type if body.thinking else "", body.enable_thinking)
+    thinking = body.thinking.type if body.thinking else ""
+    on = {"enabled": True, "disabled": False}.get(thinking, body.enable_thinking)
     form = body.response_format or {}
     outer = form.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, dict) else None
@@ -115,8 +117,6 @@ def _tools(tools: list[Any]) -> Sequence[Mapping[str, Any]] | None:
 
 
 class Chat(Dialect):
-    """A ``chat.completion``, or its chunks."""
-
     name = "chat"
     end = OPENAI_END
     read = staticmethod(read_chat)
@@ -126,23 +126,21 @@ class Chat(Dialect):
         self._calls: Final = [0] * head.request.n
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        choices = [
-            {
-                "index": at,
-                "message": {
-                    **self._with_legacy_call(reply.message),
-                    **self.token_fields(reply, TokenFields.NEMO_GYM),
-                },
-                "logprobs": self._logprobs(reply.completion),
-                "finish_reason": self._finish_reason(reply),
-                **self.token_fields(reply, TokenFields.VLLM),
-                **self.token_fields(reply, TokenFields.TOKENTRACE),
-            }
-            for at, reply in enumerate(replies)
-        ]
+        choices = [self._choice(at, reply) for at, reply in enumerate(replies)]
         usage = self.usage(replies).openai()
         frame = self._frame("chat.completion", choices, usage=usage, system_fingerprint=None)
         return {**frame, **self.prompt_fields}
+
+    def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
+        message = self._with_legacy_call(reply.message)
+        return {
+            "index": index,
+            "message": {**message, **self.token_fields(reply, TokenFields.NEMO_GYM)},
+            "logprobs": self._logprobs(reply.completion),
+            "finish_reason": self._finish_reason(reply),
+            **self.token_fields(reply, TokenFields.VLLM),
+            **self.token_fields(reply, TokenFields.TOKENTRACE),
+        }
 
     def open(self) -> list[StreamEvent]:
         chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self.head.request.n)]
@@ -150,7 +148,7 @@ class Chat(Dialect):
         return chunks
 
     def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
-        deltas = [one for change in changes if (one := self._delta(choice, change)) is not None]
+        deltas = [one for change in changes if (one := self._delta(choice, change))]
         tokens: dict[str, Any] = {}
         if delta is not None and len(delta.ids):
             if self.options.logprobs is not None:
@@ -177,7 +175,7 @@ class Chat(Dialect):
             chunks.append(self._frame("chat.completion.chunk", [], usage=self.usage(replies).openai()))
         return chunks
 
-    def _delta(self, choice: int, change: ItemChange) -> dict[str, Any] | None:
+    def _delta(self, choice: int, change: ItemChange) -> dict[str, Any]:
         item, at = change.item, self._calls[choice]
         match change.event, item.kind:
             case "opened", PartKind.TOOL_CALL:
@@ -188,7 +186,7 @@ class Chat(Dialect):
                 return {"tool_calls": [{"index": at - 1, "function": {"arguments": change.text}}]}
             case "grew", kind:
                 return {"content" if kind is PartKind.CONTENT else "reasoning_content": change.text}
-        return {} if change.event == "waiting" else None
+        return {}
 
     def _chunk(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> StreamEvent:
         choices = [{"index": choice, "delta": delta, "finish_reason": finish_reason}]
@@ -208,7 +206,6 @@ class Chat(Dialect):
         return "function_call" if is_legacy else reply.finish_reason
 
     def _with_legacy_call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message, or delta, with its first call as ``function_call`` if the request has ``functions``."""
         calls = message.get("tool_calls")
         if not self.options.functions or not calls or calls[0].get("index", 0):
             return message

@@ -1,7 +1,7 @@
-"""A dialect is an API that agents speak: it reads requests and writes answers. It knows nothing of sessions. Pure.
+"""A dialect is an API that agents speak: it reads requests and writes answers. Pure.
 
-`ItemStream` turns a parser's events into changes of items (reasoning, text and calls), each as soon as it is certain. A
-`Dialect` writes the changes as a stream, or the items as a whole answer. Both have the same content.
+`ItemStream` turns a parser's events into changes of items (reasoning, text and calls), each as soon as it is
+certain. A `Dialect` writes the changes as a stream, or the items as a whole answer.
 """
 
 import hashlib
@@ -16,31 +16,26 @@ import msgspec
 
 from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Completion, Delta
-from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
+from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Event, ReasoningDelta
 from ..parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
 from ..tokens.tokenizer import Ids
 from .requests import AnswerOptions, Request, RequestError, TokenFields
 
 StreamEvent: TypeAlias = dict[str, Any]
 CallId: TypeAlias = Callable[[int], str]
-QUIET: Final = 32
-"""After this many pieces of a call without a change, a ``waiting`` change shows that the stream is alive."""
 OPENAI_END: Final = b"data: [DONE]\n\n"
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LOWEST: Final = -9999.0
-"""OpenAI's logprob for a token that cannot be sampled. JSON has no infinity."""
+"""OpenAI's logprob for what cannot be sampled. JSON has no infinity."""
 _UNSAFE: Final = re.compile("\x85|\u2028|\u2029".encode())
-"""Characters that JSON allows but some readers take for the end of a line."""
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A stretch of reasoning or text, or one call."""
-
     index: int
     kind: PartKind
     text: str = ""
-    """The text, or the arguments of a call, which may be incomplete JSON."""
+    """The text, or arguments, which may be incomplete JSON."""
     name: str = ""
     id: str = ""
     attempt: int = -1
@@ -53,43 +48,33 @@ class Item:
 
 
 class ItemChange(NamedTuple):
-    """An item opened without text, grew by `text` or closed; or a call has been silent for a while."""
-
-    event: Literal["opened", "grew", "closed", "waiting"]
+    event: Literal["opened", "grew", "closed"]
     item: Item
     text: str = ""
-
-
-_SILENT: Final = ItemChange("waiting", Item(-1, PartKind.TOOL_CALL))
 
 
 class ItemStream:
     """Builds the items of one completion and reports every change.
 
-    **An attempt is a call once its name is certain**, whatever becomes of its arguments: agents answer broken arguments
-    with an error that the model can learn from. An attempt without a name is text. Where arguments must be an object
-    (Anthropic's ``input``), a call is sent whole when it has ended. An attempt with broken or cut-off arguments is then
-    text too, so that no tool runs with arguments that the model did not write.
+    **An attempt is a call once its name is certain**, whatever becomes of its arguments. One without a name is
+    text. Where arguments must be an object (Anthropic's ``input``), a call is sent whole when it has ended, and
+    broken or cut-off arguments are text, so that no tool runs with arguments that the model did not write.
 
-    Engines stop at ids, not at text. So this class also looks for stop texts, and withholds text that may become one.
+    Engines stop at ids, so this class looks for stop texts.
     """
 
     def __init__(self, call_id: CallId, options: AnswerOptions, stop: Sequence[str] = ()) -> None:
         self.items: list[Item] = []
         self.statuses: list[CallStatus] = []
         self.late_ids: dict[str, str] = {}
-        """Maps the id that the client knows to the id that the model wrote after the arguments."""
+        """The model's ids of calls, by the ids that the client knows."""
         self.stopped_by: str | None = None
         self._call_id, self._options, self._stop = call_id, options, tuple(stop)
         self._changes: list[ItemChange] = []
         self._withheld = ""
-        """The end of the content, if it may be the beginning of a stop text."""
         self._open: Item | None = None
-        self._in_call = False
-        self._silent = 0
 
     def feed(self, events: Iterable[Event]) -> list[ItemChange]:
-        """Add the parser's events. Ignores everything after a stop text."""
         options = self._options
         for event in events:
             if self.stopped_by is not None:
@@ -101,8 +86,6 @@ class ItemStream:
             match event:
                 case ReasoningDelta(text):
                     self._grow(PartKind.REASONING, text)
-                case CallStarted():
-                    self._in_call = True
                 case CallNamed(index, name, id) if options.calls_allowed and not options.object_arguments:
                     self._start(PartKind.TOOL_CALL, name=name, id=id or self._call_id(index), attempt=index)
                 case ArgumentsDelta(_, text) if self._call is not None:
@@ -110,14 +93,10 @@ class ItemStream:
                 case CallFinished(_, call, lead):
                     self._end_call(call, lead)
         changes, self._changes = self._changes, []
-        self._silent = 0 if changes or not self._in_call else self._silent + 1
-        if self._silent == QUIET:
-            self._silent = 0
-            return [_SILENT]
         return changes
 
     def finish(self, events: Iterable[Event], *, cut_off: bool) -> list[ItemChange]:
-        """Add the parser's last events and close the open item. `cut_off`: the completion has no stop token."""
+        """Add the parser's last events. `cut_off`: there is no stop token."""
         changes = self.feed(events)
         if self.stopped_by is None:
             self._release()
@@ -172,7 +151,7 @@ class ItemStream:
 
     def _end_call(self, call: ParsedToolCall, lead: str) -> None:
         self.statuses.append(call.status)
-        self._in_call, item, options = False, self._call, self._options
+        item, options = self._call, self._options
         if item is not None:
             if call.late_id and call.id:
                 self.late_ids[item.id] = call.id
@@ -180,8 +159,10 @@ class ItemStream:
             self._close()
             return
         # are the arguments complete? They may be empty only if the call is closed
-        is_object = bool(call.arguments) or (call.arguments is not None and call.status is not CallStatus.UNCLOSED)
-        is_object = is_object and call.status is not CallStatus.TRUNCATED
+        is_open = call.status is CallStatus.TRUNCATED or (
+            not call.arguments and call.status is CallStatus.UNCLOSED
+        )
+        is_object = call.arguments is not None and not is_open
         if not (options.calls_allowed and options.object_arguments and call.name and is_object):
             self._grow(PartKind.CONTENT, lead + call.raw)
             return
@@ -200,7 +181,7 @@ def changes_of(items: Iterable[Item]) -> list[ItemChange]:
 
 
 def token_spans(response: ParsedResponse, items: Sequence[Item]) -> dict[int, list[TokenRange]]:
-    """The tokens of each text item, by its index. A stop text's tokens belong to the text that it ended."""
+    """The tokens of each text item, by its index."""
     calls = {item.attempt for item in items if item.kind is PartKind.TOOL_CALL}
     texts = [item for item in items if item.kind is PartKind.CONTENT]
     spans: dict[int, list[TokenRange]] = {item.index: [] for item in texts}
@@ -229,8 +210,10 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """A chat completions message. Arguments are text; ``content`` is None only if there are calls."""
-        texts = {kind: "".join(item.text for item in self.items if item.kind is kind) for kind in PartKind}
+        """A chat completions message. ``content`` is None only if there are calls."""
+        texts = dict.fromkeys(PartKind, "")
+        for item in self.items:
+            texts[item.kind] += item.text
         calls = [item.openai_call() for item in self.items if item.kind is PartKind.TOOL_CALL]
         message = {"role": "assistant", "content": texts[PartKind.CONTENT] or (None if calls else "")}
         if texts[PartKind.REASONING]:
@@ -239,7 +222,7 @@ class Reply:
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
-        """The finish reason of chat completions. After a stop text it is never ``length``."""
+        """Chat completions' finish reason. After a stop text it is never ``length``."""
         if self.stopped_by is None and self.response.finish is Finish.LENGTH:
             return "length"
         return "tool_calls" if any(item.kind is PartKind.TOOL_CALL for item in self.items) else "stop"
@@ -249,7 +232,7 @@ class Usage(NamedTuple):
     prompt: int
     completion: int
     cached: int
-    """Prompt tokens that were in the engine's cache. 0 if the engine does not report them."""
+    """Prompt tokens in the engine's cache, as far as reported."""
     reasoning: int
 
     def openai(self) -> dict[str, Any]:
@@ -264,11 +247,9 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What is known about an answer before its first token."""
-
     request: Request
     id: str
-    """Unique letters and digits. Dialects add a prefix (``chatcmpl-``, ``resp_``, ``msg_``)."""
+    """Letters and digits. Dialects add a prefix."""
     created: int
     model: str
     prompt_ids: Ids
@@ -281,28 +262,27 @@ class Dialect(ABC):
     name: ClassVar[str]
     history: ClassVar[str] = "messages"
     structure: ClassVar[str] = "response_format"
-    """The fields of the conversation, and of the structure that its reply must have."""
+    """The fields of the conversation and of the reply's structure."""
     end: ClassVar[bytes] = b""
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
     read: ClassVar[Callable[..., Request]]
-    """Reads a body, its headers and the history that was read before. Raises RequestError that names a field."""
+    """Reads a body and headers, with the history that was read before."""
 
     def __init__(self, head: Head) -> None:
         self.head, self.options = head, head.request.answer
 
     @staticmethod
     def error(error: RequestError) -> dict[str, Any]:
-        """The body of an error in the shape that the dialect's clients expect; OpenAI's by default."""
-        return {"error": {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}}
+        about = {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}
+        return {"error": about}
 
     @abstractmethod
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """The whole answer."""
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]: ...
 
     def open(self) -> list[StreamEvent]:
         return []
 
     def feed(self, choice: int, changes: Sequence[ItemChange], delta: Delta | None) -> list[StreamEvent]:
-        """The events for these changes of a choice. `delta` has the tokens, or None."""
         return [event for change in changes for event in self.encode(change)]
 
     def encode(self, change: ItemChange) -> list[StreamEvent]:
@@ -310,20 +290,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
-        """The last events. They are sent after the turn is stored."""
+        """The last events, sent after the turn is stored."""
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
-        """The events for a failed answer. No end marker follows, so that nobody takes it for a whole one."""
+        """The events for a failed answer. No end marker follows."""
         return [self.error(error)]
 
     @property
     def prompt_fields(self) -> dict[str, Any]:
-        """The prompt's ids in vLLM's field, if the request asks for them."""
         is_requested = TokenFields.VLLM in self.options.token_fields
         return {"prompt_token_ids": self.head.prompt_ids.tolist()} if is_requested else {}
 
     def usage(self, replies: Sequence[Reply]) -> Usage:
-        """The token counts of an answer. Its prompt counts once, whatever the number of completions."""
+        """The token counts of an answer. Its prompt counts once."""
         spans = [span for reply in replies if (span := reply.response.span(PartKind.REASONING)) is not None]
         return Usage(
             prompt=len(self.head.prompt_ids),
@@ -333,7 +312,6 @@ class Dialect(ABC):
         )
 
     def token_fields(self, reply: Reply, way: TokenFields) -> dict[str, Any]:
-        """The ids and logprobs of a completion, if the request asks for this shape."""
         if way not in self.options.token_fields:
             return {}
         ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
@@ -345,7 +323,7 @@ class Dialect(ABC):
         return {"tokentrace": {**prompt, "completion_token_ids": ids, "logprobs": logprobs}}
 
     def logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        """Logprobs as OpenAI's APIs report them: every sampled token, including the stop token, with text and bytes."""
+        """Logprobs as OpenAI's APIs report them, of every sampled token."""
 
         def entry(id: int, logprob: float) -> dict[str, Any]:
             raw = self.head.token_bytes(id)
@@ -354,7 +332,8 @@ class Dialect(ABC):
 
         limit = self.options.logprobs or 0
         alternatives = delta.channels.get(TOP_LOGPROBS, ()) if limit else ()
-        if len(alternatives) != len(delta.ids):  # a channel that comes with the last piece covers the whole completion
+        # a channel that comes with the last piece covers the whole completion
+        if len(alternatives) != len(delta.ids):
             alternatives = [()] * len(delta.ids)
         return [
             {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:limit]]}
@@ -363,7 +342,6 @@ class Dialect(ABC):
 
 
 def encode_sse(event: Mapping[str, Any]) -> bytes:
-    """One server-sent event, named by its ``type`` if it has one."""
     try:
         data = msgspec.json.encode(event)
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -378,7 +356,7 @@ def response_name(id: str) -> str:
 
 
 def call_ids_of(id: str, choice: int) -> CallId:
-    """Call ids of nine letters and digits, as Mistral's templates require. An answer always gets the same ids."""
+    """Nine letters and digits, as Mistral's templates require."""
 
     def call_id(index: int) -> str:
         data = hashlib.blake2b(f"{id}/{choice}/{index}".encode(), digest_size=9).digest()

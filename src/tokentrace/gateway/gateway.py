@@ -1,7 +1,7 @@
-"""The gateway: from a request to a stored turn. It knows nothing of HTTP or of any particular dialect.
+"""The gateway: from a request to a stored turn. It knows nothing of HTTP or of a particular dialect.
 
-`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and returns once the turn is on disk. The
-end of an answer is sent after that, so it acknowledges only stored turns.
+`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and returns once the turn is on
+disk: the end of an answer acknowledges only stored turns.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ import numpy as np
 from ..conversation.responses import response_of_item
 from ..diagnose.conversation_diff import text_of
 from ..diagnose.message_keys import root_key
-from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
+from ..engines.errors import EngineError
+from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
 from ..errors import brief
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
@@ -38,9 +39,9 @@ from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
-"""A prompt with fewer new characters is made on the event loop, any other in a thread."""
+"""Longer prompts are made in a thread."""
 _ELSEWHERE_SECONDS: Final = 10.0
-"""How long a repeated request waits for another gateway, which may have died."""
+"""How long a repeated request waits for another gateway."""
 _POLL_SECONDS: Final = 0.1
 _ITEM_FIELDS: Final = {"rs": "reasoning_content", "msg": "content"}
 
@@ -62,7 +63,7 @@ class Gateway:
         self.renderer = self.renderer.silent()
 
     async def begin(self, session_id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
-        """Make a prompt, or repeat the answer to an earlier request with this `name` (its idempotency key and body)."""
+        """Make a prompt, or repeat the answer to an earlier request of this `name`."""
         claim = self.admission.admit(session_id)
         try:
             live = await self.sessions.get(session_id)
@@ -98,19 +99,23 @@ class Gateway:
             return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, conversation)))
 
     def _conversation(self, request: Request) -> Conversation:
-        """The conversation that the request continues, with the template variables that it sets."""
         self._check_variables(request)
         read = self.renderer.study(request.tools).template.variables if request.hints else ()
-        variables = {**{name: value for name, value in request.hints.items() if name in read}, **request.variables}
+        variables = {name: value for name, value in request.hints.items() if name in read}
+        variables |= request.variables
         renderer = self.renderer_with(variables)
         digests = sorted(renderer.template_digests().items())
         template = ",".join(f"{name}={digest}" for name, digest in digests)
         root = root_key(request.tools, variables, template if request.prompt_ids is None else "ids")
-        messages = with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0)
+        messages = with_late_instructions(
+            renderer, request.messages, request.instructions if request.stored else 0
+        )
         more = (request.continued, request.prompt_ids, ",".join(digest[:16] for _, digest in digests))
         return Conversation(messages, request.tools, renderer, root, variables, *more)
 
-    def _sampling(self, live: LiveSession, dialect: type[Dialect], request: Request, length: int) -> SamplingParams:
+    def _sampling(
+        self, live: LiveSession, dialect: type[Dialect], request: Request, length: int
+    ) -> SamplingParams:
         settings, able = live.settings, self.engine.capabilities
         room, most = able.max_length, settings.max_prompt_tokens
         if most is not None and length > most:
@@ -143,14 +148,13 @@ class Gateway:
         return Head(request, id, int(created), request.model or self.model, prompt_ids, token_bytes)
 
     def renderer_with(self, variables: Mapping[str, Any]) -> Renderer:
-        """The renderer with additional template variables, cached for each set of them."""
         if not variables:
             return self.renderer
         key = repr(sorted(variables.items(), key=lambda item: item[0]))
         return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
 
     def _check_variables(self, request: Request) -> None:
-        """Raise RequestError for a template variable that a request may not set, or that has no effect."""
+        """Refuse template variables that a request may not set, or without effect."""
         if not request.variables:
             return
         template = self.renderer.study(request.tools or None).template
@@ -167,14 +171,15 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _named(self, id: str, *names: str) -> AsyncIterator[tuple[SessionRecord, list[RecordedTurn]]]:
-        """Lock a session, and yield it with the turns of these names; no turns if one is missing."""
         numbers = [await self.store.turn_named(id, name) for name in names]
         async with self.sessions.locked(id) as live:
             turns = [live.session.turns[number] for number in numbers if number is not None]
             yield live.session, turns if len(turns) == len(names) else []
 
     async def _with_previous(self, id: str, request: Request) -> Request:
-        """The request, with the conversation of its previous response and the items that it refers to filled in."""
+        """The request with its previous response and stored items filled in."""
+        if request.previous is None and not request.references:
+            return request
         messages = list(request.messages)
         for at, items in request.references.items():
             async with self._named(id, response_name(response_of_item(items[0]) or "")) as (_, turns):
@@ -184,14 +189,14 @@ class Gateway:
         if request.previous is not None:
             async with self._named(id, response_name(request.previous)) as (session, turns):
                 if not turns:
-                    problem, code = f"there is no stored response {brief(request.previous)} here", "previous_response"
-                    raise RequestError(problem, field=f"{code}_id", status=404, code=f"{code}_not_found")
+                    problem = f"there is no stored response {brief(request.previous)} here"
+                    code = "previous_response_not_found"
+                    raise RequestError(problem, field="previous_response_id", status=404, code=code)
                 past = session.conversation(turns[0].number)[turns[0].instructions :]
             messages[request.instructions : request.instructions] = past
-        return replace(request, messages=messages) if request.references or request.previous is not None else request
+        return replace(request, messages=messages)
 
     async def stored(self, id: str, dialect: type[Dialect], response: str) -> Answered:
-        """A stored response, as it was answered. Raises RequestError if the session has none with this id."""
         async with self._named(id, response_name(response)) as (session, turns):
             if not turns or turns[0].dialect != dialect.name:
                 raise RequestError(f"there is no stored response {brief(response)} in this session", status=404)
@@ -200,7 +205,9 @@ class Gateway:
             request = Request(messages, tools, turn.model, instructions=turn.instructions, answer=turn.options)
             return await self._answered(session, turns, request)
 
-    async def _answered(self, session: SessionRecord, turns: Sequence[RecordedTurn], request: Request) -> Answered:
+    async def _answered(
+        self, session: SessionRecord, turns: Sequence[RecordedTurn], request: Request
+    ) -> Answered:
         """The answer whose choices are these turns, parsed again from their tokens."""
         replies, trajectory = [], session.trajectory
         for turn in turns:
@@ -224,7 +231,7 @@ class Gateway:
         return self._head(request, session.prompt_ids(turns[0]), turns[0].response, turns[0].created), replies
 
     async def _earlier(self, live: LiveSession, request: Request, name: str, claim: Claim) -> Answered | None:
-        """The answer to an earlier request of this name, here or at another gateway. Otherwise, claims the name."""
+        """The answer to an earlier request of this name. If none, claims the name."""
         id, names = live.info.id, [f"{name}#{choice}" for choice in range(request.n)]
         while (under_way := self.admission.under_way.get((id, name))) is not None:
             answered = await asyncio.shield(under_way)
@@ -247,7 +254,7 @@ class Gateway:
         return {**{name: getattr(self.admission, name) for name in names}, "version": self.version}
 
     async def pause(self, *, wait: bool = False) -> None:
-        """Start no request until `resume`. Pauses running ones if the engine can; otherwise `wait` waits for them."""
+        """Start no request. Running ones pause if the engine can, else `wait` waits."""
         self.admission.running.clear()
         if self.engine.capabilities.pauses:
             await self.engine.pause()
@@ -255,7 +262,6 @@ class Gateway:
             await self.admission.until(lambda: not self.admission.in_flight)
 
     async def resume(self, version: str | int | None = None) -> None:
-        """Resume, with new weights if there is a version."""
         if version is not None:
             if self.engine.capabilities.weights:
                 await self.engine.set_version(version)
@@ -266,7 +272,7 @@ class Gateway:
 
 
 def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
-    """A message with these items of the recorded reply added. A call stands for all calls of the reply."""
+    """A message with stored items added. A call stands for all calls of the reply."""
     result = dict(message)
     for item in items:
         kind = item.partition("_")[0]
@@ -284,9 +290,10 @@ def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequen
 
 
 def _overflow(dialect: type[Dialect], length: int, most: int, context: str) -> RequestError:
-    """Clients recognise an overflow by these words: Anthropic's by the first sentence, OpenAI's by the second."""
-    problem = f"prompt is too long: {length} tokens > {most} maximum. This model's maximum context length is {context}"
-    return RequestError(problem, field=dialect.history, code="context_length_exceeded")
+    """Clients look for these words: Anthropic's for the first sentence, OpenAI's for the second."""
+    first = f"prompt is too long: {length} tokens > {most} maximum"
+    second = f"This model's maximum context length is {context}"
+    return RequestError(f"{first}. {second}", field=dialect.history, code="context_length_exceeded")
 
 
 def _unknown_item(item: str) -> RequestError:

@@ -29,16 +29,15 @@ from .requests import Request as AgentRequest
 Result = TypeVar("Result")
 LOGGER: Final = logging.getLogger("tokentrace.gateway")
 FIRST_TOKEN_SECONDS: Final = 5.0
-"""How long a stream waits for its first token. Until then, an error still sets the status."""
+"""Until the first token, or this long, an error still sets the status."""
 KEEP_ALIVE_SECONDS: Final = 15.0
-"""After this long without a token, a stream sends a comment, because proxies close silent streams."""
+"""Proxies close streams that are silent for longer."""
 _NOSNIFF: Final = {"x-content-type-options": "nosniff"}
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 async def read_body(http: Request, limit: int) -> bytes:
-    """The whole body. Raises RequestError if it is longer than `limit` bytes."""
     pieces: list[bytes] = []
     size = 0
     async for piece in http.stream():
@@ -50,7 +49,6 @@ async def read_body(http: Request, limit: int) -> bytes:
 
 
 def parse_json(raw: bytes | msgspec.Raw) -> Any:
-    """Parse JSON text. Raises RequestError if it is not valid, or nested too deeply."""
     text = bytes(raw)
     try:
         try:
@@ -74,17 +72,16 @@ def parse_json(raw: bytes | msgspec.Raw) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A parsed request body. Its history lacks the items that `past` has."""
+    """A parsed body. Its history lacks the items of `past`."""
 
     value: Any
     past: ReadHistory = NOTHING_READ
     texts: Sequence[msgspec.Raw] = ()
-    """The items of the history as JSON."""
     tools: msgspec.Raw | None = None
 
 
 def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | None) -> Body:
-    """Parse a body, skipping the `history` that an `earlier` request with the same tools already parsed."""
+    """Parse a body, except the `history` that an `earlier` request with the same tools had."""
     try:
         fields = _FIELDS.decode(raw)
         texts = _TEXTS.decode(fields.pop(history))
@@ -101,7 +98,6 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A value as JSON. Escapes half surrogate pairs, which UTF-8 cannot encode."""
     try:
         data = msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -110,7 +106,6 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def log_request(method: str, path: str, status: int, seconds: float, details: Mapping[str, Any]) -> None:
-    """Write a line of JSON for a request whose response has ended."""
     level = logging.INFO if status < 500 else logging.WARNING
     if LOGGER.isEnabledFor(level):
         line = {"time": round(time.time(), 3), "method": method, "path": path, "status": status}
@@ -118,17 +113,17 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
 
 
 def as_problem(error: BaseException) -> RequestError:
-    """The error that a client gets. Of an unexpected error, the log gets type and location, never the message."""
+    """The error that a client gets. The log gets type and place of an unexpected one, never its message."""
     if isinstance(error, TokentraceError):
         return request_error(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    where = [f"{one.filename.rsplit('/tokentrace/', 1)[-1]}:{one.lineno} {one.name}" for one in frames]
     LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
     return RequestError("the gateway failed; see its log", status=500, code="internal")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Wait for some work. Cancels it and raises ClientDisconnect if the client disconnects."""
+    """Wait for work. Cancels it and raises ClientDisconnect if the client disconnects."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -149,7 +144,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
 
 
 class StreamedAnswer(Response):
-    """An answer streamed as server-sent events. `status_code` becomes an error's, or 499 if the client disconnects."""
+    """An answer as server-sent events. `status_code` becomes an error's."""
 
     media_type = "text/event-stream"
 
@@ -159,16 +154,15 @@ class StreamedAnswer(Response):
         self._answer, self._details = answer, details
         self._encoder = answer.dialect(answer.head)
         self._frames: list[bytes] = []
-        """Frames to send. Sampling never waits for a slow reader: only the completion's length limits them."""
+        """Frames to send. Sampling never waits for a slow reader."""
         self._news = asyncio.Event()
-        """Set when there are new frames, or when the answer has ended."""
         self._first_token: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once a token has arrived or the status is sent. From then on, an error is part of the stream."""
+        """Done once an error must become part of the stream."""
         self._task = asyncio.create_task(self._produce())
         self._task.add_done_callback(self._end)
 
     async def opened(self, receive: Receive) -> StreamedAnswer:
-        """Wait for the first token, up to `FIRST_TOKEN_SECONDS`. Raises any error until then."""
+        """Wait for the first token. Raises any error until then."""
         try:
             await unless_gone(receive, asyncio.wait((self._first_token,), timeout=FIRST_TOKEN_SECONDS))
         except BaseException:
@@ -208,8 +202,9 @@ class StreamedAnswer(Response):
         self._news.set()
 
     def _write(self, events: list[StreamEvent]) -> None:
-        self._frames += map(encode_sse, events)
-        self._news.set()
+        if events:
+            self._frames += map(encode_sse, events)
+            self._news.set()
 
     async def _cancel(self) -> None:
         self._task.cancel()
@@ -217,7 +212,6 @@ class StreamedAnswer(Response):
             await self._task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it (ASGI)."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await unless_gone(receive, self._send_all(send))
@@ -234,7 +228,7 @@ class StreamedAnswer(Response):
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                         await self._news.wait()
                 except TimeoutError:
-                    self._frames.append(b": keep-alive\n\n")
+                    self._frames.append(self._answer.dialect.keep_alive)
             frames, self._frames = b"".join(self._frames), []
             if frames:
                 await send({"type": "http.response.body", "body": frames, "more_body": True})

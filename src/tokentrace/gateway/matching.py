@@ -1,4 +1,4 @@
-"""How faithfully an agent has to repeat a conversation: strict, normal, or the operator's own function."""
+"""How faithfully an agent has to repeat a conversation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +13,12 @@ __all__ = ["MEANINGS", "load_matcher", "meaning"]
 
 
 MEANINGS: Final[Mapping[str, Meaning]] = {"strict": strict_meaning, "normal": meaning}
-"""Matchers by name: ``strict`` compares every field, ``normal`` what a message means."""
 
 
 def load_matcher(text: str, folder: Path | None = None) -> Meaning:
     """Load a matcher: ``strict``, ``normal``, or a function (``module:function``, or a file in `folder`).
 
-    The function takes a message and returns a JSON value. Messages with the same role and value match, so the model
-    never sees a change that the function ignores. Raises InputError if there is no such function.
+    The function reduces a message to a JSON value. Messages with the same role and value match.
     """
     if text in MEANINGS:
         return MEANINGS[text]
@@ -28,7 +26,7 @@ def load_matcher(text: str, folder: Path | None = None) -> Meaning:
         raise InputError(f"the matcher must be strict, normal or module:function, not {text[:80]!r}")
     function = load_object(text, folder or Path())
     if not callable(function):
-        raise InputError(f"the matcher {text[:80]!r} is not a function; it must map a message to a value")
+        raise InputError(f"the matcher {text[:80]!r} is not a function")
 
     def custom(message: Mapping[str, Any]) -> Any:
         try:

@@ -1,13 +1,12 @@
 """Anthropic's Messages API. Pure.
 
-A tool use is sent once the call has ended, and broken or cut-off input becomes text, unless the client asks for eager
-streaming. In addition to the conversation, Claude Code sends:
+A tool use is sent once the call has ended, and broken or cut-off input becomes text, unless the client asks for
+eager streaming. Claude Code also sends:
 
-- A block ``x-anthropic-billing-header`` in its system prompt, for Anthropic's servers. The gateway ignores it.
-- Tools with ``defer_loading``, which are not shown at the beginning. A ``tool_reference`` in a result, or a
-  ``tool_addition``, becomes the tool's definition, as text, so that everything before it stays the same.
-- ``context_management``, and an effort in mid-conversation. They would change earlier tokens, so they are wishes.
-- ``__unparsedToolInput`` for input that it could not parse as JSON. The gateway restores the original text.
+- A block ``x-anthropic-billing-header`` in its system prompt, which is ignored.
+- Tools with ``defer_loading``. A ``tool_reference`` or ``tool_addition`` becomes the tool's definition, as text.
+- ``context_management``, and an effort in mid-conversation, which would change earlier tokens: wishes.
+- ``__unparsedToolInput``, whose text is restored.
 """
 
 import base64
@@ -22,7 +21,7 @@ from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Item, ItemChange, Reply, StreamEvent
+from .dialect import Dialect, Item, ItemChange, Reply, StreamEvent, encode_sse
 from .requests import Request, RequestError, TokenFields, convert, naming_fields
 
 Message = Mapping[str, Any]
@@ -112,6 +111,7 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
     )
     eager = "fine-grained-tool-streaming" in headers.get("anthropic-beta", "")
     eager = eager or any(tool.get("eager_input_streaming") is True for tool in body.tools or ())
+    ours = TokenFields.TOKENTRACE
     return Request(
         messages=[*system, *messages],
         tools=visible or None,
@@ -127,7 +127,7 @@ def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wi
             calls_allowed=choice.type != "none",
             object_arguments=not (body.stream and eager),
             usage_in_stream=True,
-            token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
+            token_fields=wire.requested_token_fields(body, headers, ours, [ours]),
         ),
     )
 
@@ -164,13 +164,14 @@ def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
     """The system prompt as at most one message, and the names of ignored blocks."""
     blocks = system
     if isinstance(system, list):
-        blocks = [one for one in system if not (isinstance(one, dict) and str(one.get("text")).startswith(BILLING))]
+        billing = (isinstance(one, dict) and str(one.get("text")).startswith(BILLING) for one in system)
+        blocks = [one for one, is_billing in zip(system, billing, strict=True) if not is_billing]
     with naming_fields():
         return with_system([], blocks), [] if blocks == system else [f"system.{BILLING.rstrip(':')}"]
 
 
 def _defined(message: Message, deferred: Mapping[str, Message]) -> Message:
-    """The message with the definitions of deferred tools, as text, in place of references to them."""
+    """The message with definitions of deferred tools in place of references to them."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -189,7 +190,8 @@ def _definition(part: Message, deferred: Mapping[str, Message]) -> Message:
         case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if name in deferred:
             pass
         case {"type": "tool_reference" | "tool_addition" | "tool_removal" as kind}:
-            raise RequestError(f"a {kind} block must name a tool of this request with defer_loading", field="messages")
+            problem = f"a {kind} block must name a tool of this request with defer_loading"
+            raise RequestError(problem, field="messages")
         case _:
             return part
     function = deferred[name]["function"]
@@ -213,7 +215,8 @@ def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, 
 
 def signature(id: str) -> str:
     """The signature of an answer's thinking: always the same for the same answer."""
-    return base64.b64encode(hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()).decode()
+    digest = hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()
+    return base64.b64encode(digest).decode()
 
 
 class Messages(Dialect):
@@ -221,12 +224,14 @@ class Messages(Dialect):
 
     name = "messages"
     structure = "output_config.format"
+    keep_alive = encode_sse({"type": "ping"})
     read = staticmethod(read_messages)
 
     @staticmethod
     def error(error: RequestError) -> dict[str, Any]:
         details = {} if error.details is None else {"details": dict(error.details)}
-        return {"type": "error", "error": {"type": error.kind, "message": str(error), **details}, "request_id": None}
+        about = {"type": error.kind, "message": str(error), **details}
+        return {"type": "error", "error": about, "request_id": None}
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         [reply] = replies
@@ -246,8 +251,6 @@ class Messages(Dialect):
                 return [{"type": "content_block_start", **place, "content_block": {**self._block(item), **empty}}]
             case "grew":
                 return [{"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}]
-            case "waiting":
-                return [{"type": "ping"}]
         end = {"type": "content_block_stop", **place}
         if item.kind is not PartKind.REASONING:
             return [end]

@@ -1,7 +1,7 @@
 """What a request asks for, whatever its dialect. Pure.
 
-Each dialect describes its body as a msgspec struct and turns it into a `Request`. It serves a field, refuses it by name
-if it would change what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
+A dialect turns its body, a msgspec struct, into a `Request`. It serves a field, refuses it if it would change
+what is sampled, lists it as a wish if no engine can enforce it, or ignores it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,27 +13,29 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..engines.protocol import EngineError, EngineRefusal, EngineUnavailable, SamplingParams
+from ..engines.errors import EngineError, EngineRefusal, EngineUnavailable
+from ..engines.protocol import SamplingParams
 from ..errors import InputError, TokentraceError, brief
 from ..settings import explain_invalid
 from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
 
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Reasoning efforts. No other words are allowed, because a template may print them into the prompt."""
+"""A template may print these words into the prompt, so others are not allowed."""
 
 TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 
 _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
 Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
-"""For each field that is not served: the values that change nothing, and why others are refused."""
-_NEUTRAL: Final[Mapping[str, list[Any]]] = {
-    "logit_bias": [{}], "length_penalty": [1], "typical_p": [1], "min_tokens": [0], "ignore_eos": [False],
-    "bad_words": [[]], "allowed_token_ids": [[]], "stop_token_ids": [[]], "include_stop_str_in_output": [False],
-    "best_of": [1], "use_beam_search": [False], "truncate_prompt_tokens": [], "prompt_logprobs": [], "echo": [False],
-    "logits_processors": [[]], "guided_json": [], "guided_regex": [], "guided_choice": [], "guided_grammar": [],
-    "structured_outputs": [],
-}  # fmt: skip
+"""For each field that is not served: the values that change nothing, and why."""
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("length_penalty", "typical_p", "best_of"), (1,)),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search", "echo", "min_tokens"), (0,)),
+    **dict.fromkeys(("bad_words", "allowed_token_ids", "stop_token_ids", "logits_processors"), ([],)),
+    **dict.fromkeys(("truncate_prompt_tokens", "prompt_logprobs", "structured_outputs"), ()),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    "logit_bias": ({},),
+}
 REFUSED: Final[Refused] = {name: (values, _DISTRIBUTION) for name, values in _NEUTRAL.items()}
 
 
@@ -59,7 +61,7 @@ class SamplingBody(Struct):
 
 
 SAMPLING: Final = SamplingBody.__struct_fields__
-"""The fields of `SamplingParams` that a request may set, besides `max_tokens`."""
+"""The fields of `SamplingParams` that a request may set."""
 
 
 class AgentBody(SamplingBody):
@@ -74,8 +76,6 @@ Body = TypeVar("Body", bound=AgentBody)
 
 
 class AnswerOptions(Struct, frozen=True, omit_defaults=True):
-    """How the answer is written. It is recorded, so that a stored answer can be written again."""
-
     logprobs: int | None = None
     """How many alternatives to report for each token; None for no logprobs."""
     calls_allowed: bool = True
@@ -83,24 +83,22 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
     object_arguments: bool = False
     usage_in_stream: bool = False
     functions: bool = False
-    """If True, the first call is a legacy ``function_call``."""
     tokens_as_ids: bool = False
     token_fields: tuple[TokenFields, ...] = ()
     encrypted: bool = False
     """If True, Responses repeats reasoning as an opaque string."""
     namespaces: dict[str, list[str]] = {}
-    """By the function name that the model sees: the namespace, and the function's name in it."""
+    """For each function that the model sees: its namespace, and its name in it."""
     repeated: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHistory:
-    """The beginning of a history that was read with an earlier request of the session."""
+    """The beginning of a history, read with an earlier request."""
 
     items: int = 0
     messages: Sequence[Mapping[str, Any]] = ()
     starts: Sequence[int] = ()
-    """For each item, how many messages come before it."""
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
@@ -116,35 +114,33 @@ class Request:
     model: str = ""
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Checked values for `SamplingParams`. The session or the engine decides all others."""
+    """Checked values for `SamplingParams`."""
     stop: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
     continued: bool = False
     structure: Mapping[str, Any] | None = None
-    """What the content must be: ``{"type": "json_object"}`` or ``{"type": "json_schema", "schema": {…}}``."""
+    """What the content must be: ``{"type": "json_schema", "schema": {…}}``."""
     prompt_ids: Ids | None = None
     stop_token_ids: tuple[int, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, Any] = field(default_factory=dict)
-    """Template variables that are set only if the template reads them (reasoning effort, thinking on or off)."""
+    """Template variables that are set only if the template reads them."""
     previous: str | None = None
     references: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By the number of an incomplete assistant message: the ids of the stored items that belong to it."""
+    """Stored items, by the number of the assistant message that they complete."""
     instructions: int = 0
-    """How many messages at the beginning are instructions for this request alone: 0 or 1."""
-    stored: bool = True
-    """True if a later request may name the response."""
+    """How many messages are instructions for this request alone: 0 or 1."""
+    stored: bool = False
     starts: Sequence[int] = field(default=(), compare=False)
-    """For each item of the history, how many messages come before it. If empty, the next request is read whole."""
+    """How many messages come before each item of the history. If empty, nothing is reused."""
     joined: bool = False
-    """True if several items of the history can be one message."""
     ignored: tuple[str, ...] = ()
     wishes: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
 
     def past(self, items: int) -> ReadHistory:
-        """The history of the first `items`, or of fewer if a later item may belong to their last message."""
+        """The history of the first `items`, or fewer if a later one may join their last message."""
         messages, end = self.messages, len(self.messages)
         at, starts = min(items, len(self.starts)), [*self.starts, end, end]
         while at and self.joined:
@@ -159,7 +155,7 @@ class Request:
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
-    """The sampling parameters that a body sets. Raises RequestError for a value that `SamplingParams` refuses."""
+    """The sampling parameters that a body sets, checked."""
     values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's value for all tokens
@@ -168,7 +164,6 @@ def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
 
 
 def check_sampling(values: Mapping[str, Any], within: str = "") -> None:
-    """Raise RequestError for the first value that `SamplingParams` refuses."""
     for name, value in values.items():
         try:
             SamplingParams(**{"max_tokens": 1, name: value})
@@ -176,8 +171,10 @@ def check_sampling(values: Mapping[str, Any], within: str = "") -> None:
             raise RequestError(str(error), field=f"{within}{name}", code="invalid_value") from error
 
 
-def read_body(raw: Any, schema: type[Body], refused: Refused, harmless: Sequence[str]) -> tuple[Body, dict[str, Any]]:
-    """Read a body by its schema. Also returns the `Request` fields that all APIs share."""
+def read_body(
+    raw: Any, schema: type[Body], refused: Refused, harmless: Sequence[str]
+) -> tuple[Body, dict[str, Any]]:
+    """Also returns the `Request` fields that all APIs share."""
     body = convert(raw, schema)
     refuse(raw, refused)
     return body, {
@@ -194,7 +191,6 @@ def wishes(**conditions: bool) -> tuple[str, ...]:
 
 
 def refuse(body: Mapping[str, Any], refused: Refused) -> None:
-    """Raise RequestError for a field that would change what is sampled and cannot be served."""
     for name in refused.keys() & body.keys():
         neutral, why = refused[name]
         if body[name] is not None and body[name] not in neutral:
@@ -202,7 +198,7 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
 
 
 def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: str = "") -> tuple[str, ...]:
-    """The names of ignored fields: those that are neither in the struct nor `listed`."""
+    """The names of fields that are neither in the struct nor `listed`."""
     names = read.__struct_fields__
     ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in listed]
     for name, value in body.items():
@@ -214,7 +210,7 @@ def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: 
 def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
-    """The shapes in which the answer has ids. Raises RequestError for one that the dialect does not serve."""
+    """The shapes in which the answer has ids. Raises RequestError for one that is not served."""
     words = {word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")}
     ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}}
     if not ways <= set(TokenFields):
@@ -235,7 +231,7 @@ def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[st
 
 
 def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
-    """The required structure of content of this kind; None for text. Errors name the path `field`."""
+    """The required structure of content; None for text."""
     if kind in (None, "text"):
         return None
     if kind not in ("json_object", "json_schema"):
@@ -247,7 +243,7 @@ def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> 
 
 
 def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
-    """Template variables for thinking on, off or unspecified (None: the effort decides), and for the effort."""
+    """Template variables for thinking (None: the effort decides) and its effort."""
     if effort is not None and effort not in _EFFORTS:
         raise RequestError(f"must be one of {', '.join(_EFFORTS)}, not {brief(effort)}", field=field)
     hints = {} if effort in (None, "none") else {"reasoning_effort": effort}
@@ -265,10 +261,17 @@ Schema = TypeVar("Schema")
 
 
 class RequestError(TokentraceError):
-    """A request that the gateway cannot answer. `field` is a path in the body (``messages.3.content``)."""
+    """A request that cannot be answered. `field` is a path in the body (``messages.3.content``)."""
 
     def __init__(
-        self, message: str, *, field: str = "", status: int = 400, code: str = "", retry: float = 0, details: Any = None
+        self,
+        message: str,
+        *,
+        field: str = "",
+        status: int = 400,
+        code: str = "",
+        retry: float = 0,
+        details: Any = None,
     ) -> None:
         self.field, self.status, self.code = field or None, status, code
         self.retry, self.details = retry, details
@@ -280,7 +283,6 @@ class RequestError(TokentraceError):
 
 
 def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool = True) -> Schema:
-    """Read a JSON value by its schema. Raises RequestError that names the first invalid field."""
     try:
         return msgspec.convert(value, schema, strict=strict)
     except msgspec.ValidationError as error:
@@ -293,7 +295,7 @@ def convert(value: Any, schema: type[Schema], within: str = "", *, strict: bool 
 
 @contextmanager
 def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
-    """Turn an InputError into a RequestError for the field `messages`, whose items count from `first`."""
+    """Turn an InputError into a RequestError. The items of `messages` count from `first`."""
     try:
         yield
     except InputError as error:

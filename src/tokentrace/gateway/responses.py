@@ -1,12 +1,13 @@
-"""OpenAI's Responses API, with ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs`` of chat completions. Pure.
+"""OpenAI's Responses API, with ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``. Pure.
 
-The ids of output items contain `Head.id`, so items that come back name their turn. An answer always has an item, so
-that clients have something to repeat. The model does not see tools that OpenAI runs itself; a header lists them.
+The ids of output items contain `Head.id`, so items that come back name their turn. An answer always has an item,
+so that clients have something to repeat. The model does not see tools that OpenAI runs.
 """
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -21,7 +22,7 @@ from .dialect import Dialect, Head, Item, ItemChange, Reply, StreamEvent, change
 from .requests import Request, RequestError, TokenFields, convert
 
 PREFIX: Final = "resp_"
-"""The prefix of response ids. `Head.id` does not include it."""
+"""Not part of `Head.id`."""
 
 _RESPONSE: Final = re.compile(f"{PREFIX}[0-9A-Za-z]+")
 _HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
@@ -40,14 +41,13 @@ _Included = Literal[
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
-"""Values that ``include`` accepts. Those for tools that are not served have no effect."""
+"""Those for tools that are not served have no effect."""
 _NULLABLE: Final = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
 _OPTIONAL: Final = ("user", "safety_identifier", "prompt_cache_key")
-"""Fields that the answer repeats: `_NULLABLE` always, `_OPTIONAL` only if they were sent."""
+"""The answer repeats `_NULLABLE` always, `_OPTIONAL` only if sent."""
 _HOSTED: Final = re.compile(
     r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|image_generation|code_interpreter|file_search|tool_search"
 )
-"""Tools that OpenAI runs itself, and the one that its models use to find other tools."""
 
 
 class _Reasoning(Struct):
@@ -95,7 +95,6 @@ class ResponsesBody(wire.AgentBody):
 
 
 def read_responses(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body. Raises RequestError that names a field it cannot serve."""
     body, shared = wire.read_body(raw, ResponsesBody, _REFUSED, _HARMLESS)
     previous = body.previous_response_id
     if previous is not None and not _RESPONSE.fullmatch(previous):
@@ -160,7 +159,7 @@ def _repeated(body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dic
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[str]], list[str]]:
-    """The functions, their namespaces by name, and the parts of the tools that the model does not see."""
+    """The functions, their namespaces by name, and what the model does not see."""
     functions: list[dict[str, Any]] = []
     namespaces: dict[str, list[str]] = {}
     hidden: list[str] = []
@@ -187,10 +186,10 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[
 
 
 def _function(tool: Any, path: str) -> dict[str, Any]:
-    """A function as chat completions describe it. The model does not see whether it is ``strict``."""
     kind = tool.get("type") if isinstance(tool, dict) else tool
     if not isinstance(tool, dict) or kind != "function":
-        raise RequestError(f"tools of type {brief(kind)} are not served; only functions are", field=f"{path}.type")
+        problem = f"tools of type {brief(kind)} are not served; only functions are"
+        raise RequestError(problem, field=f"{path}.type")
     if tool.get("function") is not None:
         tool, path = tool["function"], f"{path}.function"
     fields = msgspec.structs.asdict(convert(tool, _Function, path))
@@ -201,7 +200,6 @@ def _function(tool: Any, path: str) -> dict[str, Any]:
 
 
 def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
-    """The required structure of the content, and the format as the answer repeats it."""
     form = text.format or {}
     kind, schema, name = form.get("type", "text"), form.get("schema"), form.get("name")
     structure = wire.structure_of(kind, schema, "text.format")
@@ -221,8 +219,9 @@ _TEXTS: Final = {
 
 
 def output_item(response: str, item: Item) -> dict[str, Any]:
-    """An output item. Reasoning is returned in full, without a summary."""
-    id, status = item_id(_PREFIXES[item.kind], response, item.index), "incomplete" if item.cut_off else "completed"
+    id, status = item_id(_PREFIXES[item.kind], response, item.index), "completed"
+    if item.cut_off:
+        status = "incomplete"
     if item.kind is PartKind.TOOL_CALL:
         call = {"call_id": item.id, "name": item.name, "arguments": item.text, "status": status}
         return {"type": "function_call", "id": id, **call}
@@ -234,10 +233,7 @@ def output_item(response: str, item: Item) -> dict[str, Any]:
 
 
 class Responses(Dialect):
-    """A ``response``, completed or incomplete, or its numbered events.
-
-    With logprobs, messages are closed only at the end, because the tokens of a text are not certain before then.
-    """
+    """With logprobs, messages are closed only at the end: the tokens of a text are not certain before then."""
 
     name = "responses"
     history = "input"
@@ -283,8 +279,6 @@ class Responses(Dialect):
                 return []
             case "closed":
                 return self._done(item)
-            case "waiting":
-                return []
         output = self._item(Item(item.index, item.kind, "", item.name, item.id))
         output |= {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
         output.pop("encrypted_content", None)
@@ -301,7 +295,7 @@ class Responses(Dialect):
         return [*events, self._event(f"response.{answer['status']}", response=answer)]
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
-        """A failed response and an error event, because clients look for either one."""
+        """Clients look for either event."""
         code = "invalid_prompt" if error.status < 500 else "server_error"
         code = "rate_limit_exceeded" if error.status == 429 else code
         failed = self._response("failed") | {"error": {"code": code, "message": str(error)}}
@@ -323,14 +317,15 @@ class Responses(Dialect):
             "model": self.head.model,
             "output": [],
             "tools": [  # not strict: nothing enforces the schema
-                {"type": "function", **nothing, **tool["function"], "strict": False} for tool in request.tools or ()
+                {"type": "function", **nothing, **tool["function"], "strict": False}
+                for tool in request.tools or ()
             ],
             "usage": None,
             **self.options.repeated,
         }
 
     def _item(self, item: Item, reply: Reply | None = None) -> dict[str, Any]:
-        """The item with the requested fields. A message gets logprobs only from a complete `reply`."""
+        """A message gets logprobs only from a complete `reply`."""
         output, options = output_item(self.head.id, item), self.options
         if item.kind is PartKind.REASONING and options.encrypted:
             output["encrypted_content"] = sealed(item.text)
@@ -339,7 +334,8 @@ class Responses(Dialect):
         if item.kind is PartKind.CONTENT and reply is not None and options.logprobs is not None:
             entries = self.logprobs(reply.completion)
             spans = token_spans(reply.response, reply.items).get(item.index, ())
-            output["content"][0]["logprobs"] = [entry for span in spans for entry in entries[span.start : span.stop]]
+            shares = [entries[span.start : span.stop] for span in spans]
+            output["content"][0]["logprobs"] = list(chain.from_iterable(shares))
         return output
 
     def _done(self, item: Item, reply: Reply | None = None) -> list[StreamEvent]:

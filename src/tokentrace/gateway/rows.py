@@ -1,4 +1,4 @@
-"""Training rows of sessions, one session at a time. docs/rows.md specifies the columns."""
+"""Training rows of sessions. docs/rows.md specifies the columns."""
 
 import asyncio
 import io
@@ -30,8 +30,6 @@ _TABLE_ROWS: Final = 256
 
 @dataclass(slots=True)
 class SessionRows:
-    """A session read from a store: its record and its labels."""
-
     info: SessionInfo
     labels: Sequence[Label] = ()
     session: SessionRecord = field(init=False)
@@ -54,7 +52,6 @@ class SessionRows:
         return [branch.cause for branch in self.session.trajectory.branches[1:] if branch.sampled]
 
     def tables(self) -> Iterator[Any]:
-        """The rows in branch order, as Arrow tables of limited size."""
         if not self.session.trajectory.num_writes:
             return
         reward = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
@@ -120,7 +117,6 @@ _TURN_FIELDS: Final = {
     **{"choice": "int32", "stopped_by": "string", "reused": "int32", "time": "float64", "seconds": "float64"},
 }
 _TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
-"""The `RecordedTurn` fields in a row: `_TURN_FIELDS` are single values, `_TURN_LISTS` lists of texts."""
 
 
 COLUMNS: Final[Columns] = {
@@ -138,7 +134,7 @@ def _text(value: Any) -> str:
 
 
 def _utf8(value: Any) -> Any:
-    """Make a text valid UTF-8: lone surrogates, which agents can send, become escapes."""
+    """Escape lone surrogates, which agents can send."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
 
 
@@ -154,8 +150,6 @@ class ExportFormat(StrEnum):
 
 
 class Export:
-    """Reads the current rows of some sessions, one session at a time, and counts them."""
-
     def __init__(self, store: Store, sessions: Infos) -> None:
         self._store, self._sessions = store, sessions
         self._sealed: list[str] = []
@@ -163,7 +157,6 @@ class Export:
         self.causes: Counter[str] = Counter()
 
     async def tables(self) -> AsyncGenerator[Any]:
-        """The rows as Arrow tables, each of one session."""
         async for info in _each(self._sessions):
             session = await self._read(info)
             if session is None:
@@ -191,11 +184,11 @@ class Export:
             return session
         now = await self._store.session(info.id)
         if now is not None and now.state is not State.DROPPED:
-            raise StoreError(f"session {info.id!r} is damaged: the store has {len(turns)} of its {info.turns} turns")
+            raise StoreError(f"session {info.id!r} is damaged: it has {len(turns)} of its {info.turns} turns")
         return None
 
     async def mark(self) -> None:
-        """Mark as exported the sessions that were sealed when they were read. Call this once the rows are safe."""
+        """Mark sessions as exported that were sealed when read."""
         while self._sealed:
             with suppress(Closed):  # dropped meanwhile
                 await self._store.set_state(self._sealed.pop(), State.EXPORTED)
@@ -205,17 +198,16 @@ class Export:
 async def export_rows(
     store: Store, sessions: Infos, format: ExportFormat, *, keep_state: bool = False
 ) -> AsyncGenerator[bytes]:
-    """Yield a file of rows. Marks sealed sessions as exported after the last byte, unless `keep_state` is set."""
+    """Yield a file of rows, then mark sealed sessions as exported, unless `keep_state` is set."""
     export, pipe = Export(store, sessions), io.BytesIO()
 
     def take() -> bytes:
-        """Everything written since the last call."""
         data = pipe.getvalue()
         pipe.seek(0)
         pipe.truncate()
         return data
 
-    writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, COLUMNS, {})
+    writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, COLUMNS)
     async with aclosing(export.tables()) as tables:
         async for table in tables:
             await asyncio.to_thread(writer.write, table)

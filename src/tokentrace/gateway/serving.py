@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvicorn
 
@@ -25,6 +25,7 @@ from .sessions import Sessions
 from .tracing import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+Ready: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +48,34 @@ class ServeSettings:
         if self.dev and self.keys is not None:
             raise InputError("--dev means no keys: use --dev or --keys FILE, not both")
         if not self.dev and self.keys is None:
-            raise InputError(
-                "say who may use the gateway: --keys FILE (create it with: tokentrace keys FILE --admin), or --dev for "
-                "anyone on this machine, without keys"
+            how = (
+                "--keys FILE (create it with: tokentrace keys FILE --admin), or --dev for anyone on this machine"
             )
+            raise InputError(f"say who may use the gateway: {how}, without keys")
         if self.dev and self.host not in _LOOPBACK:
-            raise InputError(f"--dev serves this machine only, not {self.host}: use --host 127.0.0.1, or --keys FILE")
+            problem = f"--dev serves this machine only, not {self.host}"
+            raise InputError(f"{problem}: use --host 127.0.0.1, or --keys FILE")
 
 
 @contextlib.asynccontextmanager
 async def open_gateway(
     engine: Engine, renderer: Renderer, settings: ServeSettings, *, tracing: Tracing | None = None
 ) -> AsyncIterator[App]:
-    """Open a gateway with its store, and warm it up. Closes the store at the end, but not the engine."""
     keys = None if settings.keys is None else Keys(settings.keys)
     store = open_store(settings.store)
     try:
         await asyncio.to_thread(warm_up, renderer)
         create, size = settings.dev or settings.create_sessions, renderer.tokenizer.vocabulary.size
         sessions = Sessions(store, size, matcher=settings.matcher, create=create)
+        admission = Admission(sessions, settings.limits)
         about = (settings.model, settings.version, tracing or configured_tracing())
-        gateway = Gateway(engine, renderer, store, sessions, Metrics(), Admission(sessions, settings.limits), *about)
+        gateway = Gateway(engine, renderer, store, sessions, Metrics(), admission, *about)
         yield App(gateway, Access(store, keys), public_health=settings.public_health)
     finally:
         await store.close()
 
 
 def warm_up(renderer: Renderer) -> None:
-    """Load the tokenizer and study the template, so that no request has to wait for it."""
     silent, question = renderer.silent(), {"role": "user", "content": "a"}
     silent.tokenizer.warm_up()
     parameters = {"type": "object", "properties": {"b": {"type": "string"}}}
@@ -95,7 +96,7 @@ def warm_up(renderer: Renderer) -> None:
 
 
 async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], None]) -> None:
-    """Serve until the process is told to stop, then finish running requests. Calls `ready` with the base URL."""
+    """Serve until the process is told to stop, then finish running requests."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,20 +111,18 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
     config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listening.getsockname()[1]}"
-    app.server = _Server(config, app.gateway, settings.patience, lambda: ready(url))
+    app.server = _Server(config, app.gateway.admission, settings.patience, lambda: ready(url))
     await app.server.serve(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    """Calls `ready` once it has started, and lets running requests finish before it stops."""
-
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, patience: float, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, admission: Admission, patience: float, ready: Ready) -> None:
         super().__init__(config)
-        self._gateway, self._patience, self._ready = gateway, patience, ready
+        self._admission, self._patience, self._ready = admission, patience, ready
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGTERM or Ctrl-C, at once on the second one. uvicorn's own handlers would end the process."""
+        """uvicorn's own handlers would end the process."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -140,5 +139,5 @@ class _Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._gateway.admission.drain(self._patience)
+        await self._admission.drain(self._patience)
         await super().shutdown(sockets)

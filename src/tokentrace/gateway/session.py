@@ -1,8 +1,8 @@
 """One session: its trajectory, and which conversation each of its turns answered. Pure.
 
-`SessionRecord.place` finds the recorded turn that a request continues. The prompt is that turn's stream, id for id,
-plus what is new. If no turn matches, it renders the whole conversation, which shares the record's tokens up to the
-first different id. `prepare` makes a turn and changes nothing; `apply` adds it once stored. `replay` adds a stored one.
+`SessionRecord.place` finds the recorded turn that a request continues. The prompt is that turn's stream, id for
+id, plus what is new. If no turn matches, it renders the whole conversation. `prepare` makes a turn and changes
+nothing; `apply` adds it once stored. `replay` adds a stored one.
 """
 
 import copy
@@ -40,27 +40,28 @@ _RECENT: Final = 3
 
 @dataclass(slots=True)
 class SessionRecord:
-    """The record of one session in memory. Not safe for concurrent use: `Sessions.locked` locks it."""
+    """A session in memory. `Sessions.locked` locks it."""
 
     trajectory: Trajectory
     means: Meaning = meaning
     matcher: str = "normal"
-    """The name of `means`. Keys made by another matcher are computed again."""
+    """Keys made by another matcher are computed again."""
     turns: list[RecordedTurn] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
-    """The turns whose conversation, including the reply, has this key."""
     _turn_of: dict[Key, int] = field(default_factory=dict)
-    """For the key of every prefix of every conversation: the first turn that had it."""
+    """For the key of each prefix of a conversation: its first turn."""
     _by_reply: dict[Key, list[int]] = field(default_factory=dict)
+    _replies_read: int = 0
+    """How many turns are in `_by_reply`, which is rarely needed."""
     _by_reasoning: dict[str, list[int]] = field(default_factory=dict)
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
-    """For recorded messages that came back with other fields: whether they give the same tokens."""
+    """Whether messages with other fields give the same tokens."""
     _tips: dict[int, int] = field(default_factory=dict)
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     def place(self, conversation: Conversation) -> Placement:
-        """The prompt for a request: the stream of the longest recorded conversation it begins with, and what is new."""
+        """The stream of the longest recorded conversation that a request repeats, and the rest."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids)
@@ -73,14 +74,15 @@ class SessionRecord:
                 count -= 1
                 continue
             echo = sent.messages[:count]
-            edits = {number: self._first_edit(conversation, self.turns[number], echo, earlier) for number in numbers}
-            matches = [number for number, at in edits.items() if at is None]
+            edits = [self._first_edit(conversation, self.turns[number], echo, earlier) for number in numbers]
+            matches = [number for number, at in zip(numbers, edits, strict=True) if at is None]
             if matches:
                 base = self._choose(matches, echo)
                 if base is None:
                     ambiguous, count = True, count - 1
             else:  # all longer prefixes contain the edit, too
-                number, count = max(((number, at or 0) for number, at in edits.items()), key=lambda pair: pair[1])
+                count = max(at or 0 for at in edits)
+                number = numbers[edits.index(count)]
                 edit = changed_message(count, echo[count], self.conversation(number)[count])
         placed = "" if base is None else self._extend(conversation, sent, base, count)
         if isinstance(placed, str):
@@ -88,7 +90,7 @@ class SessionRecord:
         return replace(placed, ambiguous=ambiguous, edit=edit) if ambiguous or edit else placed
 
     def _received(self, conversation: Conversation) -> tuple[SentMessages, SentMessages | None]:
-        """The messages of a request with their keys, and the earlier request that it continues."""
+        """The messages with their keys, and the earlier request that they continue."""
         originals = list(conversation.messages)
         same, earlier = 0, None
         for sent in reversed(self._latest):
@@ -102,7 +104,8 @@ class SessionRecord:
             originals[:same], messages, keys = earlier.originals[:same], earlier.messages[:same], earlier.keys
         messages += [self._with_reasoning(message) for message in originals[same:]]
         start = max(0, min(same, len(messages) - 1))
-        while start and messages[start].get("role") != "assistant":  # a result's key depends on the calls before it
+        # a result's key depends on the calls before it
+        while start and messages[start].get("role") != "assistant":
             start -= 1
         keys = [*keys[:start], *chain(keys[start], messages[start:], self.means)]
         received = SentMessages(originals, messages, keys, self.matcher)
@@ -110,11 +113,14 @@ class SessionRecord:
         return received, earlier if earlier is not None and same == len(earlier.messages) else None
 
     def _with_reasoning(self, message: Message) -> Message:
-        """Move the first text to the reasoning if only that gives a recorded reply. Some agents send it as content."""
+        """Move the first text to the reasoning if only that gives a recorded reply."""
         content = message.get("content")
         if not self._by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
             return message
-        first, remaining = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
+        first: Any = content
+        remaining: Any = ""
+        if type(content) is list:
+            first, remaining = text_of({"content": content[:1]}), content[1:]
         numbers = self._by_reasoning.get(str(first).strip())
         if not numbers or self._is_reply(message):
             return message
@@ -122,7 +128,10 @@ class SessionRecord:
         return separate if self._is_reply(separate, numbers) else message
 
     def _is_reply(self, message: Message, numbers: Sequence[int] | None = None) -> bool:
-        """True if a message means the same as the reply of one of these turns, or of any turn."""
+        """True if a message means the same as the reply of one of these turns, or of any."""
+        for turn in self.turns[self._replies_read :]:
+            self._by_reply.setdefault(self._key_alone(turn.reply), []).append(turn.number)
+        self._replies_read = len(self.turns)
         replies = self._by_reply.get(self._key_alone(message), ())
         return bool(replies) if numbers is None else not set(numbers).isdisjoint(replies)
 
@@ -130,16 +139,18 @@ class SessionRecord:
         return chain(b"", [message], self.means)[-1]
 
     def _choose(self, numbers: Sequence[int], echo: Messages) -> RecordedTurn | None:
-        """The turn that the echo repeats, by its call ids and reasoning; None if turns with different tokens remain."""
+        """The turn that the echo repeats; None if several with other tokens remain."""
 
         def repeats(number: int) -> bool:
-            pairs = zip(echo, self.conversation(number), strict=True)
-            replies = [pair for pair in pairs if pair[0].get("role") == "assistant"]
-            parts = [(part(sent), part(old)) for sent, old in replies for part in (message_keys.call_ids, reasoning)]
-            return all(not sent or sent == old for sent, old in parts)
+            for sent, recorded in zip(echo, self.conversation(number), strict=True):
+                for part in (message_keys.call_ids, reasoning):
+                    if sent.get("role") == "assistant" and part(sent) and part(sent) != part(recorded):
+                        return False
+            return True
 
         candidates = [number for number in numbers if repeats(number)] if len(numbers) > 1 else numbers
-        turns = [self.turns[number] for number in reversed(candidates or numbers)]  # the agent probably saw the last
+        # the agent probably saw the last
+        turns = [self.turns[number] for number in reversed(candidates or numbers)]
         if len(turns) > 1 and len({self._stream(turn).tobytes() for turn in turns}) > 1:
             return None
         return next((turn for turn in turns if self._is_tip(turn)), turns[0])
@@ -147,12 +158,10 @@ class SessionRecord:
     def _first_edit(
         self, conversation: Conversation, turn: RecordedTurn, echo: Messages, earlier: SentMessages | None = None
     ) -> int | None:
-        """The number of the first message that has the recorded key but gives other tokens; None if there is none.
+        """The first message that has the recorded key but gives other tokens, or None.
 
-        A reply is edited if its reasoning differs from the recorded reasoning. The echo may leave reasoning out, change
-        its white space, or repeat only its end (some clients keep only the last streamed piece). Any other message is
-        edited if one of its fields gives other tokens; fields that the template does not print change nothing. If the
-        turn answered `earlier`, the messages of `earlier` need no check.
+        A reply may leave reasoning out, change its white space, or repeat only its end (the last streamed piece).
+        The fields of any other message must give the same tokens. Messages that the turn had in `earlier` do.
         """
         first = len(earlier.messages) if earlier is not None and turn.number in earlier.answers else 0
         sampled = {each.depth - 1 for each in self._path(turn, first)}
@@ -174,7 +183,7 @@ class SessionRecord:
     def _first_reprinted(
         self, conversation: Conversation, turn: RecordedTurn, doubtful: Mapping[int, Message]
     ) -> int | None:
-        """The number of the first doubtful message that changes a prompt; None if none does."""
+        """The first doubtful message that changes a prompt, or None."""
         path = self._path(turn) if doubtful else []
         key: Key = b""
         changed: dict[int, Message] = {}
@@ -190,7 +199,7 @@ class SessionRecord:
         return None
 
     def _has_prompt(self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]) -> bool:
-        """True if a turn's prompt stays the same with these messages in its conversation."""
+        """True if a prompt stays the same with these messages."""
         messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
         base, prompt = None if turn.base is None else self.turns[turn.base], self.prompt_ids(turn)
         try:
@@ -205,10 +214,10 @@ class SessionRecord:
     def _extend(
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
     ) -> Placement | str:
-        """The prompt that extends a recorded turn, whose conversation is the first `count` messages; or why not."""
+        """The prompt after a turn of the first `count` messages; or why there is none."""
         new, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
         echo, reply = conversation.messages[count - 1], base.reply
-        names = [name for name in sorted({*echo, *reply}) if (echo.get(name) or None) != (reply.get(name) or None)]
+        names = sorted(name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None))
         repairs = [f"{place}: {name} {'written another way' if echo.get(name) else 'left out'}" for name in names]
         if echo is not sent.originals[count - 1]:
             repairs.append(f"{place}: reasoning repeated as content")
@@ -220,16 +229,16 @@ class SessionRecord:
             bridged = self._bridge(conversation, base, new)
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
-            new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
-        return Placement(
-            conversation, sent, base, np.concatenate([stream, new_ids]), new_ids, kinds, spans,
-            repairs=tuple(repairs), notes=tuple(notes),
-        )  # fmt: skip
+            new_ids, kinds, notes = bridged.new_ids, bridged.kinds, bridged.notes
+            spans = bridged.new.message_spans()
+        ids = np.concatenate([stream, new_ids])
+        placed = Placement(conversation, sent, base, ids, new_ids, kinds, spans)
+        return replace(placed, repairs=tuple(repairs), notes=tuple(notes)) if repairs or notes else placed
 
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
     ) -> BridgedTokens | BridgeRefusal:
-        """Bridge from a recorded turn to new messages. `before` replaces the recorded messages that it answered."""
+        """Bridge to new messages. `before` replaces those that the turn answered."""
         stream, renderer, tools = self._stream(base), conversation.renderer, conversation.tools
         for at, message in enumerate(new):  # a result names its call by the id that the model wrote
             if (id := base.late_ids.get(str(message.get("tool_call_id")))) is not None:
@@ -242,9 +251,9 @@ class SessionRecord:
         return bridged
 
     def _render(self, conversation: Conversation, sent: SentMessages) -> Placement:
-        """The prompt of a conversation that continues no recorded turn."""
         continued = conversation.continued
-        how = {"tools": conversation.tools, "add_generation_prompt": not continued, "continue_final_message": continued}
+        how = {"tools": conversation.tools, "continue_final_message": continued}
+        how["add_generation_prompt"] = not continued
         rendered, unread = render_readably(conversation.renderer, conversation.messages, **how)
         ids = np.asarray(rendered.ids, np.int32)
         if continued:
@@ -253,7 +262,6 @@ class SessionRecord:
         return _whole(conversation, sent, ids, message_spans(rendered.messages), notes)
 
     def _check_unfinished(self, ids: Ids, field: str) -> None:
-        """Raise InputError if a prompt ends with a recorded turn that the model ended itself."""
         if not self.turns:
             return
         branch = self.trajectory.shared_prefix(ids).extends
@@ -264,7 +272,7 @@ class SessionRecord:
             raise InputError("ends with a recorded turn that the model has finished: add a message", field=field)
 
     def conversation(self, number: int, first: int = 0) -> list[Message]:
-        """The recorded messages that a turn answered, and its reply, from message `first` on."""
+        """The messages that a turn answered, and its reply, from message `first` on."""
         parts: list[Sequence[Message]] = []
         limit = self.turns[number].depth
         for turn in self._path(self.turns[number], first):
@@ -273,7 +281,7 @@ class SessionRecord:
         return [message for part in reversed(parts) for message in part]
 
     def _path(self, turn: RecordedTurn, first: int = 0) -> list[RecordedTurn]:
-        """A turn and those that it continues, the newest first, back to the one that has message `first`."""
+        """A turn and those that it continues, back to the one that has message `first`."""
         path, limit = [turn], turn.shared
         while turn.base is not None and limit > first:
             turn = self.turns[turn.base]
@@ -294,14 +302,15 @@ class SessionRecord:
         return turn.stop == self._tips[turn.branch]
 
     def _cause(self, placed: Placement) -> Finding | None:
-        """Why a turn does not extend the end of a branch; None if it does, or if it is the first."""
+        """Why a turn does not extend a branch; None if it does, or is the first."""
         conversation, keys = placed.conversation, placed.sent.keys
         if not self.turns or (placed.base is not None and self._is_tip(placed.base)):
             return None
         if placed.choice:
             return Finding(Cause.RETRY, words=f"choice {placed.choice} of the same request")
         if placed.ambiguous:
-            return Finding(Cause.AMBIGUOUS, words="several recorded turns match the request, with different tokens")
+            words = "several recorded turns match the request, with different tokens"
+            return Finding(Cause.AMBIGUOUS, words=words)
         if conversation.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return Finding(Cause.EDIT, words=f"its ids differ from the record after the first {shared}")
@@ -340,7 +349,7 @@ class SessionRecord:
     def prepare(
         self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
     ) -> PreparedTurn:
-        """Make a turn with these details, and the record that a store keeps. Changes nothing until `apply`."""
+        """Make a turn and the record that a store keeps. Changes nothing until `apply`."""
         if placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None:  # it was changed since
             placed = replace(placed, sent=self._received(placed.conversation)[0])
         conversation, first = placed.conversation, self.trajectory.num_writes
@@ -349,7 +358,8 @@ class SessionRecord:
         at_tip = base is not None and self._is_tip(base)
         extends = -1 if at_tip or not self.turns else trajectory.shared_prefix(placed.ids).extends
         cause = None if extends >= 0 else self._cause(placed)
-        branch = _append_prompt(trajectory, placed, base, at_tip, extends, "" if cause is None else cause.cause.value)
+        why = "" if cause is None else cause.cause.value
+        branch = _append_prompt(trajectory, placed, base, at_tip, extends, why)
         sampled = trajectory.append_completion(
             completion.ids,
             completion.logprobs,
@@ -411,7 +421,6 @@ class SessionRecord:
         self._tips[turn.branch] = turn.stop
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
         self._by_key.setdefault(turn.keys[-1], []).append(turn.number)
-        self._by_reply.setdefault(self._key_alone(turn.reply), []).append(turn.number)
         if thought := reasoning(turn.reply):
             self._by_reasoning.setdefault(thought, []).append(turn.number)
         for key in turn.keys:
@@ -421,7 +430,7 @@ class SessionRecord:
 def _append_prompt(
     trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
 ) -> int:
-    """Write the new tokens of a prompt to the branch that it extends, or to a new one. Returns the branch."""
+    """Write a prompt's new tokens to the branch that it extends, or to a new one."""
     count, spans = len(placed.conversation.messages), placed.spans
     kinds: Kinds | Kind = Kind.CONTEXT
     if base is not None and at_tip:
@@ -449,5 +458,7 @@ def _are_instructions(messages: Messages) -> bool:
     return all(message.get("role") in INSTRUCTIONS for message in messages)
 
 
-def _whole(conversation: Conversation, sent: SentMessages, ids: Ids, spans: Any = (), notes: Any = ()) -> Placement:
+def _whole(
+    conversation: Conversation, sent: SentMessages, ids: Ids, spans: Any = (), notes: Any = ()
+) -> Placement:
     return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, list(spans), notes=notes)

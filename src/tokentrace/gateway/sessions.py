@@ -1,4 +1,4 @@
-"""Sessions by id. They are read from the store on first use; the most recent ones stay in memory."""
+"""Sessions by id. The most recent ones stay in memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ ID_RULE: Final = "letters, digits and . _ : @ ~ -, at most 128 characters, start
 
 _Name: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00\ud800-\udfff]+\Z")]
 Version: TypeAlias = _Name | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-"""The version of the weights. A store cannot keep NUL or lone surrogates."""
+"""A store cannot keep NUL or lone surrogates."""
 _IN_MEMORY: Final = 1000
 Budget: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of one session. `sampling` overrides what the agent asks for."""
-
     matcher: Literal["strict", "normal"] = "normal"
     sampling: dict[str, Any] = {}
     max_turns: Budget | None = None
@@ -63,13 +61,11 @@ class LiveSession:
     session: SessionRecord
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
-    """True if it may differ from the store and must not be used any more."""
     last: dict[str, tuple[Body, Request]] = field(default_factory=dict)
-    """The last request of each dialect. The next one repeats most of its history."""
 
 
 class Sessions:
-    """The sessions of one gateway. A session in memory may lack the newest stored turns."""
+    """A session in memory may lack the newest stored turns."""
 
     def __init__(self, store: Store, vocab_size: int | None, *, matcher: str | None, create: bool) -> None:
         self.store, self.create, self._vocab_size = store, create, vocab_size
@@ -78,11 +74,10 @@ class Sessions:
         self.live: OrderedDict[str, LiveSession] = OrderedDict()
 
     async def find(self, id: str) -> SessionInfo | None:
-        """A session's info from the store, or None if there is no such session."""
         return await self.store.session(id) if ID.fullmatch(id) else None
 
     async def info(self, id: str, *, create: bool = False) -> SessionInfo:
-        """A session's info from the store. Raises RequestError if it is missing and may not be created."""
+        """Raises RequestError if the session is missing and may not be created."""
         info = await self.find(id)
         if info is None and create and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
@@ -92,7 +87,6 @@ class Sessions:
         return info
 
     async def get(self, id: str) -> LiveSession:
-        """A session, up to date with the store. Creates it if that is allowed."""
         info = await self.info(id, create=True)
         if info.state is State.DROPPED:
             raise dropped(id)
@@ -120,7 +114,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def locked(self, id: str, live: LiveSession | None = None) -> AsyncIterator[LiveSession]:
-        """Lock a session that is up to date with the store. A `live` one is not read again if its lock is free."""
+        """Lock an up-to-date session. A `live` one is read again if it has to wait."""
         while True:
             live = live or await self.get(id)
             waits = live.lock.locked()
@@ -143,13 +137,13 @@ class Sessions:
             if len(live.session.turns) < info.turns:
                 if (await self.info(info.id)).state is State.DROPPED:
                     raise dropped(info.id)
-                raise StoreError(f"session {info.id} is damaged: some of its {info.turns} turns are not in the store")
+                raise StoreError(f"session {info.id} is damaged: the store lacks some of its {info.turns} turns")
         except BaseException:
             self.forget(live)
             raise
 
     def forget(self, live: LiveSession) -> None:
-        """Remove a session from memory. Its next user, or one that waits for its lock, reads it again."""
+        """Remove a session from memory, so that it is read again."""
         live.stale = True
         if self.live.get(live.info.id) is live:
             del self.live[live.info.id]

@@ -1,7 +1,4 @@
-"""Ids in, ids and logprobs out, as in vLLM's ``/inference/v1/generate``, for agents that render prompts. Pure.
-
-A prompt that begins with a recorded stream extends it; any other branches at its first different id.
-"""
+"""Ids in, ids and logprobs out, as in vLLM's ``/inference/v1/generate``. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -64,8 +61,6 @@ def read_tokens(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = w
 
 
 class Tokens(Dialect):
-    """Ids, logprobs, the finish reason and the weight versions, whole or streamed."""
-
     name = "tokens"
     history = ""
     end = OPENAI_END
@@ -115,6 +110,8 @@ def _choice(delta: Delta) -> dict[str, Any]:
 
 
 def _ending(reply: Reply) -> dict[str, Any]:
-    versions = [{"version": span.version, "start": span.start, "end": span.stop} for span in reply.completion.versions]
+    versions = [
+        {"version": span.version, "start": span.start, "end": span.stop} for span in reply.completion.versions
+    ]
     reason = str(reply.completion.finish_reason)
     return {"finish_reason": reason, "stop_reason": None, "weight_versions": versions or None}

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans. Imports nothing else from the gateway."""
+"""OpenTelemetry spans."""
 
 import contextlib
 import os
@@ -11,14 +11,16 @@ _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_E
 
 
 class Tracing:
-    """Creates spans with an OpenTelemetry tracer; does nothing without one."""
+    """Creates spans, if there is a tracer."""
 
     def __init__(self, tracer: Any = None) -> None:
         self._tracer = tracer
 
     @contextlib.contextmanager
-    def span(self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[dict[str, Any]]:
-        """Open a span in the current one, or in the trace that `headers` name. Yields its attributes; add to them."""
+    def span(
+        self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yields attributes to add to. `headers` may name a trace."""
         if self._tracer is None:
             yield attributes
             return
@@ -36,7 +38,7 @@ class Tracing:
 
 
 def configured_tracing() -> Tracing:
-    """Tracing by OpenTelemetry's environment variables: on if an endpoint is set. Needs ``tokentrace[telemetry]``."""
+    """Tracing, if OpenTelemetry's variables set an endpoint."""
     if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
         return Tracing()
     try:

@@ -1,10 +1,10 @@
-"""The parts of a session: a conversation to continue, the prompt made from it, and the recorded turn. Pure."""
+"""A conversation to continue, the prompt made from it, and the recorded turn. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,9 @@ from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message: TypeAlias = Mapping[str, Any]
+_COMPARED: Final = frozenset({"number", "base", "shared", "messages", "reply", "root", "keys", "matcher"})
+_HIDDEN: Final = _COMPARED | {"tools", "variables"}
+"""The fields of a turn that a session's state does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] | None
     renderer: Renderer
     root: Key
-    """The key of tools, template variables and template. Conversations with different roots share no turn."""
+    """The key of tools, template variables and template."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
     prompt_ids: Ids | None = None
@@ -37,36 +40,29 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentMessages:
-    """The messages of a request, kept to compare them with later requests."""
-
     originals: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    """The same, with reasoning in its own field if an agent repeated it as content."""
+    """The same, with repeated reasoning in its own field."""
     keys: list[Key] = field(default_factory=list)
-    """The key of each prefix of the conversation, starting with the empty one."""
+    """The key of each prefix, starting with the empty one."""
     matcher: str = ""
     answers: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """A prompt, and the recorded turn that it extends."""
-
     conversation: Conversation
     sent: SentMessages
     base: RecordedTurn | None
     ids: Ids
     new_ids: Ids
-    """What follows the base's stream; the whole prompt if there is no base."""
     kinds: Kinds | Kind
     spans: list[tuple[int, int, int]]
-    """Tokens of messages within `new_ids`: start, end and number of the message."""
+    """Start and end in `new_ids`, and number, of messages."""
     ambiguous: bool = False
     refusal: str = ""
     edit: Finding | None = None
-    """A message that means the same as the recorded one but has other tokens."""
     repairs: tuple[str, ...] = ()
-    """How the agent's echo of the base's reply differs from the reply."""
     notes: tuple[str, ...] = ()
     choice: int = 0
 
@@ -76,17 +72,17 @@ class Placement:
 
 
 class RecordedTurn(Struct, frozen=True, kw_only=True):
-    """A turn as a store keeps it next to its tokens: the messages that it answered, its reply and details."""
+    """A turn as a store keeps it next to its tokens."""
 
     number: int
     base: int | None
     shared: int
-    """How many messages of the base's conversation come before this turn's own."""
+    """How many messages come from the base's conversation."""
     messages: list[Mapping[str, Any]]
     reply: Mapping[str, Any]
     root: Key
     keys: list[Key]
-    """The keys before its own messages, after each of them, and after the reply."""
+    """The keys before its messages, after each, and after the reply."""
     matcher: str
     branch: int
     start: int
@@ -113,7 +109,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     ignored: list[str] = []
     wishes: list[str] = []
     late_ids: dict[str, str] = {}
-    """Maps the id that the agent knows to the id that the model wrote after a call's arguments."""
+    """The model's ids of calls, by the ids that the agent knows."""
     options: AnswerOptions = AnswerOptions()
 
     @property
@@ -121,9 +117,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
         return self.shared + len(self.messages) + 1
 
     def summary(self) -> dict[str, Any]:
-        """The turn as a session's state shows it: without messages, keys and tools."""
-        hidden = ("messages", "reply", "root", "keys", "matcher", "tools", "variables", "number", "base", "shared")
-        fields = {name: value for name, value in msgspec.to_builtins(self).items() if name not in hidden}
+        fields = {name: value for name, value in msgspec.to_builtins(self).items() if name not in _HIDDEN}
         if self.cause is not None:
             fields["cause"]["meaning"] = self.cause.cause.meaning
         return {"turn": self.number, "goes_on_from": self.base, **fields}

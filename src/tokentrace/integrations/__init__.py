@@ -1,1 +1,1 @@
-"""Integrations with trainers and other libraries, each in its own module."""
+"""Integrations with trainers and other libraries."""

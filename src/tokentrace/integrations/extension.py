@@ -1,4 +1,4 @@
-"""Check whether a template leaves the past as it is, on conversations where it may not."""
+"""Whether a template leaves the past as it is."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from ..study import probes
 
 
 def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
-    """Return whether a check holds for all of these conversations that the template accepts."""
+    """Return whether a check holds for all conversations that the template accepts."""
     outcomes = []
     for before, after, tools in _conversations():
         try:
@@ -20,9 +20,14 @@ def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
 
 
 def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
-    """Yield each prefix of a conversation that ends with an assistant, with every longer prefix and the tools."""
+    """Yield prefixes that end with an assistant, with each longer prefix and the tools."""
     user, thought, result = probes.USER, probes.THOUGHT, probes.RESULT
-    answers: list[Any] = [probes.ANSWER, thought, probes.INLINE_THOUGHT, {**probes.ANSWER, "reasoning_content": ""}]
+    answers: list[Any] = [
+        probes.ANSWER,
+        thought,
+        probes.INLINE_THOUGHT,
+        {**probes.ANSWER, "reasoning_content": ""},
+    ]
     answers.append({**thought, "content": " answer \n", "reasoning_content": " thought \n"})
     cases: list[tuple[Messages, Any]] = [([user, answer, user, thought, user], None) for answer in answers]
     for fields in ({}, {"reasoning_content": "thought"}, {"content": "answer", "reasoning_content": "thought"}):

@@ -1,4 +1,4 @@
-"""Run any agent's rollouts through the gateway, each in its own session."""
+"""Run any agent's rollouts through the gateway."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx2
 
 from ..data.sources import pyarrow
 from ..data.tables import table_samples
-from ..engines.protocol import EngineError, EngineUnavailable
+from ..engines.errors import EngineError, EngineUnavailable
 from ..rollout.calling import called
 from ..rollout.ends import End
 from ..rollout.patience import EngineDown, Patience
@@ -23,7 +24,7 @@ from .rows import FinishedRollout
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Where the agent of one rollout sends its requests. `base_url` is for Anthropic's clients."""
+    """Where an agent sends its requests. `base_url` is for Anthropic's clients."""
 
     task: Task
     base_url: str
@@ -33,15 +34,14 @@ class Session:
 
 
 Client = Callable[[Session], float | Awaitable[float | None] | None]
-"""Runs an agent to its end and returns its reward, unless the gateway gets it in another way. A plain function runs
-in a thread."""
+"""Runs an agent and may return its reward. A plain function runs in a thread."""
 
 
 class GatewayAgent:
-    """Runs an agent behind the gateway at `url`. Each rollout gets a session with these `settings`.
+    """Runs an agent behind the gateway at `url`, each rollout in a session with these `settings`.
 
-    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's parameters. An
-    agent that raises has failed: its rows stay, without a reward.
+    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's parameters.
+    The rows of an agent that raises stay, without a reward.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class GatewayAgent:
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 
-    async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> FinishedRollout:
-        """Run a task in a session. Raises EngineDown if `patience` runs out."""
+    async def run(
+        self, task: Task, *, seed: int | None = None, patience: Patience | None = None
+    ) -> FinishedRollout:
         async with httpx2.AsyncClient(base_url=self._url, headers=self._headers, timeout=60) as http:
             try:
                 return await self._run(task, _Gateway(http, patience))
@@ -67,7 +68,8 @@ class GatewayAgent:
         readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip("._:@~-")  # what session ids allow
         name = f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
         end, notes, reward, about = End.ANSWER, [], None, {**task.metadata, "task": task.name}
-        created = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
+        request = {"id": name, "metadata": about, "settings": self._settings}
+        created = json.loads(await gateway.ask("POST", "/sessions", **request))
         session = Session(task, created["base_url"], created["openai_base_url"], created["key"], name)
         try:
             reward = checked_reward(await called(self._client, session), "the reward")
@@ -77,7 +79,8 @@ class GatewayAgent:
         if reward is not None:
             await gateway.ask("POST", f"/sessions/{name}/rewards", reward=reward)
         await gateway.ask("POST", f"/sessions/{name}/seal")
-        table = pyarrow().ipc.open_stream(await gateway.ask("GET", f"/sessions/{name}/rows?format=arrow")).read_all()
+        rows = await gateway.ask("GET", f"/sessions/{name}/rows?format=arrow")
+        table = pyarrow().ipc.open_stream(rows).read_all()
         samples = list(table_samples(table))
         messages = json.loads(table.column("messages")[-1].as_py()) if samples else list(task.messages)
         last = samples[-1] if samples else None
@@ -96,9 +99,8 @@ class _Gateway:
     async def ask(self, method: str, path: str, **body: Any) -> bytes:
         if self.patience is None:
             return await self._once(method, path, body)
-        return await self.patience.ask(
-            lambda: self._once(method, path, body), lambda: self._once("GET", "/healthz", {})
-        )
+        once, check = partial(self._once, method, path, body), partial(self._once, "GET", "/healthz", {})
+        return await self.patience.ask(once, check)
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
         try:

@@ -1,4 +1,4 @@
-"""Store NeMo Gym's token capture: each rollout is a session, and each call is a turn."""
+"""Store NeMo Gym's token capture: a rollout is a session, a call a turn."""
 
 from contextlib import suppress
 from typing import Any, Final
@@ -11,24 +11,21 @@ try:
     from nemo_gym.token_id_capture.protocols import LineageMatch, LineageResolution, TokenCaptureSnapshot
     from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry, compute_digest
 except ImportError as error:
-    raise ImportError(f"tokentrace.integrations.nemo_gym needs NeMo Gym: pip install nemo-gym ({error})") from error
+    raise ImportError(
+        f"tokentrace.integrations.nemo_gym needs NeMo Gym: pip install nemo-gym ({error})"
+    ) from error
 
 _MOST_ROLLOUTS: Final = 4096
-"""How many lineages are cached."""
 
 
 class TokenStore:
-    """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``; passes its ``run_conformance``.
-
-    `store` is a path (SQLite) or ``postgresql://user@host/database``, for any number of processes.
-    """
+    """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``, for any number of processes."""
 
     def __init__(self, store: str) -> None:
         if not store or store == ":memory:":
             raise StoreError("the sink and the resolver share one store: give a path or a postgresql:// URL")
         self._store = open_store(store)
         self._lineages: dict[str, tuple[RolloutLineage, list[int]]] = {}
-        """For each rollout: its lineage, and the numbers of the turns in it."""
 
     def __repr__(self) -> str:
         return f"TokenStore({self._store.where!r})"
@@ -36,7 +33,7 @@ class TokenStore:
     # -- the sink
 
     async def put(self, entry: TokenEntry) -> None:
-        """Store a call. Raises Conflict if its id has a different call, and Closed if the rollout is frozen."""
+        """Store a call. Raises Conflict if its id has a different one, and Closed if frozen."""
         id, call = entry.rollout_id, entry.model_call_id
         payload = entry.model_dump_json().encode()
         session = await self._session(id)
@@ -46,32 +43,33 @@ class TokenStore:
                 if (await anext(self._store.turns(id, number))).records != (payload,):
                     raise Conflict(f"call {call!r} of rollout {id!r} is already stored, with different data")
                 return
-            turn = TurnRecord(session.turns, session.records, (payload,), {}, sampled=len(entry.generation_token_ids))
+            sampled = len(entry.generation_token_ids)
+            turn = TurnRecord(session.turns, session.records, (payload,), {}, sampled=sampled)
             with suppress(Conflict):  # another client was faster: look again
                 await self._store.append(id, turn, request=call, names=[call])
                 return
             session = await self._session(id)
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
-        """Record that a call is sent. Without its `put` the rollout is incomplete."""
+        """Record that a call is sent. Without its `put`, the rollout is incomplete."""
         await self._session(rollout_id)
         await self._store.begin(rollout_id, model_call_id, {})
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
-        """Record that a call was not captured; the snapshot of a frozen rollout gets a new version."""
+        """Record that a call was not captured. Snapshots get a new version."""
         await self._session(rollout_id)
         await self._store.label(rollout_id, [Label(f"incomplete {model_call_id}", True)])
 
     # -- the source
 
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
-        """Seal the rollout and return its calls."""
         await self._session(rollout_id)
         await self._store.set_state(rollout_id, State.SEALED)
         entries = tuple([_entry(turn) async for turn in self._store.turns(rollout_id)])
         marks = len(await self._store.labels(rollout_id))
         lost = len(await self._store.incomplete(rollout_id))
-        return TokenCaptureSnapshot(rollout_id, entries, bool(lost + marks), f"{rollout_id} sealed", version=marks)
+        snapshot_id, is_incomplete = f"{rollout_id} sealed", bool(lost + marks)
+        return TokenCaptureSnapshot(rollout_id, entries, is_incomplete, snapshot_id, version=marks)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
         """Delete the calls of a frozen rollout; False if it has changed."""
@@ -87,7 +85,7 @@ class TokenStore:
     # -- the resolver
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
-        """Return the call that a request continues, by NeMo Gym's matcher and the digest of its tokens."""
+        """Return the call that a request continues, by NeMo Gym's matcher."""
         lineage = await self._refreshed(rollout_id)
         status, node, reason = lineage.resolve_node(request_items)
         if status != ParentResolutionStatus.RESOLVED:
@@ -104,11 +102,9 @@ class TokenStore:
         return LineageResolution(ParentResolutionStatus.RESOLVED, match)
 
     def is_process_shared(self) -> bool:
-        """True: other processes see what is stored."""
         return True
 
     async def close(self) -> None:
-        """Close the store."""
         await self._store.close()
 
     async def _session(self, id: str) -> SessionInfo:

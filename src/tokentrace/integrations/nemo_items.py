@@ -1,4 +1,4 @@
-"""Convert a trajectory to NeMo Gym's items (plain dicts), and captured calls to a trajectory."""
+"""Trajectories as NeMo Gym's items, and captured calls as trajectories."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 def output_items(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return ``response.output``: everything after the first prompt. The last item of a turn has the turn's tokens.
+    """Return ``response.output``. The last item of a turn has the turn's tokens.
 
     Raises SampleError for several branches without a `branch`: NeMo RL takes one response per rollout.
     """
@@ -50,7 +50,7 @@ def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) ->
             continue
         start, stop = spans.get(turn.message, (turn.start, turn.start))
         if stop != turn.start:
-            raise SampleError(f"message {turn.message} has several completions, but NeMo Gym takes one per message")
+            raise SampleError(f"message {turn.message} has several completions, but NeMo Gym takes one")
         spans[turn.message] = (start, turn.stop)
     return {
         number: {
@@ -82,10 +82,10 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
 
 
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
-    """Build a trajectory from NeMo Gym's ``TokenEntry`` records (`TokenStore.freeze`), in any order.
+    """Build a trajectory from ``TokenEntry`` records (`TokenStore.freeze`), in any order.
 
-    A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn that
-    continues. Raises TrajectoryError if the start of a prompt is missing.
+    A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn
+    that continues. Raises TrajectoryError if the start of a prompt is missing.
     """
     entries = list(entries)
     prompts = full_prompts(entries)
@@ -112,7 +112,7 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
 
 
 def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
-    """Return the whole prompt of each call, except for calls that continue a missing one."""
+    """Return each call's whole prompt, unless a call that it continues is missing."""
     calls = {entry.model_call_id: entry for entry in entries}
     whole: dict[str, list[int]] = {}
     before = -1

@@ -1,4 +1,4 @@
-"""A tokentrace renderer with the interface of the `renderers` package (docs/guides/renderers.md)."""
+"""A renderer with the interface of the `renderers` package."""
 
 import functools
 from collections.abc import Sized
@@ -28,12 +28,12 @@ try:
         reject_assistant_in_extension,
     )
 except ImportError as error:
-    raise ImportError("tokentrace.integrations.renderers needs the renderers package: pip install renderers") from error
+    raise ImportError(
+        "tokentrace.integrations.renderers needs the renderers package: pip install renderers"
+    ) from error
 
 
 class TokentraceConfig(BaseRendererConfig):
-    """The settings of `create_renderer`, and template variables."""
-
     model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}
     _allow_opaque_template_kwargs: ClassVar[bool] = True
 
@@ -58,13 +58,12 @@ class TokentraceConfig(BaseRendererConfig):
     )
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments for `create_renderer`."""
         settings = {name: getattr(self, name) for name in self._internal_fields - {"refuse_unknown_tools"}}
         return {**settings, "history": history_of(self), **(self.model_extra or {})}
 
 
 def history_of(config: Any) -> str:
-    """Return the setting `history` for renderers' `thinking_retention`."""
+    """The setting `history` for `thinking_retention`."""
     return "inference" if config.thinking_retention is None else "train"
 
 
@@ -82,20 +81,19 @@ class TokentraceRenderer:
         return create_renderer(tokenizer, **self.config.settings())
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Any:
-        """Return ids with renderers' masks. A token of an assistant message is content if it is sampled."""
+        """In an assistant's message, sampled tokens are content."""
         rendered = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         spoken = [at for at, message in enumerate(messages) if message["role"] != "assistant"]
         content = rendered.select(field="content") & np.isin(rendered.messages, spoken) | rendered.mask
         return _rendered(rendered.token_ids, messages, rendered.message_indices, rendered.sampled, content)
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
-        """Return only the ids."""
         return self.renderer.render_ids(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def bridge_to_next_turn(
         self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
     ) -> Any:
-        """Return the next prompt: the stream and the new messages. None if it cannot be proven."""
+        """Return the next prompt. None if it cannot be proven."""
         new = self.renderer.check_messages(new_messages) if new_messages else []
         if not new or reject_assistant_in_extension(new):
             return None
@@ -109,7 +107,7 @@ class TokentraceRenderer:
         return _rendered(bridged.token_ids, new, bridged.messages.tolist(), [False] * len(bridged), content)
 
     def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
-        """Parse a completion. Without prompt ids, assumes the template's own generation prompt."""
+        """Without prompt ids, assumes the template's own generation prompt."""
         prompt = None if isinstance(prompt_ids, Sized) and not len(prompt_ids) else prompt_ids
         parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt)
         return ParsedResponse(
@@ -120,7 +118,7 @@ class TokentraceRenderer:
         )
 
     def _call(self, call: OurCall) -> Any:
-        """Convert a call. Unreadable arguments stay the text that the model wrote."""
+        """Unreadable arguments stay the text that the model wrote."""
         refuses = getattr(self.config, "refuse_unknown_tools", False)
         is_reported = refuses or call.status is not CallStatus.UNKNOWN_TOOL
         return ParsedToolCall(
@@ -133,12 +131,11 @@ class TokentraceRenderer:
         )
 
     def get_stop_token_ids(self) -> list[int]:
-        """The ids that end a turn."""
         return self.renderer.get_stop_token_ids()
 
     @functools.cached_property
     def is_prefix_stable(self) -> bool:
-        """Whether adding messages left the earlier ids as they were in all conversations tried."""
+        """Whether new messages left earlier ids unchanged in all conversations tried."""
         render = self.renderer.silent().render_ids
 
         def extends(before: Messages, after: Messages, tools: Any) -> bool:
@@ -152,11 +149,10 @@ _STATUSES: Final = {
     **dict.fromkeys((CallStatus.UNCLOSED, CallStatus.TRUNCATED), "UNCLOSED_BLOCK"),
     **dict.fromkeys((CallStatus.MALFORMED, CallStatus.DUPLICATE_ARGUMENT), "MALFORMED_STRUCTURE"),
 }
-"""Our statuses that have a different name in renderers, which has fewer."""
 
 
 def _rendered(ids: list[int], messages: Any, indices: list[int], sampled: list[bool], content: Any) -> Any:
-    """Return renderers' result. If a stream comes first, `indices` and `content` cover only the ids after it."""
+    """If a stream comes first, `indices` and `content` cover only the ids after it."""
     before = len(ids) - len(indices)
     return RenderedTokens(
         token_ids=ids,

@@ -13,17 +13,15 @@ from renderers import create_renderer as create_theirs  # isort: skip
 from renderers.base import MODEL_RENDERER_MAP  # isort: skip
 
 DIALECTS: Final = {"qwen3": "hermes", "qwen3.5": "qwen-xml", "glm": "glm-xml", "deepseek-v3": "deepseek"}
-"""Names of renderers' tool parsers, as our dialects."""
 
 _SHARED: Final = frozenset({"name", "thinking_retention"})
 
 
 class ConfiguredRenderer(TokentraceRenderer):
-    """A tokentrace renderer with renderers' configuration."""
-
     def _create(self, tokenizer: Any) -> Renderer:
         config = self.config
-        parsers: dict[str, Any] = {name: getattr(config, name, None) for name in ("tool_parser", "reasoning_parser")}
+        names = ("tool_parser", "reasoning_parser")
+        parsers: dict[str, Any] = {name: getattr(config, name, None) for name in names}
         parsers["tool_parser"] = DIALECTS.get(parsers["tool_parser"] or "", parsers["tool_parser"])
         fields = {name: field.default for name, field in type(config).model_fields.items()}
         values = {name: getattr(config, name) for name in fields if name not in _SHARED | set(parsers)}
@@ -36,11 +34,13 @@ class ConfiguredRenderer(TokentraceRenderer):
 
 
 CLASSES: Final[dict[str, Any]] = {
-    name: type(name, (ConfiguredRenderer,), {"config_class": config, "__module__": __name__, "__doc__": config.__doc__})
+    name: type(
+        name, (ConfiguredRenderer,), {"config_class": config, "__module__": __name__, "__doc__": config.__doc__}
+    )
     for name in renderers.__all__
     if name.endswith("Renderer") and (config := getattr(renderers, f"{name}Config", None)) is not None
 }
-"""Our classes with the names and configurations of renderers' classes."""
+"""Our classes, by the names of renderers' classes."""
 
 _BY_CONFIG: Final = {kind.config_class: kind for kind in CLASSES.values()}
 

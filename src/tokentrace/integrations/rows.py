@@ -21,28 +21,25 @@ from ..trajectory.turns import PENALTIES, LogprobKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedRollout:
-    """A finished rollout: its rows, and what rewards and logs need."""
+    """A finished rollout."""
 
     samples: Sequence[Sample]
     """One for each branch that has sampled tokens."""
     messages: Sequence[Mapping[str, Any]]
-    """The whole conversation."""
     prompt: int
-    """How many of the messages are the prompt."""
     reward: float | None
     """None without a reward, and for failed rollouts."""
     metrics: Mapping[str, Any]
-    """``end`` says why it ended. Rollouts of an `Agent` have all of `Rollout.metrics`."""
+    """``end`` says why it ended."""
     notes: Sequence[str] = ()
 
     @property
     def failed(self) -> bool:
-        """True if it failed or sampled nothing."""
         return not self.samples or self.metrics.get("end") in FAILED_ENDS
 
 
 class Runs(Protocol):
-    """Anything that runs rollouts: an `Agent`, a `GatewayAgent`, or your own class with this method."""
+    """Runs rollouts: an `Agent`, a `GatewayAgent`, or your own class."""
 
     async def run(
         self, task: Task, *, seed: int | None = None, patience: Patience | None = None
@@ -73,7 +70,7 @@ class PromptResponse:
 
 
 def prompt_response(sample: Sample, *, logprobs: bool = True) -> PromptResponse:
-    """Return a row as prompt and response. Raises SampleError if it has no loss, or lacks `logprobs`."""
+    """Raises SampleError if a row has no loss, or lacks `logprobs`."""
     sample = without_tail(sample)
     first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
     values = filled_logprobs(sample)[first:].tolist() if logprobs else None
@@ -82,7 +79,7 @@ def prompt_response(sample: Sample, *, logprobs: bool = True) -> PromptResponse:
 
 
 def without_tail(sample: Sample) -> Sample:
-    """Return a row up to its last token that carries loss. Raises SampleError if no token does."""
+    """Return a row up to its last token with loss. Raises SampleError if none has."""
     trained = np.flatnonzero(sample.mask)
     if not len(trained):
         raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
@@ -90,7 +87,7 @@ def without_tail(sample: Sample) -> Sample:
 
 
 def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
-    """Return logprobs, 0.0 where nothing was sampled. Raises SampleError if one is missing."""
+    """Logprobs, 0.0 where nothing was sampled. Raises SampleError if one is missing."""
     if sample.logprobs is None:
         raise SampleError(f"{sample!r} has no logprobs: this trainer needs one for every sampled token")
     missing = np.flatnonzero(sample.mask & ~np.isfinite(sample.logprobs))
@@ -100,11 +97,11 @@ def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
 
 
 def weight_versions(sample: Sample) -> npt.NDArray[np.int64]:
-    """The version of the weights that sampled each token, -1 if unknown. Raises SampleError for a string."""
+    """Weight versions, -1 if unknown. Raises SampleError for a string."""
     versions = np.full(len(sample), -1, np.int64)
     for span in sample.versions:
         if isinstance(span.version, str):
-            raise SampleError(f"{sample!r}: this trainer numbers weights, but one version is {brief(span.version)}")
+            raise SampleError(f"{sample!r}: this trainer numbers weights, but not {brief(span.version)}")
         versions[span.start : span.stop] = -1 if span.version is None else span.version
     return versions
 
@@ -113,7 +110,7 @@ _WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
-    """Warn if logprobs come from a different distribution than the trainer's."""
+    """Warn if the trainer has another distribution."""
     changed = {
         f"{name} {value:g}"
         for completion in sample.completions
@@ -122,23 +119,22 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
         if (value := getattr(completion, name)) not in (None, none)
     }
     if changed:
-        what = " and ".join(sorted(changed))
-        problem = f"rows were sampled with {what}, which {trainer} does not apply: importance ratios will not be 1"
-        warnings.warn(problem, stacklevel=3)
+        what = f"rows were sampled with {' and '.join(sorted(changed))}, which {trainer} does not apply"
+        warnings.warn(f"{what}: importance ratios will not be 1", stacklevel=3)
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
-    """Return the only row of a trajectory. Raises SampleError if it has none or several."""
+    """Return the only row. Raises SampleError if there is none, or several."""
     samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
     if len(samples) == 1:
         return samples[0]
     if not samples:
         raise SampleError(f"{name}: nothing was sampled, so there is no row")
-    raise SampleError(f"{name} has {len(samples)} rows: its history was rewritten, but this trainer takes one row")
+    raise SampleError(f"{name} has {len(samples)} rows, as its history was rewritten; this trainer takes one row")
 
 
 def reward_of(rollout: Rollout) -> float:
-    """Return the reward of a rollout. Raises SampleError if it has none."""
+    """Raises SampleError if there is no reward."""
     if rollout.reward is None:
         raise SampleError(f"rollout {rollout.task.name!r} has no reward: give the agent a reward function")
     return rollout.reward
@@ -155,15 +151,15 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
     if failed_reward is None:
         what = "failed" if failed else "ended before anything was sampled"
         why = "; ".join([str(rollout.end), *rollout.notes])
-        name = rollout.task.name
-        raise SampleError(f"rollout {name!r} {what} ({why}); {trainer} needs a row for each: pass a failed_reward")
+        problem = f"rollout {rollout.task.name!r} {what} ({why})"
+        raise SampleError(f"{problem}; {trainer} needs a row for each: pass a failed_reward")
     ids = rollout.trajectory.stream().tolist() if rollout.trajectory.num_branches else []
     ids = ids if len(ids) > 1 else [0, 0]
     return PromptResponse(ids[:-1], ids[-1:], [0], [0.0])
 
 
 def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Return the ids and the mask of a row of a file. Raises SampleError if they are missing or do not match."""
+    """Ids and mask of a row. Raises SampleError if they are missing or do not match."""
     if row.get("input_ids") is None:
         raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
     ids = check_ids(row["input_ids"], "input_ids", error=SampleError)

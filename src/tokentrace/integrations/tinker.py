@@ -22,13 +22,14 @@ except ImportError as error:
     raise ImportError(f"this needs tinker-cookbook: pip install tinker-cookbook ({error})") from error
 
 _TOOLS: Final = "tools"
-"""The key for the tool schemas in a system message."""
 _ONE_TURN: Final = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN)
 
 
 def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
-    """Return a factory for `register_renderer`. `settings` are those of `create_renderer`."""
-    return lambda tokenizer, image_processor=None: TracedRenderer(tokenizer, create_renderer(tokenizer, **settings))
+    """Return a factory with the settings of `create_renderer`."""
+    return lambda tokenizer, image_processor=None: TracedRenderer(
+        tokenizer, create_renderer(tokenizer, **settings)
+    )
 
 
 class TracedRenderer(Renderer):
@@ -39,12 +40,11 @@ class TracedRenderer(Renderer):
         self.renderer = renderer
 
     def get_stop_sequences(self) -> list[int]:
-        """Return the ids that end the model's turn."""
         return self.renderer.get_stop_token_ids()
 
     @functools.cached_property
     def has_extension_property(self) -> bool:
-        """Whether prompts extended the earlier turns in all conversations tried."""
+        """Whether prompts extended earlier turns in all conversations tried."""
         renderer = self.renderer.silent()
 
         def extends(before: Sequence[Message], after: Sequence[Message], tools: Any) -> bool:
@@ -57,14 +57,16 @@ class TracedRenderer(Renderer):
 
         return holds(extends)
 
-    def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
+    def create_conversation_prefix_with_tools(
+        self, tools: list[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
         """Return a system message with the schemas under ``"tools"``."""
         return [{"role": "system", "content": system_prompt, _TOOLS: list(tools)}]
 
     def build_generation_prompt(
         self, messages: list[Message], role: str = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """Return the prompt for the model's next turn, followed by `prefill`, which is encoded separately."""
+        """Return a prompt, followed by `prefill`, which is encoded separately."""
         if role != "assistant":
             raise InputError(f"a template prompts for the assistant, not for {brief(role)}")
         chat, tools = conversation(messages)
@@ -76,10 +78,10 @@ class TracedRenderer(Renderer):
     def build_supervised_example(
         self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """Return the conversation as the template writes it, and weights: 1 for what the model samples, stop included.
+        """Return the conversation, and weights: 1 for what the model samples, stop included.
 
-        The last message, and the last turn if one row can show it, are built with ``past="expand"``. In messages of
-        other roles, only the text has a weight of 1.
+        The last message, and the last turn if one row can show it, are built with ``past="expand"``. In messages
+        of other roles, only the text has a weight of 1.
         """
         what = TrainOnWhat(train_on_what)
         custom = what is TrainOnWhat.CUSTOMIZED
@@ -106,17 +108,14 @@ class TracedRenderer(Renderer):
         return tinker.ModelInput.from_ints(sample.ids.tolist()), torch.from_numpy(weights.astype(np.float32))
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
-        """Parse a turn into thinking and text, runnable calls, and unreadable calls."""
         parsed = self.renderer.parse_response(response)
         clean = parsed.finish is Finish.STOP and parsed.unread is None
         return sampled_message(parsed), ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
 
     def to_openai_message(self, message: Message) -> dict[str, Any]:
-        """Return a message in OpenAI's shape, with ``reasoning_content``."""
         return chat_message(0, message)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Raise NotImplementedError: a template renders whole conversations."""
         raise NotImplementedError("use build_generation_prompt: a template renders whole conversations")
 
 
@@ -124,7 +123,7 @@ class TracedRenderer(Renderer):
 
 
 def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Convert tinker-cookbook's messages to OpenAI's, and return them with the tools that one of them has."""
+    """Convert messages to OpenAI's. Returns them with the tools that one of them has."""
     tools: list[dict[str, Any]] | None = None
     chat = []
     for at, message in enumerate(messages):
@@ -139,10 +138,10 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
 
 
 def chat_message(at: int, message: Message) -> dict[str, Any]:
-    """Convert a message to OpenAI's shape. Raises InputError if it is invalid."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
-        raise InputError(f"a message needs a role and content, text or a list of parts: {brief(message)}", message=at)
+        problem = f"a message needs a role and content, text or a list of parts: {brief(message)}"
+        raise InputError(problem, message=at)
     converted: dict[str, Any] = {"role": role, "content": content}
     parts = [] if isinstance(content, str) else content
     for part in parts:
@@ -166,16 +165,17 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
 
 
 def sampled_message(parsed: ParsedResponse) -> Message:
-    """Return a parsed turn as tinker-cookbook's message: with parts if there is thinking, else with a string."""
+    """A turn as a message: with parts if there is thinking, else with a string."""
     content: Any = parsed.content
     if parsed.reasoning_content:
         text = [{"type": "text", "text": parsed.content}] if parsed.content else []
         content = [{"type": "thinking", "thinking": parsed.reasoning_content}, *text]
     message: Message = {"role": "assistant", "content": content}
-    calls = [
-        ToolCall(id=call.id, function=ToolCall.FunctionBody(name=str(call.name), arguments=call.arguments_text))
-        for call in parsed.tool_calls
-        if call.ok
-    ]
-    unread = [UnparsedToolCall(raw_text=call.raw, error=call.problem) for call in parsed.tool_calls if not call.ok]
-    return message | ({"tool_calls": calls} if calls else {}) | ({"unparsed_tool_calls": unread} if unread else {})
+    for call in parsed.tool_calls:
+        if call.ok:
+            function = ToolCall.FunctionBody(name=str(call.name), arguments=call.arguments_text)
+            message.setdefault("tool_calls", []).append(ToolCall(id=call.id, function=function))
+        else:
+            unread = UnparsedToolCall(raw_text=call.raw, error=call.problem)
+            message.setdefault("unparsed_tool_calls", []).append(unread)
+    return message

@@ -1,4 +1,4 @@
-"""Run our agents on Tinker's `SamplingClient`, and turn trajectories into its training data."""
+"""Agents on Tinker's `SamplingClient`, and trajectories as its data."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..engines.answers import EngineReply
-from ..engines.protocol import Capabilities, EngineAnswerError, EngineRefusal, EngineUnavailable, GenerateRequest
+from ..engines.errors import EngineAnswerError, EngineRefusal, EngineUnavailable
+from ..engines.protocol import Capabilities, GenerateRequest
 from ..engines.scripted import CallbackEngine
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
@@ -17,7 +18,9 @@ from .rows import filled_logprobs
 try:
     import tinker
 except ImportError as error:
-    raise ImportError(f"tokentrace.integrations.tinker_rollouts needs tinker: pip install tinker ({error})") from error
+    raise ImportError(
+        f"tokentrace.integrations.tinker_rollouts needs tinker: pip install tinker ({error})"
+    ) from error
 
 
 class TinkerEngine(CallbackEngine):
@@ -69,7 +72,6 @@ def training_data(
     advantage: float | Callable[[Turn], float] | Sequence[float],
     mask: bool = False,
 ) -> list[tinker.Datum]:
-    """Return the rows of a trajectory as Tinker's data, one for each branch."""
     return [_datum(sample, mask) for sample in trajectory_samples(trajectory, advantage=advantage)]
 
 

@@ -14,7 +14,7 @@ except ImportError as error:
 
 
 def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
-    """Return rows as torchtune's dataset. Raises SampleError if a row is too long."""
+    """Rows as torchtune's dataset. Raises SampleError if one is too long."""
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
     convert = functools.partial(_row, longest)
@@ -27,7 +27,6 @@ def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = Fa
 
 
 def _row(longest: int | None, row: Mapping[str, Any], inference: bool = False) -> dict[str, Any]:
-    """Return a row as torchtune's tokenizers do."""
     ids, labels = row["input_ids"], row["labels"]
     if longest is not None and len(ids) > longest:
         problem = f"a row has {len(ids):,} tokens, but max_seq_len is {longest:,}"

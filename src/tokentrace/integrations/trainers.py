@@ -1,6 +1,6 @@
-"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl; trainers' engines and sampling parameters.
+"""Rollouts for slime, SkyRL, AReaL, OpenRLHF and prime-rl; trainers' engines and sampling parameters.
 
-Every sampled token carries loss once, with the engine's logprob. Raises SampleError for what a trainer cannot take.
+Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take is a SampleError.
 """
 
 import copy
@@ -11,14 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..engines.answers import EngineReply
-from ..engines.protocol import (
-    Capabilities,
-    EngineAnswerError,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    add_version,
-)
+from ..engines.errors import EngineAnswerError
+from ..engines.protocol import Capabilities, FinishReason, GenerateRequest, SamplingParams, add_version
 from ..engines.scripted import CallbackEngine
 from ..errors import InputError, SampleError, brief
 from ..rollout.ends import FAILED_ENDS, End
@@ -46,22 +40,20 @@ _IGNORED: Final = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output"}
     | {"detokenize", "logprobs"}
 )
-"""Parameters about text, which is not used here, and logprobs, which are always requested."""
+"""Parameters about text, and logprobs, which are always requested."""
 _OFF: Final[Mapping[str, tuple[float, ...]]] = {
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "ignore_eos"), (0,)),
     **dict.fromkeys(("min_tokens", "min_new_tokens"), (0, 1)),
     **dict.fromkeys(("repetition_penalty", "n", "n_samples"), (1,)),
 }
-"""Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1, which is not passed on: a turn may
-consist of just its stop token."""
+"""Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1."""
 _PARAMETERS: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed", *_OFF)
-"""Parameters of vLLM's object that change what is sampled."""
 
 
 def sampling_of(
     params: Any, *, max_tokens: int | None = None, supports: Sequence[str] = (), allow_raw_logprobs: bool = False
 ) -> SamplingParams:
-    """Convert sampling parameters to ours. Raises InputError for unknown ones."""
+    """Convert sampling parameters. Raises InputError for unknown ones."""
     if not isinstance(params, Mapping):
         if not hasattr(params, "temperature"):
             raise InputError(f"sampling parameters must be a mapping of names to values, not {brief(params)}")
@@ -78,7 +70,8 @@ def sampling_of(
     values = {name: remaining.pop(name) for name in names if name in remaining}
     if not isinstance(stops, list | tuple):
         raise InputError(f"stop_token_ids must be a list of ids, not {brief(stops)}")
-    off = {name for name, value in remaining.items() if isinstance(value, int | float) and value in _OFF.get(name, ())}
+    numbers = {name: value for name, value in remaining.items() if isinstance(value, int | float)}
+    off = {name for name, value in numbers.items() if value in _OFF.get(name, ())}
     if wrong := {name: value for name, value in remaining.items() if name not in off}:
         raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured here: leave them out")
     limit = next((one for one in limits if one is not None), max_tokens)
@@ -111,12 +104,9 @@ def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """Return a rollout as copies of slime's sample `like`, one for each branch.
-
-    A rollout that failed or sampled nothing needs a `failed_reward`, and is not trained (``remove_sample``).
-    """
+    """Return copies of slime's sample `like`, one for each branch. A failed rollout needs a `failed_reward`."""
     failed = failed_row(rollout, failed_reward, "slime")
-    if failed is not None:  # without a reward, slime asks its reward model, or leaves an aborted sample without one
+    if failed is not None:  # without a reward, slime would ask its reward model
         metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
         return [_slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)]
     samples = []
@@ -144,13 +134,13 @@ def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any)
 
 
 def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
-    """Filter groups for slime: False for a group with a failed rollout."""
+    """Return False for a group with a failed rollout."""
     rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
     return not any(one.remove_sample for one in rows)
 
 
 def slime_task(sample: Any) -> Task:
-    """Return the task of a slime sample. Raises SampleError if it already has a response."""
+    """Raises SampleError if the sample already has a response."""
     if sample.response_length:
         raise SampleError("the sample already has a response: partial rollouts of slime cannot be continued here")
     prompt = sample.prompt
@@ -168,7 +158,7 @@ def skyrl_output(
     step_wise: bool = False,
     failed_reward: float | None = None,
 ) -> dict[str, Any]:
-    """Return rollouts as a `GeneratorOutput`. With ``step_wise``, a rewritten history is several rows with one id.
+    """Return a `GeneratorOutput`. With ``step_wise``, a rewritten history is several rows with one id.
 
     A rollout that failed or sampled nothing needs a `failed_reward`, and has a loss mask of 0.
     """
@@ -210,14 +200,14 @@ def skyrl_output(
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
-    """Return a rollout as an episode; None if it failed or sampled nothing."""
+    """An episode; None if the rollout failed or sampled nothing."""
     if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
         return None
     return areal_tensors(rollout.trajectory, reward_of(rollout))
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """Return the rows of a trajectory, each up to its last token with loss."""
+    """Rows up to their last token with loss."""
     import torch
 
     samples = [without_tail(sample) for sample in trajectory_samples(trajectory)]
@@ -241,7 +231,7 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
-    """Return an engine that samples with AReaL's inference engine and its settings."""
+    """Return an engine that samples with AReaL's."""
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
@@ -273,11 +263,10 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 # -- OpenRLHF
 
 
-def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None) -> dict[str, Any]:
-    """Return what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs.
-
-    A rollout that failed or sampled nothing needs a `failed_reward`, and has no range.
-    """
+def openrlhf_output(
+    rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None
+) -> dict[str, Any]:
+    """Return what an `AgentExecutor` returns. A failed rollout needs a `failed_reward`, and has no range."""
     [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
     start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {
@@ -296,7 +285,7 @@ def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward:
 
 
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
-    """Return an engine that samples with the vLLM engine that OpenRLHF passes to an executor."""
+    """Return an engine that samples with the vLLM engine of OpenRLHF."""
     if getattr(params, "logprobs", None) is None:
         raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
 
@@ -323,10 +312,7 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
 def prime_rl_samples(
     trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
 ) -> list[dict[str, Any]]:
-    """Return the fields of a `TrainingSample` (``prime_rl.transports.rollouts.types``, 21 August 2026) for each row.
-
-    Warns of sampling settings that prime-rl does not apply. Without `advantage`, prime-rl assigns credit itself.
-    """
+    """Return the fields of a `TrainingSample` for each row. Without `advantage`, prime-rl assigns credit."""
     return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
 
 
@@ -354,14 +340,14 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
 _ABORTED: Final = ("aborted", "abort")
 _ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 VERL_SAMPLING: Final = ("min_p", *PENALTIES)
-"""Sampling parameters that verl's servers take in addition to those of all engines."""
+"""Parameters that verl's servers take beyond those of all engines."""
 
 
 _VLLM_KINDS: Final = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
 
 
 class ServerEngine(CallbackEngine):
-    """verl's servers for one rollout, with the settings ``actor_rollout_ref.rollout``."""
+    """verl's servers, with the settings ``actor_rollout_ref.rollout``."""
 
     def __init__(
         self, server_manager: Any, request_id: str, rollout: Any, *, vocab_size: int, priority: int = 0
@@ -369,10 +355,9 @@ class ServerEngine(CallbackEngine):
         kinds = {"vllm": _VLLM_KINDS.get(rollout.get("logprobs_mode")), "sglang": LogprobKind.SCALED}
         kind = kinds.get(rollout.get("name")) or LogprobKind.UNKNOWN
         optional = frozenset(VERL_SAMPLING)
-        capabilities = Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=optional)
-        super().__init__(self._ask, capabilities)
+        reported: dict[str, Any] = {"logprobs": kind, "versions": True}
+        super().__init__(self._ask, Capabilities("verl", vocab_size=vocab_size, sampling=optional, **reported))
         self.answers: list[Any] = []
-        """verl's ``TokenOutput`` of each request."""
         self._servers = server_manager
         self._request_id = request_id
         self._priority = priority
@@ -404,15 +389,15 @@ class ServerEngine(CallbackEngine):
             finish = FinishReason.ABORT
         else:  # vLLM's "completed" is a stop or the token limit; SGLang says which
             is_cut = answer.stop_reason == "length" or len(ids) == sampling.max_tokens
-            finish = FinishReason.LENGTH if is_cut and ids[-1] not in sampling.stop_token_ids else FinishReason.STOP
+            stopped = ids[-1] in sampling.stop_token_ids
+            finish = FinishReason.LENGTH if is_cut and not stopped else FinishReason.STOP
         return EngineReply(ids, answer.log_probs, finish, _verl_versions(answer), cached)
 
     def reported(self, name: str) -> list[Any]:
-        """Return the values of a field, from all answers that have it."""
         return [value for answer in self.answers if (value := getattr(answer, name)) is not None]
 
     def extra_fields(self) -> dict[str, Any]:
-        """Return the extra fields of the first request, with the last version of the weights, and sums of counts."""
+        """The extra fields of the first request, with the last version of the weights, and sums of counts."""
         if not self.answers:
             return {}
         fields = [answer.extra_fields for answer in self.answers]
@@ -424,7 +409,8 @@ class ServerEngine(CallbackEngine):
 
 
 def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:
-    """Return the step of the weights as a version; empty if there were several."""
+    """The step of the weights; empty if there were several."""
     fields, count = answer.extra_fields, len(answer.token_ids)
-    first, last = (fields.get(name, fields.get("global_steps")) for name in ("min_global_steps", "max_global_steps"))
+    step = fields.get("global_steps")
+    first, last = fields.get("min_global_steps", step), fields.get("max_global_steps", step)
     return () if first is None or first != last or not count else (VersionSpan(int(first), 0, count),)

@@ -1,4 +1,4 @@
-"""TRL: agents' rollouts for `GRPOTrainer`, and a collator for rows."""
+"""Agents' rollouts for TRL's `GRPOTrainer`, and a collator for rows."""
 
 import asyncio
 import dataclasses
@@ -48,14 +48,13 @@ class BackgroundLoop:
             runner.run(self._closing.wait())
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine and return its future."""
         if self._loop.is_closed():
             work.close()
             raise InputError("the loop is closed: create a new one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine and return its result. Ctrl-C cancels it."""
+        """Ctrl-C cancels the coroutine."""
         future = self.start(work)
         try:
             return future.result()
@@ -63,7 +62,7 @@ class BackgroundLoop:
             future.cancel()
 
     def close(self) -> None:
-        """Cancel all coroutines and end the thread. A closed loop cannot be used again."""
+        """Cancel all coroutines and end the thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -82,11 +81,10 @@ class TrainerRollouts:
     loop: BackgroundLoop = field(default_factory=BackgroundLoop)
 
     async def finish(self, number: int, task: Task) -> FinishedRollout:
-        """Run a task to its end, with a seed derived from its number."""
+        """Run a task with a seed derived from its number."""
         return await finish(self.agent, task, seed=rollout_seed(self.seed, number), patience=self.patience)
 
     def close(self) -> None:
-        """Close the engine that gets the weights, and the loop."""
         if self.weights_to is not None:
             self.loop.run(self.weights_to.close())
         self.loop.close()
@@ -94,7 +92,7 @@ class TrainerRollouts:
 
 def _task(prompt: Any) -> Task:
     if not isinstance(prompt, list):
-        raise InputError(f"a prompt must be a list of messages, not {brief(prompt)}: pass task= to make a Task from it")
+        raise InputError(f"a prompt must be a list of messages, not {brief(prompt)}: pass task=")
     return Task(prompt)
 
 
@@ -113,8 +111,7 @@ class RolloutFunction(TrainerRollouts):
     - `one_of`: chooses a row if a rewritten history gives several. Without it, that raises SampleError.
 
     Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` for each row). TRL leaves a failed
-    rollout out of its group only if all functions return None for it: see `rollout_reward` and `unless_failed`. A
-    rollout that sampled nothing becomes a row that carries no loss, with a warning.
+    rollout out of its group only if all functions return None for it: see `rollout_reward` and `unless_failed`.
     """
 
     _: KW_ONLY
@@ -123,10 +120,8 @@ class RolloutFunction(TrainerRollouts):
     concurrency: int = 64
     _started: int = field(default=0, init=False)
     _sent: tuple[Any, int] | None = field(default=None, init=False)
-    """The trainer's state whose weights were sent last, and its step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Return the rows of a batch of prompts, in the same order."""
         _check_trainer(trainer)
         first = self._started
         self._started += len(prompts)
@@ -147,7 +142,7 @@ class RolloutFunction(TrainerRollouts):
         }
 
     def _tasks(self, prompts: Sequence[Any], numbers: Sequence[int]) -> list[Task]:
-        """Return a task for each prompt. Adjacent equal prompts form a group."""
+        """Adjacent equal prompts form a group."""
         tasks: list[Task] = []
         for _, group in itertools.groupby(prompts):
             first = numbers[len(tasks)]
@@ -185,7 +180,7 @@ class RolloutFunction(TrainerRollouts):
 
 
 _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
-"""Settings of `GRPOConfig` that only affect TRL's own generation."""
+"""Settings that only affect TRL's own generation."""
 
 
 def _check_trainer(trainer: Any) -> None:
@@ -194,15 +189,15 @@ def _check_trainer(trainer: Any) -> None:
     defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
     for name in _UNREAD:
         if name in defaults and getattr(trainer.args, name) != defaults[name]:
-            raise InputError(f"{name} of the trainer's config has no effect: set it in the agent's SamplingParams")
+            raise InputError(f"{name} of the trainer's config has no effect: set it in SamplingParams")
 
 
 def check_temperature(row: Sample, temperature: float) -> None:
-    """Raise SampleError if a row was sampled at a different temperature than the trainer's."""
+    """Raise SampleError if the trainer has another temperature."""
     for completion in row.completions:
         if completion.temperature not in (None, temperature):
-            problem = f"{row!r} was sampled at temperature {completion.temperature:g}, but the trainer's is"
-            raise SampleError(f"{problem} {temperature:g}: set the same in the agent's SamplingParams and the config")
+            problem = f"{row!r} was sampled at temperature {completion.temperature:g}"
+            raise SampleError(f"{problem}, but the trainer's is {temperature:g}: set the same for both")
 
 
 def _weights(trainer: Any) -> dict[str, Any]:
@@ -218,10 +213,7 @@ _MARK: Final = "leaves_out_failed_rollouts"
 
 
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a TRL reward function, plain or async, so that it returns None for failed rollouts.
-
-    TRL leaves a row out of its group only if every reward function returns None.
-    """
+    """Wrap a TRL reward function, plain or async, so that it returns None for failed rollouts."""
     if not callable(reward):
         raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
 
@@ -243,15 +235,17 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
 
 @unless_failed
 def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float | None]:
-    """The agent's reward as a reward function for TRL; None for failed rollouts."""
+    """The agent's reward; None for failed rollouts."""
     return [one.reward for one in rollout]
 
 
-def _warn_of_scored_failures(finished: Sequence[FinishedRollout], rewards: Sequence[Any], names: Sequence[str]) -> None:
+def _warn_of_scored_failures(
+    finished: Sequence[FinishedRollout], rewards: Sequence[Any], names: Sequence[str]
+) -> None:
     failed = sum(one.failed for one in finished)
     scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]
     if failed and scoring:
-        problem = f"{failed} of {len(finished)} rollouts failed and are trained, because these functions score them"
+        problem = f"{failed} of {len(finished)} rollouts failed and are trained, as functions score them"
         warnings.warn(f"{problem}: {', '.join(scoring)}; wrap them in unless_failed", stacklevel=3)
 
 
@@ -262,16 +256,12 @@ _EXTRAS: Final = ("logprobs", "advantages")
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """Collates rows into tensors, padded on the right, like `SFTTrainer`'s collator, but with positions.
-
-    A row is a `Sample`, or a mapping of columns; `logprobs` and `advantages` are kept for your own loss.
-    """
+    """Collates rows (`Sample`s or mappings) like `SFTTrainer`, with positions, logprobs and advantages."""
 
     pad_id: int
     multiple_of: int | None = None
 
     def __call__(self, rows: Sequence[Sample | Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a batch of tensors, with logprobs and advantages if the rows have them."""
         samples = [row if isinstance(row, Sample) else _sample(row) for row in rows]
         batch = collate(samples, pad_id=self.pad_id, multiple_of=self.multiple_of, tensors="torch")
         keys = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)

@@ -26,18 +26,20 @@ from .trl import TrainerRollouts, check_temperature
 try:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 except ImportError as error:
-    raise ImportError("tokentrace.integrations.trl_async needs TRL's AsyncGRPO: pip install 'trl>=1.16'") from error
+    raise ImportError(
+        "tokentrace.integrations.trl_async needs TRL's AsyncGRPO: pip install 'trl>=1.16'"
+    ) from error
 
 _NOTHING: Final = "a group of rollouts sampled nothing and gives the trainer no samples"
 
 
 @dataclass(eq=False)
 class RolloutWorker(TrainerRollouts):
-    """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's rewards.
+    """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent.
 
     Runs the tasks over and over, `num_generations` of each, `groups` groups at a time, while fewer than `waiting`
-    samples are in the buffer. With `weights_to`, also pass `weight_transfer=worker` to the trainer: that engine then
-    gets its weights, and samples record which version sampled their tokens.
+    samples are in the buffer. With `weights_to`, pass `weight_transfer=worker` to the trainer, too: that engine
+    gets its weights, and samples record their version.
     """
 
     tasks: Iterable[Task]
@@ -52,7 +54,6 @@ class RolloutWorker(TrainerRollouts):
     _running: Future[Any] | None = field(default=None, init=False)
     _moved: float = field(default_factory=time.monotonic, init=False)
     _why: str = field(default="", init=False)
-    """The last warning."""
 
     def __post_init__(self) -> None:
         self._tasks = list(self.tasks)
@@ -62,21 +63,19 @@ class RolloutWorker(TrainerRollouts):
     # -- TRL's RolloutWorkerProtocol
 
     def start(self) -> None:
-        """Start running rollouts."""
         self._moved, numbers = time.monotonic(), itertools.count()
         self._running = self.loop.start(together(self._run_groups(numbers) for _ in range(self.groups)))
 
     def stop(self) -> None:
-        """Cancel all rollouts. Samples that wait for the trainer stay in the buffer."""
+        """Cancel all rollouts. Samples stay in the buffer."""
         if self._running is not None:
             self._running.cancel()
 
     def update_model_version(self, model_version: int) -> None:
-        """Set the version of the trainer's weights."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise the error that ended the work, or TimeoutError if there were no samples for too long."""
+        """Raise the error that ended the work, or TimeoutError without samples for too long."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved
@@ -90,7 +89,6 @@ class RolloutWorker(TrainerRollouts):
         """Nothing to set up."""
 
     def pause(self) -> None:
-        """Pause all requests until `resume`."""
         self.loop.run(self._updated().pause())
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
@@ -99,11 +97,10 @@ class RolloutWorker(TrainerRollouts):
         self.loop.run(self._updated().update_weights(weights, version=self.model_version + 1))
 
     def resume(self) -> None:
-        """Continue the requests."""
         self.loop.run(self._updated().resume())
 
     def destroy(self) -> None:
-        """Close the engine and the loop: training has ended."""
+        """Close the engine and the loop."""
         self.close()
 
     def _updated(self) -> Engine:
@@ -136,7 +133,8 @@ class RolloutWorker(TrainerRollouts):
         if any(one.reward is not None for one in finished) and samples:
             return
         what = "no rollout of a group has a reward, so all have an advantage of 0" if samples else _NOTHING
-        self._why = f"{what}: {'; '.join(finished[0].notes) or 'it ended with ' + str(finished[0].metrics.get('end'))}"
+        end = f"it ended with {finished[0].metrics.get('end')}"
+        self._why = f"{what}: {'; '.join(finished[0].notes) or end}"
         warnings.warn(self._why, stacklevel=2)
 
 
@@ -146,9 +144,9 @@ class RolloutWorker(TrainerRollouts):
 def rollout_samples(
     finished: Sequence[FinishedRollout], *, group: int, version: int | None = None, temperature: float = 1.0
 ) -> list[RolloutSample]:
-    """Return the samples of a group: one for each row of each rollout, with advantages as TRL computes them.
+    """Return the samples of a group: one for each row, with advantages as TRL computes them.
 
-    `model_version`, by which TRL drops old samples, is `version`, or the oldest version that sampled a trained token.
+    TRL drops samples by `model_version`: `version`, or the oldest one that sampled a trained token.
     """
     rewards = np.asarray([np.nan if one.reward is None else one.reward for one in finished], float)
     scored = rewards[~np.isnan(rewards)]
@@ -159,8 +157,9 @@ def rollout_samples(
         for row in one.samples:
             check_temperature(row, temperature)
             versions = np.asarray([version]) if version is not None else _versions(row)
+            newest = versions.max()
             metrics = {"reward": reward, "reward_std": deviation, "rollout/rows": len(one.samples)}
-            metrics |= {"version/newest": versions.max(), "version/older_tokens": (versions < versions.max()).mean()}
+            metrics |= {"version/newest": newest, "version/older_tokens": (versions < newest).mean()}
             samples.append(
                 RolloutSample(
                     prompt=[dict(message) for message in one.messages[: one.prompt]],

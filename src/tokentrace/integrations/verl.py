@@ -1,4 +1,4 @@
-"""verl: our agent as one of its agent loops, and tool parsers."""
+"""verl: an agent loop, and tool parsers."""
 
 import functools
 import json
@@ -9,12 +9,19 @@ from typing import Any, Final
 from uuid import uuid4
 
 try:
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, ToolListWrap
+    from verl.experimental.agent_loop.agent_loop import (
+        AgentLoopBase,
+        AgentLoopMetrics,
+        AgentLoopOutput,
+        ToolListWrap,
+    )
     from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
     from verl.utils.import_utils import resolve_config_path
     from verl.utils.rollout_trace import rollout_trace_op
 except ImportError as error:
-    raise ImportError(f"tokentrace.integrations.verl needs verl: pip install 'verl[verl-core]' ({error})") from error
+    raise ImportError(
+        f"tokentrace.integrations.verl needs verl: pip install 'verl[verl-core]' ({error})"
+    ) from error
 
 from ..data.conversations import plain_values, without_nulls
 from ..errors import InputError, TokentraceError, brief
@@ -23,30 +30,29 @@ from ..rollout import FAILED_ENDS, Agent, Budget, Task, load_interactions, load_
 from ..rollout.loading import load_object
 from ..rollout.tools import as_tools
 from ..samples.sample import Sample
-from ..settings import nearest
 from .rows import only_sample, prompt_response
 from .trainers import VERL_SAMPLING, ServerEngine, sampling_of
 from .verl_sft import plain, renderer_of
 
 ROLLOUT_REWARD: Final = "rollout"
-"""The setting that uses the rewards of tools and simulated users as verl's reward."""
+"""Uses the rewards of tools and simulated users."""
 _NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
 
 class RolloutFailed(TokentraceError):  # noqa: N818
-    """A rollout failed or has no reward. verl counts it as failed, too."""
+    """A rollout failed or has no reward."""
 
 
 class TokentraceAgentLoop(AgentLoopBase):
     """One rollout by `tokentrace.Agent`, on verl's servers. verl makes one for each row of a batch.
 
-    Settings, as keys of the YAML entry:
+    Keys of the YAML entry:
 
-    - `tools_file`, `interaction_file`: tools and simulated users in YAML, in addition to verl's own tools.
-    - `reward`: ``module:function`` that scores the rollout, or ``"rollout"`` for the rewards of tools and simulated
-      users. Without it, verl's reward function scores the rollout.
+    - `tools_file`, `interaction_file`: tools and simulated users, in addition to verl's own tools.
+    - `reward`: a ``module:function``, or ``"rollout"`` for the rewards of tools and simulated users. Without it,
+      verl's reward function scores the rollout.
     - `budget`: fields of `Budget` that replace verl's limits.
-    - `renderer`: settings of `create_renderer`. Template variables are verl's ``data.apply_chat_template_kwargs``.
+    - `renderer`: settings of `create_renderer`.
     - `allow_raw_logprobs`: see `SamplingParams`.
     """
 
@@ -85,11 +91,10 @@ class TokentraceAgentLoop(AgentLoopBase):
         names = [one.name for one in fields(Budget)]
         for key in self._budget:
             if key not in names:
-                raise InputError(f"the agent loop {name!r}: budget has no {key!r}; {nearest(key, names)}")
+                raise InputError(f"the agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}")
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
-        """Run one rollout for a row of verl's dataset."""
         settings = self.rollout_config
         request_id = f"det-{int(priority)}" if settings.full_determinism else uuid4().hex
         size = self.renderer.tokenizer.vocabulary.size
@@ -144,7 +149,8 @@ class TokentraceAgentLoop(AgentLoopBase):
         tools = {tool.name: tool for tool in self.tools}
         names = plain((row.get("extra_info") or {}).get("tool_selection"))
         if missing := [name for name in names if name not in tools]:
-            raise InputError(f"there is no tool {missing[0]!r}; {nearest(missing[0], tools)}", field="tool_selection")
+            problem = f"there is no tool {missing[0]!r}; there are {', '.join(tools)}"
+            raise InputError(problem, field="tool_selection")
         metadata = {key: plain(value) for key, value in row.items() if key not in _NOT_METADATA}
         return Task(
             messages,
@@ -156,18 +162,21 @@ class TokentraceAgentLoop(AgentLoopBase):
         )
 
     def _limits(self, task: Task) -> Budget:
-        """Return verl's limits as a budget, so that everything sampled fits into its rows."""
+        """verl's limits as a budget: everything sampled fits into its rows."""
         settings, turns = self.rollout_config, self.rollout_config.multi_turn
         tools = [tool.tool_schema for tool in (self.tools if task.tools is None else task.tools)]
-        prompt = len(self.renderer.silent().render(task.messages, tools=tools or None, add_generation_prompt=True))
+        silent = self.renderer.silent()
+        prompt = len(silent.render_ids(task.messages, tools=tools or None, add_generation_prompt=True))
         if prompt > settings.prompt_length:
-            raise InputError(
-                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}: raise "
-                "data.max_prompt_length, or set data.filter_overlong_prompts=True"
+            problem = (
+                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}"
             )
+            how = "raise data.max_prompt_length, or set data.filter_overlong_prompts=True"
+            raise InputError(f"{problem}: {how}")
         lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
         limits = {
-            "turns": turns.max_assistant_turns or settings.response_length,  # no limit: a turn has at least one token
+            # without a limit, as many as there are tokens
+            "turns": turns.max_assistant_turns or settings.response_length,
             "turn_tokens": settings.response_length,
             "user_turns": turns.max_user_turns,
             "parallel_calls": turns.max_parallel_calls,
@@ -178,7 +187,7 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
-    """Return a row for verl, up to the last token that carries loss."""
+    """A row for verl, up to the last token with loss."""
     if logprobs and sample.logprobs is None:
         raise InputError(f"{sample!r} has no logprobs, but verl is set to use them (rollout.calculate_log_probs)")
     row = prompt_response(sample, logprobs=logprobs)
@@ -194,7 +203,7 @@ def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **
 
 @functools.lru_cache(maxsize=16)
 def _loaded(load: Callable[[str], Any], path: str) -> Any:
-    """Load a file of tools or simulated users, cached: verl makes an agent loop for every row."""
+    """Cached, as verl makes an agent loop for every row."""
     return load(resolve_config_path(path))
 
 
@@ -203,7 +212,7 @@ def _loaded(load: Callable[[str], Any], path: str) -> Any:
 
 @ToolParser.register("tokentrace")
 class TokentraceToolParser(ToolParser):
-    """Parses calls as the template writes them: ``format=tokentrace``."""
+    """Calls as the template writes them: ``format=tokentrace``."""
 
     calls = "strict"
 
@@ -213,7 +222,6 @@ class TokentraceToolParser(ToolParser):
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """Return the tokens that end a turn."""
         return self._renderer.get_stop_token_ids()
 
     @rollout_trace_op
@@ -232,6 +240,6 @@ class TokentraceToolParser(ToolParser):
 
 @ToolParser.register("tokentrace_lenient")
 class LenientToolParser(TokentraceToolParser):
-    """Also accepts calls outside their usual place: ``format=tokentrace_lenient``."""
+    """Also calls outside their place: ``format=tokentrace_lenient``."""
 
     calls = "lenient"

@@ -30,9 +30,7 @@ _SAMPLE: Final = ("turns", "parts", "roles", "past", "final_stop")
 
 
 class SFTDataset(Dataset):  # type: ignore[type-arg]
-    """Rows for verl's SFT trainer. ``data.tokentrace`` accepts the settings of `build_supervised_sample` and
-    `create_renderer`.
-    """
+    """Rows for verl's SFT trainer, with the settings of ``data.tokentrace``."""
 
     def __init__(
         self, parquet_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
@@ -69,7 +67,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         if len(ids) > self.max_length:
             columns = {name: self._cut(item, values) for name, values in columns.items()}
         if not columns["loss_mask"].any():
-            what = "truncation removed everything that carries loss" if mask.any() else "nothing in it carries loss"
+            what = "truncation removed everything with loss" if mask.any() else "nothing in it carries loss"
             warnings.warn(f"row {item}: {what}", stacklevel=2)
         tensors = {name: torch.from_numpy(values.astype(np.int64)) for name, values in columns.items()}
         if self.pad_mode == "no_padding":
@@ -94,7 +92,8 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         named = Columns(messages=self._messages, tools=self._tools if self._tools in row else None)
         conversation = conversation_of(row, named)
         renderer = renderer_of(self.tokenizer, {**self._renderer, **variables})
-        sample = build_supervised_sample(renderer, conversation.messages, tools=conversation.tools, **self._sample)
+        messages, tools = conversation.messages, conversation.tools
+        sample = build_supervised_sample(renderer, messages, tools=tools, **self._sample)
         return sample.ids, sample.mask
 
     def _cut(self, item: int, values: Any) -> Any:
@@ -117,14 +116,14 @@ def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
 
 
 def _switch(value: Any) -> bool | None:
-    """Return whether to think; None if unset. Raises InputError for text: "false" would count as true."""
+    """None if unset. Raises InputError for text: "false" would count as true."""
     if value is not None and value not in (True, False):
         raise InputError(f"must be true or false, not {brief(value)}", field="enable_thinking")
     return None if value is None else bool(value)
 
 
 def renderer_of(tokenizer: Any, settings: Mapping[str, Any]) -> Renderer:
-    """Return a renderer for verl's tokenizer, cached: verl makes an agent loop for every row."""
+    """A renderer for verl's tokenizer, cached."""
     return _renderer(tokenizer, str(tokenizer.chat_template), json.dumps(settings, sort_keys=True))
 
 
@@ -134,7 +133,7 @@ def _renderer(tokenizer: Any, _template: str, settings: str) -> Renderer:
 
 
 def plain(value: Any) -> Any:
-    """Return settings or columns as plain values; None becomes {}."""
+    """Settings or columns as plain values; None becomes {}."""
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)
     return {} if value is None else plain_values(value.tolist() if hasattr(value, "tolist") else value)

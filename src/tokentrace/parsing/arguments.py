@@ -1,7 +1,7 @@
 """Reading arguments, by the style of the grammar.
 
-JSON, and arguments one by one between tags, are read as they arrive. Python, ``[look_up(place="Paris")]``, braces,
-``{place:<|"|>Paris<|"|>}``, and elements are read in one go once their end is found.
+JSON, and arguments between tags, are read as they arrive. Python, ``[look_up(place="Paris")]``, braces,
+``{place:<|"|>Paris<|"|>}``, and elements are read once their end is found.
 """
 
 import ast
@@ -20,20 +20,19 @@ from .response import CallStatus
 from .values import JSON_SPACE, Schema, read_json, read_value
 
 _JSON_STRINGS: Final = {0x22: re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')}
-_JSON: Final = Notation(
-    b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), _JSON_STRINGS, re.compile(b'["\\\\\n\r\xff]'), strict=True
-)
+_JSON: Final = Notation(b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), _JSON_STRINGS, strict=True)
 _WORD: Final = re.compile(rb"[-+.\w]*")
 _CDATA: Final = ("<![CDATA[", "]]>")
-_NAME: Final = re.compile(rb"[A-Za-z_][\w.]*")
+_NAME: Final = re.compile(rb"(?:[A-Za-z_]|(?<=[\w.])[\w.])[\w.]*")
+"""A name, or more of one that arrives in several pieces."""
 _STRINGS: Final = {
-    ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\[^\xff][^%b\\\\\xff]*)*" % (quote, quote)) for quote in (b'"', b"'")
+    ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\[^\xff][^%b\\\\\xff]*)*" % (quote, quote))
+    for quote in (b'"', b"'")
 }
-_PYTHON: Final = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS, re.compile(b"[\"'\\\\\xff]"))
+_PYTHON: Final = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS)
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 """JSON's constants, which models also write in Python calls."""
-_KEY: Final = re.compile(rb"\s*([^\s:,{}\[\]]+)\s*:")
-_BARE_VALUE: Final = re.compile(rb"[^,{}\[\]\xff]*")
+_KEY: Final = rb"([^\s:,{}\[\]]+)\s*:"
 _DEEPEST: Final = 64
 
 
@@ -48,7 +47,7 @@ class _Element:
 
 
 class ArgumentsReader:
-    """Reads arguments of calls into an output. With `any_key`, JSON arguments may be under either usual key."""
+    """Reads arguments of calls. With `any_key`, JSON arguments may be under either usual key."""
 
     def __init__(self, calls: CompiledCalls, output: Output, *, any_key: bool = False) -> None:
         self.calls, self.reader, self.output = calls, output.reader, output
@@ -65,7 +64,7 @@ class ArgumentsReader:
             match = yield from reader.find(self.calls.to_end)
             text = reader.data[start : reader.at]
             report(start, start + len(text.rstrip() if match is not None else text))
-            call.fail("the arguments are not JSON", CallStatus.INVALID_JSON, ragged=True)
+            call.break_off("the arguments are not JSON", CallStatus.INVALID_JSON)
         report.done()
 
     def json_call(self, call: OpenCall) -> Reading[bool]:
@@ -74,11 +73,12 @@ class ArgumentsReader:
         seen: set[str] = set()
         whole = yield from self._members(call, (), seen)
         if not call.announced:
-            if whole or not self.reader.ended or not (call.name and tools.declared_any and tools.knows(call.name)):
+            declared = call.name is not None and tools.declared_any and tools.knows(call.name)
+            if whole or not self.reader.ended or not declared:
                 return False
             call.announce()
         if not whole:
-            call.fail("the call is not JSON", CallStatus.INVALID_JSON, ragged=True)
+            call.break_off("the call is not JSON", CallStatus.INVALID_JSON)
             return True
         try:
             read_json(self.reader.text(start, self.reader.at))
@@ -144,10 +144,10 @@ class ArgumentsReader:
             call.add_arguments(text or "")
         elif field == "id":
             call.set_name(None, text)
-        elif text is None:
-            call.fail("the name is not a string", CallStatus.MISSING_NAME)
         else:
             call.set_name(text)
+        if field == "name" and text is None:
+            call.fail("the name is not a string", CallStatus.MISSING_NAME)
         return True
 
     def _string(self, start: int) -> str | None:
@@ -185,15 +185,13 @@ class ArgumentsReader:
         if (yield from reader.sees_one([one for one in (calls.finish[:1], calls.another) if one])):
             return False
         start = reader.at
-        while True:
-            match = yield from reader.find(calls.to_key)
-            if not match or match.kind != "key":
-                reader.at = start
-                return False
+        while (match := (yield from reader.find(calls.to_key))) and match.kind == "key":
             if (yield from reader.sees_all(calls.key_open)) is not None:
                 call.fail("there is other text between its arguments")
                 return True
             reader.at = match.stop
+        reader.at = start
+        return False
 
     def _pair(self, call: OpenCall) -> Reading[bool]:
         calls, reader, missing = self.calls, self.reader, self.output.missing
@@ -246,7 +244,9 @@ class ArgumentsReader:
         start, report = self.reader.at, ArgumentsText(call, quoted=True) if is_text else None
         call.add_arguments('"' if is_text else "")
         ends = self.calls.value_ends(self.output.tools.declared(call.name))
-        while (match := (yield from self.reader.find(ends, report))) and not (yield from self._ends_value(call, match)):
+        while (match := (yield from self.reader.find(ends, report))) and not (
+            yield from self._ends_value(call, match)
+        ):
             if report is not None:
                 report(match.text, match.stop)
             self.reader.at = match.stop
@@ -274,24 +274,19 @@ class ArgumentsReader:
     # -- in Python, in braces, as elements
 
     def python_begins(self, at: int) -> Reading[bool]:
-        data = self.reader.data
-        while True:
-            match = _NAME.match(data, at)
-            end = match.end() if match else at
-            if end < len(data) or self.reader.ended:
-                return end > at and data.startswith(b"(", end)
-            yield
+        end = yield from self.reader.past(_NAME, at)
+        return end > at and self.reader.data.startswith(b"(", end)
 
     def python_call(self, call: OpenCall) -> Reading[None]:
         reader = self.reader
         start = yield from reader.past_space()
         if not (yield from self.python_begins(start)):
-            call.fail("no function is called", ragged=True)
+            call.break_off("no function is called")
             return
         reader.at = reader.data.index(b"(", start)
         call.set_name(reader.data[start : reader.at].decode())
         if not (yield from reader.enclosed(_PYTHON, self.calls.hard_ends)):
-            call.fail("the call is not a Python call", ragged=True)
+            call.break_off("the call is not a Python call")
             return
         try:
             text = reader.text(start, reader.at)
@@ -334,9 +329,8 @@ class ArgumentsReader:
     def tree(self, call: OpenCall) -> Reading[None]:
         calls, reader = self.calls, self.reader
         start = reader.at
-        while True:
-            match = yield from reader.find(calls.to_finish)
-            if not match or match.kind != "finish" or (yield from reader.sees_all(calls.finish)) is not None:
+        while (match := (yield from reader.find(calls.to_finish))) and match.kind == "finish":
+            if (yield from reader.sees_all(calls.finish)) is not None:
                 break
             reader.at = match.stop
         stack = self._elements(call, start, reader.at)
@@ -388,19 +382,19 @@ class ArgumentsReader:
 
     def _element_value(self, call: OpenCall, element: _Element, text: str) -> Any:
         """An element's children as a list, or as an object with a list for a repeated name; or its text."""
-        if element.children and all(name == self.calls.grammar.item for name, _ in element.children):
-            return [value for _, value in element.children]
-        if element.children:
-            values: dict[str, list[Any]] = {}
-            for name, value in element.children:
-                values.setdefault(name, []).append(value)
-                if len(values[name]) == 2:
-                    problem = f"{name!r} is given more than once in {element.name!r}"
-                    call.fail(problem, CallStatus.DUPLICATE_ARGUMENT, lenient=True)
+        values: dict[str, list[Any]] = {}
+        for name, value in element.children:
+            values.setdefault(name, []).append(value)
+        if values.keys() == {self.calls.grammar.item}:
+            return values[self.calls.grammar.item]
+        if twice := [name for name, some in values.items() if len(some) > 1]:
+            problem = f"{twice[0]!r} is given more than once in {element.name!r}"
+            call.fail(problem, CallStatus.DUPLICATE_ARGUMENT, lenient=True)
+        if values:
             return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
         value, certain = read_value(text, element.schema)
-        if not certain and not text and element.schema is not None:  # empty, where text is not allowed
-            types = element.schema.types or ()
+        types = element.schema.types if element.schema is not None else None
+        if not certain and not text and types is not None:  # empty, where text is not allowed
             value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
         if not certain:
             call.fail(f"{element.name!r} is not of its declared type", CallStatus.INVALID_JSON)
@@ -457,37 +451,33 @@ class _Braces:
             raise ValueError("they are not an object")
         return values
 
-    def _take(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-        match = pattern.match(self.data, self.at)
+    def _take(self, pattern: bytes) -> re.Match[bytes] | None:
+        """Go past a pattern, and white space before it, if it follows."""
+        match = re.compile(rb"\s*" + pattern).match(self.data, self.at)
         self.at = match.end() if match else self.at
         return match
-
-    def _skip(self, text: bytes) -> bool:
-        """Go past white space, and past `text` if it follows; True if it does."""
-        match = self._take(re.compile(rb"\s*(%b)?" % re.escape(text)))
-        return match is not None and match[1] is not None
 
     def _value(self, depth: int) -> Any:
         if depth > _DEEPEST:
             raise ValueError("it is nested too deeply")
-        if self._skip(self.quote):
+        if self._take(re.escape(self.quote)):
             start, stop = self.at, self.data.find(self.quote, self.at)
             if stop < 0:
                 raise ValueError("a string is not closed")
             self.at = stop + len(self.quote)
             return self._decoded(self.data[start:stop])
-        if self._skip(b"{"):
+        if self._take(b"{"):
             return dict(self._members(b"}", depth))
-        if self._skip(b"["):
+        if self._take(rb"\["):
             return [value for _, value in self._members(b"]", depth)]
-        match = self._take(_BARE_VALUE)
+        match = self._take(rb"[^,{}\[\]\xff]*")
         return read_value(self._decoded(match[0]).strip(), None)[0] if match else ""
 
     def _members(self, close: bytes, depth: int) -> Iterator[tuple[str, Any]]:
-        while not self._skip(close):
+        while not self._take(close):
             key = self._take(_KEY) if close == b"}" else None
             if key is None and close == b"}":
                 raise ValueError("a key is missing")
             yield self._decoded(key[1].replace(self.quote, b"")) if key else "", self._value(depth + 1)
-            if not self._skip(b",") and not self.data.startswith(close, self.at):
+            if not self._take(b",") and not self._take(b"(?=%b)" % close):
                 raise ValueError(f"a comma or {close.decode()!r} is missing")

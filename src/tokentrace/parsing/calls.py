@@ -1,11 +1,10 @@
 """Reading tool calls, in whatever way a grammar writes them.
 
-What opens like a call is one, whatever follows. Control tokens end it early, because no text can spell them; other
-delimiters only where the grammar expects them.
+What opens like a call is one, whatever follows. Control tokens end it early, because no text can spell them;
+other delimiters only where the grammar expects them.
 
-Attempts are well-formed calls outside their place: in reasoning that is never closed, without their opening, after
-text if they have no delimiters, in any dialect if the template shows no calls. vLLM and SGLang accept them. A strict
-reading reports them; a lenient one counts them.
+Attempts are well-formed calls outside their place: in reasoning that is never closed, without their opening,
+after text if they have no delimiters, in any dialect if the template shows no calls.
 """
 
 import re
@@ -23,7 +22,6 @@ from .reader import Match, Reader, Reading
 from .response import CallStatus, ParsedPart, PartKind
 
 _NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-"""Kimi's ids: ``functions.NAME:INDEX``."""
 _RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
 """The statuses of calls that servers pass on to an agent."""
 _INTRODUCTION: Final = rb"(?:\xff[\x80-\xbf]{4}\s*)?"
@@ -167,7 +165,7 @@ class CallParser(ArgumentsReader):
                 reader.at = start
                 yield from self.json_call(call)
             else:
-                call.fail("the call is not a JSON object", CallStatus.INVALID_JSON, ragged=True)
+                call.break_off("the call is not a JSON object", CallStatus.INVALID_JSON)
         elif style is Style.PYTHON:
             yield from self.python_call(call)
         elif (yield from self._head(call)):
@@ -188,7 +186,7 @@ class CallParser(ArgumentsReader):
                 break
             start = reader.at
             match = yield from reader.find(following)
-            fields[field] = reader.text(start, reader.at).strip() if match is not None else ""  # else more may follow
+            fields[field] = reader.text(start, reader.at).strip() if match is not None else ""
             if field == "id" and calls.grammar.id_is_name and (named := _NAME_IN_ID.fullmatch(fields["id"])):
                 fields["name"] = named[1]
             if not match or match.kind == "hard" or (match.kind == "end" and calls.begin):
@@ -218,9 +216,7 @@ class CallParser(ArgumentsReader):
                 return False
             ended = yield from reader.skip_all(calls.end)
             call.closing = "" if ended else call.closing
-        json_call = calls.style is Style.JSON_CALL
-        at = (yield from self._past_separator()) if json_call and calls.inner else reader.at
-        if calls.inner and (yield from reader.sees_all((b"{",) if json_call else calls.head[0][0], at)) is not None:
+        if calls.inner and (yield from self._another_begins()):
             if calls.end and not ended:
                 call.fail(lacks_end, CallStatus.UNCLOSED, lenient=True)
             return True
@@ -232,7 +228,8 @@ class CallParser(ArgumentsReader):
         at = yield from reader.past_space()
         match = yield from reader.find(calls.to_close)
         if not match or match.kind != "close":
-            self._end_early(call, match, call.closing + calls.grammar.close, complete=complete and reader.at == at)
+            complete &= reader.at == at
+            self._end_early(call, match, call.closing + calls.grammar.close, complete=complete)
             return False
         if match.start > at:
             status = CallStatus.INVALID_JSON if in_json else CallStatus.MALFORMED
@@ -240,6 +237,12 @@ class CallParser(ArgumentsReader):
         if not (yield from reader.skip_all(calls.close)):
             reader.at = match.stop
         return False
+
+    def _another_begins(self) -> Reading[bool]:
+        """True if another call begins in the same delimiters."""
+        if self.calls.style is not Style.JSON_CALL:
+            return (yield from self.reader.sees_all(self.calls.head[0][0])) is not None
+        return (yield from self.reader.sees(b"{", (yield from self._past_separator())))
 
     def _to_its_end(self, call: OpenCall) -> Reading[None]:
         """End a call that has no closing. A broken one ends at the next token that ends calls early."""
@@ -275,7 +278,8 @@ def find_attempts(compiled: Compiled, output: Output) -> list[Placed]:
 
 def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Placed]:
     reader, count = Reader(output.reader.marked, ended=True), 0
-    scratch = Output(reader, output.base, output.tools, lenient=True)
+    reader.base = output.base
+    scratch = Output(reader, output.tools, lenient=True)
     scratch.starts = output.starts
     parser, introduction = CallParser(calls, scratch, any_key=True), _INTRODUCTION if calls.bare else b""
     for place in output.placed:
@@ -305,13 +309,12 @@ def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) 
     """What attempts in a part begin with, and why they do not count as calls."""
     if place.part.kind is PartKind.REASONING is output.open and place is output.placed[-1]:
         return calls.openers, "the call is inside reasoning that is not closed"
-    openers = (
-        [*(calls.openers if problem else []), calls.headless_opener] if place.part.kind is PartKind.CONTENT else []
-    )
+    openers = [*(calls.openers if problem else []), calls.headless_opener]
+    openers = [opener for opener in openers if opener and place.part.kind is PartKind.CONTENT]
     reason = f"{calls.grammar.open.strip()!r} is missing before the call"
     if calls.bare:
         reason = "the call comes after something else, and only its position marks it as a call"
-    return [opener for opener in openers if opener], reason
+    return openers, reason
 
 
 def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:

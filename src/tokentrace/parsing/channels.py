@@ -1,17 +1,17 @@
 """Reading a turn that consists of messages with headers (Harmony).
 
-``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header names the
-channel of a message, its recipient (``to=``) and its type (``json``). A message to a tool is a call; one on the
-reasoning channel is reasoning; any other is content. Without channels, headers name only the recipient.
+``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header names
+the channel of a message, its recipient (``to=``) and its type (``json``). A message to a tool is a call; one on
+the reasoning channel is reasoning; any other is content. Without channels, headers name only the recipient.
 
 Differs from openai-harmony on purpose:
 
-- Only a word that begins with ``to=`` is a recipient. A message to ``user``, ``assistant`` or ``all`` is not a call.
+- A message to ``user``, ``assistant`` or ``all`` is not a call.
 - ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends this way is UNCLOSED.
 - A stop token ends the turn, unless the assistant goes on right after ``<|call|>`` with another message.
-- Everything from the header of another role on (an invented turn or result) is content, verbatim.
-- Broken headers are read as far as possible. Stray words before channel and recipient are content. Without
-  ``<|message|>``, everything after the channel's name is the body; with a recipient it is a MALFORMED call.
+- Everything from the header of another role on is content, verbatim.
+- Stray words before channel and recipient are content. Without ``<|message|>``, everything after the channel's
+  name is the body; with a recipient it is a MALFORMED call.
 
 The arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
 """
@@ -34,10 +34,7 @@ _Word = re.Match[bytes]
 
 
 class _Header(NamedTuple):
-    """The fields of a header. `tool` is a recipient that can be called; `types` say how the message is written.
-
-    `stray` words before channel and recipient belong to no header; their text ends at `stray_stop`.
-    """
+    """The fields of a header. `tool` is a recipient that can be called; `stray` words end at `stray_stop`."""
 
     role: _Word | None
     recipient: _Word | None
@@ -60,15 +57,14 @@ class ChannelParser:
         self.reader, self.output = output.reader, output
         channels, self._to = self.channels, self.channels.recipient.encode()
         self._calls = CallParser(compiled.calls, output) if compiled.calls is not None else None
-        """Reads the body of a call that is not plain JSON."""
         named = (channels.reasoning, channels.content) if not channels.channel else ()
         self._not_tools = _NOT_TOOLS.union(named)
-        self._role = compiled.head.rpartition(self.delimiters.start)[2].strip() or b"assistant"
+        self._role = compiled.head.partition(self.delimiters.start)[2].strip() or b"assistant"
 
     def read(self) -> Reading[Match | None]:
         reader, delimiters, output = self.reader, self.delimiters, self.output
         closed = delimiters.to_close.pattern.finditer(reader.data, 0, output.base)
-        start = max((match.end() for match in closed), default=reader.at)  # of the message that the prompt left open
+        start = max((match.end() for match in closed), default=reader.at)  # the prompt may leave a message open
         started, goes_on, first = False, True, True
         while goes_on:
             reader.at = at = start + len(delimiters.start) if started else start
@@ -118,7 +114,8 @@ class ChannelParser:
         text = self.output.reasoning if name == self.channels.reasoning else self.output.content
         types = [word for word in plain if word is not channel]
         stray_stop = remaining[0].start() if remaining else stop
-        return _Header(role, recipient, to if to not in self._not_tools else None, text, lead, stray_stop, types, stop)
+        tool = to if to not in self._not_tools else None
+        return _Header(role, recipient, tool, text, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
         role = header.role
@@ -176,8 +173,8 @@ class ChannelParser:
         if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
             yield from calls.read(begin)
             return (yield from self.reader.find(self.delimiters.in_body, self.output.content))
-        takes_json = tool.startswith(self.channels.namespace) or any(_text(word) == b"json" for word in header.types)
-        takes_json = takes_json or (tools.declared_any and tools.knows(tool))
+        takes_json = tool.startswith(self.channels.namespace) or b"json" in map(_text, header.types)
+        takes_json |= tools.declared_any and tools.knows(tool)
         call = self.output.start_call(begin, takes_json=takes_json)
         call.set_name(tool.removeprefix(self.channels.namespace))
         match = yield from self.reader.find(self.delimiters.in_body, ArgumentsText(call))

@@ -17,7 +17,6 @@ from .reader import Delimiters, Pieces
 
 Kinds = list[tuple[str, bytes]]
 _ARGUMENT_KEYS: Final[dict[tuple[str, ...], str]] = {("arguments",): "arguments", ("parameters",): "arguments"}
-"""The keys under which servers look for arguments."""
 
 
 def _first(kind: str, *delimiters: Pieces) -> Kinds:
@@ -52,7 +51,6 @@ class CompiledCalls:
         self.head: list[tuple[Pieces, str]] = [(of(lead), field) for lead, field in grammar.head]
         self.begin, self.end = of(grammar.begin), of(grammar.end)
         self.finish = self.end + self.close
-        """Everything that ends a call."""
         lead = self.head[0][0] if self.head else ()
         self.another = self.open or lead
         """What the next call begins with."""
@@ -64,12 +62,12 @@ class CompiledCalls:
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
         """True if calls have no delimiter, and are recognised by their contents."""
-        self.named_section = any(re.search(b"[A-Za-z]", piece[5:]) for piece in self.section_open if unforgeable(piece))
+        tagged = (piece[5:] for piece in self.section_open if unforgeable(piece))
+        self.named_section = any(re.search(b"[A-Za-z]", name) for name in tagged)
         """True if a tag names the section: a call outside of it is misplaced."""
         self.inner = bool(self.open) and (bool(lead) or self.style is Style.JSON_CALL)
         """True if several calls can be inside one pair of delimiters."""
         self.openers = [] if self.bare else [*self.section_open[:1]]
-        """What begins calls within content."""
         if not self.bare and self.open and (not self.openers or unforgeable(self.open[0])):
             self.openers.append(self.open[0])
         self.headless_opener = b""
@@ -109,10 +107,10 @@ class CompiledCalls:
         body = (b"{",) if self.style is Style.JSON_ARGUMENTS else self.key_open
         following = [lead for lead, _ in self.head[1:]] + [self.begin or body]
         self.after_field = [Delimiters([*_first("next", one), *ending]) for one in following]
-        """What follows each field of the head."""
         self.to_key = Delimiters([*_first("key", self.key_open), *ending])
         certain = [one for one in _first("hard", self.end, self.close) if unforgeable(one[1])]
-        self.to_value = Delimiters([*_first("value", *(way.pieces for way in self.value_opens)), *self._hard, *certain])
+        opening = _first("value", *(way.pieces for way in self.value_opens))
+        self.to_value = Delimiters([*opening, *self._hard, *certain])
         sequences = [self.finish, self.finish + self.section_close, self.finish + self.another]
         self.certain_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
         """What ends a call even inside an argument that was not closed."""
@@ -175,7 +173,8 @@ class Compiled:
         self.head_trail = head[len(self.head) :]
         self.prompt = marked.scaffold(grammar.prompt)
         stopping = [("stop", stop) for stop in self.stops]
-        self.in_reasoning = Delimiters([("close", self.reasoning.close), *stopping], {"close": self.reasoning.trail})
+        closing = [("close", self.reasoning.close), *stopping]
+        self.in_reasoning = Delimiters(closing, {"close": self.reasoning.trail})
         opening = [("call", opener) for opener in self.calls.openers] if self.calls else []
         if unforgeable(self.reasoning.open):
             opening.append(("reasoning", self.reasoning.open))

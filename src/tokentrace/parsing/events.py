@@ -28,9 +28,9 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallNamed:
-    """The name of a call, whole, and its id where the format writes one before the arguments.
+    """The name of a call, and its id where the format writes one before the arguments.
 
-    Comes before the arguments, whatever the order in the completion; never for a call without a name.
+    Comes before the arguments, whatever the order in the completion.
     """
 
     index: int
@@ -73,8 +73,9 @@ def events_of(response: ParsedResponse) -> list[Event]:
         if part.call is not None:
             call = response.tool_calls[part.call]
             events.append(CallStarted(call.index))
-            events += [CallNamed(call.index, call.name, call.id)] if call.name is not None else []
-            events += [ArgumentsDelta(call.index, call.arguments_text)] if call.name and call.arguments_text else []
+            if call.name is not None:
+                events.append(CallNamed(call.index, call.name, call.id))
+                events += [ArgumentsDelta(call.index, call.arguments_text)] if call.arguments_text else []
             events.append(CallFinished(call.index, call, part.lead))
         else:
             events.append((ReasoningDelta if part.kind is PartKind.REASONING else ContentDelta)(part.text))

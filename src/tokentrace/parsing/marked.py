@@ -1,7 +1,7 @@
 """Completions as bytes in which control tokens cannot be mistaken for text.
 
-A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one. Ordinary tokens are the
-bytes they spell, a lone FF as FE: both decode to U+FFFD. So delimiters can be searched for as bytes.
+A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one. Ordinary tokens are
+the bytes they spell, a lone FF as FE: both decode to U+FFFD.
 """
 
 import functools

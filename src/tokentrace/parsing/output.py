@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import json
 import re
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -29,7 +29,7 @@ class OpenCall:
     name: str | None = None
     id: str | None = None
     space: tuple[int, int] | None = None
-    """White space before a call without delimiters. It is content once the call is certain."""
+    """White space before a call without delimiters: content once the call is certain."""
     announced: bool = False
     named: bool = False
     """True once its name was reported; arguments wait for that."""
@@ -37,7 +37,7 @@ class OpenCall:
     texts: list[str] = field(default_factory=list)
     """Its arguments as JSON."""
     values: dict[str, Any] | None = None
-    """Its arguments, where the format writes them one by one; `raw_values` has their texts."""
+    """Its arguments, where the format does not write them as JSON."""
     raw_values: dict[str, str] = field(default_factory=dict)
     takes_json: bool = True
     ragged: bool = False
@@ -46,16 +46,17 @@ class OpenCall:
     """What the grammar writes between its arguments and its closing delimiter."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
     severe: set[CallStatus] = field(default_factory=set)
-    """Problems that a lenient reading does not forgive."""
 
-    def fail(
-        self, problem: str, status: CallStatus = CallStatus.MALFORMED, *, lenient: bool = False, ragged: bool = False
-    ) -> None:
-        """Note a problem; the first of each status counts."""
-        self.ragged |= ragged
+    def fail(self, problem: str, status: CallStatus = CallStatus.MALFORMED, *, lenient: bool = False) -> None:
+        """Note a problem; the first of each status counts. A `lenient` reading forgives it."""
         if self.takes_json or status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
             self.severe |= set() if lenient else {status}
             self.problems.setdefault(status, problem)
+
+    def break_off(self, problem: str, status: CallStatus = CallStatus.MALFORMED) -> None:
+        """Note a problem that leaves open where the call ends."""
+        self.ragged = True
+        self.fail(problem, status)
 
     def announce(self) -> None:
         """Report that this is certain to be a call."""
@@ -117,13 +118,23 @@ class OpenCall:
         elif not output.tools.knows(self.name):
             self.fail(f"there is no tool {self.name!r}", CallStatus.UNKNOWN_TOOL)
         text, raw = "".join(self.texts), output.reader.text(max(self.start, output.base), stop)
-        arguments = self.values if self.values is not None else self._read_arguments(text)
+        values = self.values if self.values is not None else self._read_arguments(text)
         statuses = [status for status in CallStatus if status in self.problems]
         problem, span = self.problems[statuses[0]] if statuses else "", output.span(self.start, stop)
         counted = self.severe if output.lenient else self.problems
         status = next((status for status in statuses if status in counted), CallStatus.OK)
         call = ParsedToolCall(
-            self.index, self.name, arguments, text, self.id, status, problem, raw, self.raw_values, span, self.late_id
+            self.index,
+            self.name,
+            values,
+            text,
+            self.id,
+            status,
+            problem,
+            raw,
+            self.raw_values,
+            span,
+            self.late_id,
         )
         between = output.reader.text(output.stop, self.start) if output.base <= output.stop <= self.start else ""
         lead = between if between.isspace() else ""
@@ -161,7 +172,7 @@ class ArgumentsText(Report):
         super().__init__(call.output.reader)
         self._call, self._quoted = call, quoted
 
-    def put(self, text: str, start: int, stop: int) -> None:
+    def put(self, text: str) -> None:
         self._call.add_arguments(_to_json(text)[1:-1] if self._quoted else text)
 
 
@@ -176,18 +187,24 @@ class Text(Report):
         self._start = -1
 
     def __call__(self, start: int, stop: int) -> None:
-        start = max(start, self._output.base)
+        output = self._output
+        start = max(start, output.base)
         if start < stop:
-            if start > self._output.stop:
-                self._output.end_text()
+            if start > output.stop:
+                output.end_text()
+            if output.current is not self:
+                self._begin(start)
+            output.stop = stop
             super().__call__(start, stop)
 
-    def put(self, text: str, start: int, stop: int) -> None:
+    def _begin(self, start: int) -> None:
+        self._output.end_text()
+        self._output.current, self._start = self, start
+
+    def put(self, text: str) -> None:
         output = self._output
         if output.current is not self:
-            output.end_text()
-            output.current, self._start = self, start
-        output.stop = stop
+            self._begin(len(self.reader.data) - len(self.reader.pending))
         if text:
             self._texts.append(text)
             output.events.append(self._event(text))
@@ -195,7 +212,7 @@ class Text(Report):
     def done(self) -> None:
         output = self._output
         if output.current is self:
-            self.add(b"", output.stop, output.stop, final=True)
+            super().done()
             part = ParsedPart(self.kind, "".join(self._texts), output.span(self._start, output.stop))
             output.placed.append(Placed(part, self._start, output.stop))
             output.current, self._texts = None, []
@@ -209,17 +226,17 @@ class Placed(NamedTuple):
 
 
 class Output:
-    """Collects what a parser reads from `reader`, from byte `base` on."""
+    """Collects what a parser reads, from byte `base` on."""
 
-    def __init__(self, reader: Reader, base: int, tools: Tools, *, lenient: bool = False) -> None:
-        self.reader, self.base, self.tools, self.lenient = reader, base, tools, lenient
+    def __init__(self, reader: Reader, tools: Tools, *, lenient: bool = False) -> None:
+        self.reader, self.base, self.tools, self.lenient = reader, reader.base, tools, lenient
         self.events: list[Event] = []
         self.placed: list[Placed] = []
         self.calls: list[ParsedToolCall] = []
         self.starts: list[int] = []
-        """Where each token begins."""
+        """The byte at which each token begins."""
         self.stop = 0
-        """Where the last part ends, in bytes."""
+        """The byte at which the last part ends."""
         self.open: PartKind | None = None
         self.missing: list[str] = []
         """What would close a completion that was cut off, from the inside out."""
@@ -234,8 +251,8 @@ class Output:
     def span(self, start: int, stop: int) -> TokenRange:
         """The tokens that bytes touch."""
         start, stop = max(start, self.base), max(stop, self.base)
-        first = bisect.bisect_right(self.starts, start) - 1 if start < stop else bisect.bisect_left(self.starts, start)
-        return TokenRange(first, max(first, bisect.bisect_left(self.starts, stop)))
+        first = bisect_right(self.starts, start) - 1 if start < stop else bisect_left(self.starts, start)
+        return TokenRange(first, max(first, bisect_left(self.starts, stop)))
 
     def end_text(self) -> None:
         if self.current is not None:
@@ -250,32 +267,33 @@ class Output:
     def enter(self, kind: PartKind, at: int) -> None:
         """From byte `at` on, tokens belong to this kind of part, delimiters included."""
         entry = max(at, self.base) if self._regions else self.base, kind
-        bisect.insort(self._regions, entry, key=lambda region: region[0])
+        insort(self._regions, entry, key=lambda region: region[0])
 
     def answer(self) -> str:
         """Content and calls as the completion writes them, with what stands around and between calls."""
-        pieces = {one.start: (one.stop, one.part.text) for one in self.placed if one.part.kind is PartKind.CONTENT}
-        bounds = [*self._regions, (len(self.reader.data), PartKind.STOP)]
-        for (start, kind), (stop, _) in itertools.pairwise(bounds):
-            if kind is PartKind.TOOL_CALL and start < stop:
-                pieces[start] = stop, self.reader.text(start, stop)
-        texts, end = [], 0
-        for start, (stop, text) in sorted(pieces.items()):
+        pieces = [(one.start, one.stop) for one in self.placed if one.part.kind is PartKind.CONTENT]
+        for (start, kind), (stop, _) in itertools.pairwise(self._bounds()):
+            pieces += [(start, stop)] if kind is PartKind.TOOL_CALL else []
+        text, end = "", 0
+        for start, stop in sorted(pieces, key=lambda piece: (piece[0], -piece[1])):
             if start >= end:  # else it is content among calls
-                texts.append(text)
+                text += self.reader.text(start, stop)
                 end = stop
-        return "".join(texts)
+        return text
+
+    def _bounds(self) -> list[tuple[int, PartKind]]:
+        return [*self._regions, (len(self.reader.data), PartKind.STOP)]
 
     def regions(self) -> list[Region]:
         """The regions, which cover all tokens up to the stop token."""
         regions: list[Region] = []
-        bounds = [*self._regions, (len(self.reader.data), PartKind.STOP)]
+        bounds = self._bounds()
         if len(bounds) > 2 and bounds[1][1] is not PartKind.STOP:
             (first, _), (second, kind) = bounds[:2]
             if not bytes(self.reader.data[first:second]).strip():
                 bounds[:2] = [(first, kind)]  # white space at the beginning goes with what follows
         for (start, kind), (stop, _) in itertools.pairwise(bounds):
-            first, end = (bisect.bisect_left(self.starts, at) for at in (start, stop))
+            first, end = (bisect_left(self.starts, at) for at in (start, stop))
             if kind is PartKind.STOP:
                 regions += [Region(kind, TokenRange(first, first + 1))] if first < len(self.starts) else []
                 break

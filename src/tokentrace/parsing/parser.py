@@ -18,7 +18,7 @@ from .values import Tools
 class TurnParser:
     """Reads a turn from its head on. The part that the prompt wrote comes first and is not reported.
 
-    `prompted`: the prompt is known. Otherwise the template's is assumed, and a completion may open reasoning again.
+    Unless the prompt is known (`prompted`), the template's is assumed, and a completion may open reasoning again.
     """
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
@@ -125,27 +125,30 @@ class TurnParser:
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    Events are never taken back, and add up to the same result for any chunks. With ``calls="lenient"`` all events come
-    from `finish`, because only then is it certain which text is a call.
+    Events are never taken back, and add up to the same result for any chunks. With ``calls="lenient"`` all events
+    come from `finish`, because only then is it certain which text is a call.
     """
 
     def __init__(
-        self, compiled: Compiled, tools: Tools | None = None, prompt: bytes | None = None, *, lenient: bool = False
+        self,
+        compiled: Compiled,
+        tools: Tools | None = None,
+        prompt: bytes | None = None,
+        *,
+        lenient: bool = False,
     ) -> None:
         self._compiled, self._lenient = compiled, lenient
         prefix = compiled.prefix(compiled.prompt if prompt is None else prompt)
         self._reader, self._token_bytes = Reader(compiled.marked, prefix), compiled.marked.token_bytes
-        self._output = output = Output(self._reader, len(prefix), tools or Tools(None), lenient=lenient)
-        if compiled.channels is not None:
-            self._reading = ChannelParser(compiled, output).read()
-        else:
-            self._reading = TurnParser(compiled, output, prompted=prompt is not None).read()
+        self._output = output = Output(self._reader, tools or Tools(None), lenient=lenient)
+        turn = TurnParser(compiled, output, prompted=prompt is not None)
+        self._reading = ChannelParser(compiled, output).read() if compiled.channels else turn.read()
         self._stop: Match | None = None
         self._response: ParsedResponse | None = None
         self._resume()
 
     def feed(self, ids: Sequence[int] | Ids) -> list[Event]:
-        """Take more ids, and return the events that have become certain.
+        """Take more ids; return the events that have become certain.
 
         Raises InputError if one is not a token id, or after `finish`, and then takes none of them.
         """
@@ -154,23 +157,21 @@ class StreamingParser:
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
             # the usual case in a stream: one id
-            start, piece, plain = len(reader.data), self._token_bytes(index), reader.plain
-            output.starts.append(start)
-            reader.data += piece
-            if plain is None or (text := plain.text(piece)) is None:
-                self._resume()
+            piece = self._token_bytes(index)
+            output.starts.append(len(reader.data))
+            plain = reader.plain(reader.pending + piece) if reader.plain is not None else None
+            if plain is None:
+                self._resume(piece)
             else:
-                reader.reported = stop = start + len(piece)
-                if text and not plain.report.pending:
-                    plain.report.put(text, start, stop)
-                else:
-                    plain.report.add(piece, start, stop)
+                text, pending = plain
+                if text:
+                    reader.report.put(text)
+                reader.pending = pending
+                reader.data += piece
         else:
-            checked = check_ids(ids, "ids")
-            data, starts = reader.marked.spelled(checked, len(reader.data))
+            data, starts = reader.marked.spelled(check_ids(ids, "ids"), len(reader.data))
             output.starts += starts
-            reader.data += data
-            self._resume()
+            self._resume(data)
         events, output.events = output.events, []
         return [] if self._lenient else events
 
@@ -194,8 +195,13 @@ class StreamingParser:
         assert self._response is not None
         return self._response
 
-    def _resume(self) -> None:
-        self._reader.plain = None
+    def _resume(self, data: bytes = b"") -> None:
+        reader, output = self._reader, self._output
+        if reader.plain is not None:
+            reader.plain, reader.reported = None, len(reader.data) - len(reader.pending)
+            if output.current is not None:
+                output.stop = reader.reported
+        reader.data += data
         try:
             next(self._reading)
         except StopIteration as end:

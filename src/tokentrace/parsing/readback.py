@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from ..conversation.forms import texts_of
 from ..formats.grammar import TurnGrammar
-from ..study.probes import call as probe_call
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
@@ -35,10 +34,12 @@ class Unreadable:
     """Both values, from shortly before they differ."""
 
 
-def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[ParsedResponse]) -> Iterator[Unreadable]:
+def find_unreadable(
+    index: int, message: Mapping[str, Any], turns: Sequence[ParsedResponse]
+) -> Iterator[Unreadable]:
     """The fields of an assistant message that are not read back from its `turns`.
 
-    There are several turns if the template writes tool results inside the message's turn.
+    There are several if the template writes tool results inside the message's turn.
     """
     calls = message.get("tool_calls") or ()
     parsed_calls = [call for turn in turns for call in turn.tool_calls]
@@ -95,8 +96,9 @@ def _same(one: Any, other: Any) -> bool:
 def _both(expected: Any, actual: Any) -> str:
     if isinstance(expected, str) and isinstance(actual, str):
         start = max(0, common_prefix(expected, actual) - 8)
-        show = ascii if unicodedata.normalize("NFC", expected) == actual else repr  # the two look alike on a screen
-        return f"{show(expected[start : start + 40])} is read as {show(actual[start : start + 40])}"
+        looks_alike = unicodedata.normalize("NFC", expected) == actual
+        expected, actual = (text[start : start + 40] for text in (expected, actual))
+        return f"{expected!a} is read as {actual!a}" if looks_alike else f"{expected!r} is read as {actual!r}"
     if isinstance(actual, ParsedToolCall):
         return f"{_short(expected)} is read as a call that is {actual.status}: {actual.problem}"
     return f"{_short(expected)} is read as {_short(actual)}"
@@ -107,25 +109,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-# -- proofs of a grammar
-
 MISREAD: Final = "the parser does not read back everything that the template writes"
-_THOUGHT: Final = {"reasoning_content": "a thought"}
-_ONE: Final = {"tool_calls": [probe_call(1, {"key": "value", "more": 7})]}
-_TWO: Final = {"tool_calls": [probe_call(1, {"key": "value"}), probe_call(2, {"more": True})]}
-PROOFS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "an answer": {"content": "an answer"},
-    "an answer with reasoning": {"content": "an answer", **_THOUGHT},
-    "a call": {"content": "", **_ONE},
-    "an answer and a call": {"content": "an answer", **_ONE},
-    "two calls": {"content": "", **_TWO},
-    "reasoning and two calls": {"content": "", **_THOUGHT, **_TWO},
-}
-"""Turns that a grammar has to read back, as far as the template writes them."""
 
 
 def misread_parts(rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[str]:
-    """The parts of a proof that the parser reads differently from the trace."""
+    """The fields of a probe's answer that the parser reads differently from the trace."""
     spans = [(text, origin.path) for text, _, origin in rendering.spans() if origin and origin.message == 1]
     content = "".join(text for text, path in spans if path[:1] == ("content",))
     reasoning = "".join(text for text, path in spans if path and path[0] in REASONING_FIELDS)

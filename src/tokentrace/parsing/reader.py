@@ -1,14 +1,16 @@
-"""Reading bytes that arrive piece by piece: a parser is a generator, and yields where it needs more.
+"""Reading bytes that arrive piece by piece: a parser is a generator that yields where it needs more.
 
 It reports only what is certain, and looks at every byte a bounded number of times.
 """
 
 from __future__ import annotations
 
-import codecs
 import functools
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from encodings.utf_8 import IncrementalDecoder
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from .marked import MarkedBytes
@@ -20,32 +22,25 @@ Pieces = tuple[bytes, ...]
 """A delimiter: any white space may stand between its pieces."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
+_REMEMBERED: Final = 20_000
 _SPACES: Final = re.compile(rb"\s*")
 
 
 class Report:
-    """Receives text once it is certain: by place, as bytes (`add`), or decoded (`put`)."""
+    """Receives text once it is certain: bytes of the reader by their place, or decoded (`put`)."""
 
     def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self.pending = b""
-        """The beginning of a character."""
+        self.reader = reader
+        self.decoder = IncrementalDecoder("replace")
 
     def __call__(self, start: int, stop: int) -> None:
-        self.add(self._reader.marked.visible(self._reader.data[start:stop]), start, stop)
+        self.put(self.decoder.decode(self.reader.marked.visible(self.reader.data[start:stop])))
 
-    def add(self, piece: bytes, start: int, stop: int, final: bool = False) -> None:
-        """Add bytes, with control tokens by their names, from bytes `start` to `stop` of the reader."""
-        piece = self.pending + piece if self.pending else piece
-        text, used = codecs.utf_8_decode(piece, "replace", final)
-        self.pending = piece[used:] if used < len(piece) else b""
-        self.put(text, start, stop)
-
-    def put(self, text: str, start: int, stop: int) -> None:
+    def put(self, text: str) -> None:
         raise NotImplementedError
 
     def done(self) -> None:
-        self.add(b"", 0, 0, final=True)
+        self.put(self.decoder.decode(b"", final=True))
 
 
 class Match(NamedTuple):
@@ -57,25 +52,15 @@ class Match(NamedTuple):
     stop: int
 
 
-class Plain(NamedTuple):
-    """While a parser waits here, a token that `text` decodes goes to `report` as it is."""
-
-    text: Callable[[bytes], str | None]
-    report: Report
+Plain = tuple[str, bytes] | None
+"""The text of a token, and the bytes at its end that may begin a delimiter; None if the parser has to read it."""
 
 
-@functools.cache
-def plain_text(special: re.Pattern[bytes]) -> Callable[[bytes], str | None]:
-    """Decodes tokens: None if one has a special byte, empty if it is not UTF-8 on its own."""
-
-    @functools.cache
-    def text(piece: bytes) -> str | None:
-        try:
-            return piece.decode() if special.search(piece) is None else None
-        except UnicodeDecodeError:
-            return ""
-
-    return text
+def _plain(piece: bytes, stop: int) -> Plain:
+    try:
+        return piece[:stop].decode(), piece[stop:]
+    except UnicodeDecodeError:
+        return None
 
 
 class Delimiters:
@@ -89,16 +74,18 @@ class Delimiters:
         self.pads = pads or {}
         ordered = sorted(self.kinds, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
-        padded = {self.pads.get(kind, b"") + delimiter for delimiter, kind in self.kinds.items()} | set(self.kinds)
+        padded = {*self.kinds, *(self.pads.get(kind, b"") + text for text, kind in self.kinds.items())}
         prefixes = {text[:length] for text in padded for length in range(1, len(text))}
         self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
         self.longest = max(map(len, prefixes), default=0)
         self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
-        first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
-        self.plain_text = plain_text(re.compile(b"[" + re.escape(first_bytes) + b"]"))
-        """Decodes tokens in which neither a delimiter nor a control token begins."""
+        self.plain = functools.lru_cache(_REMEMBERED)(self._plain)
 
-    def pending(self, data: bytearray, start: int) -> int:
+    def _plain(self, piece: bytes) -> Plain:
+        special = _CONTROL in piece or self.pattern.search(piece)
+        return None if special else _plain(piece, self.pending(piece, 0))
+
+    def pending(self, data: bytes | bytearray, start: int) -> int:
         """Where a delimiter that has not fully arrived may begin; the end of the data if nowhere."""
         if not data or data[-1] not in self._last_bytes:  # the usual case
             return len(data)
@@ -106,18 +93,32 @@ class Delimiters:
         return match.start() if match else len(data)
 
 
-class Notation(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Notation:
     """How brackets and strings are written. `strict`: any control token outside of strings is an error.
 
-    `outside` finds brackets, quotes, and what is not allowed; `strings` match, by quote, what a string can contain.
+    `outside` finds brackets, quotes, and what is not allowed; `strings` match, by quote, what a string contains.
     """
 
     opening: bytes
     closing: bytes
     outside: re.Pattern[bytes]
     strings: Mapping[int, re.Pattern[bytes]]
-    in_string: re.Pattern[bytes]
     strict: bool = False
+
+    def next(self, quote: int, data: bytes | bytearray, at: int) -> int:
+        """Where the next byte that matters is, inside a string with a quote or outside of strings (0)."""
+        if quote:
+            match = self.strings[quote].match(data, at)
+            return match.end() if match else at
+        match = self.outside.search(data, at)
+        return match.start() if match else len(data)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _plain_in(notation: Notation, quote: int, piece: bytes) -> Plain:
+    stop = notation.next(quote, piece, 0)
+    return _plain(piece, stop) if piece[stop:] in (b"", b"\\") else None
 
 
 class Reader:
@@ -126,10 +127,14 @@ class Reader:
     def __init__(self, marked: MarkedBytes, data: bytes = b"", *, ended: bool = False) -> None:
         self.marked = marked
         self.data = bytearray(data)
+        self.base = len(data)
+        """Where the completion begins, after what the prompt wrote."""
         self.at = self.reported = 0
         self.ended = ended
-        self.plain: Plain | None = None
-        """Set while plain text can be reported without resuming the parser."""
+        self.plain: Callable[[bytes], Plain] | None = None
+        """While the parser waits: reads tokens that need not resume it. Their text goes to `report`."""
+        self.report, self.pending = Report(self), b""
+        """All bytes before `pending` were reported."""
 
     def text(self, start: int, stop: int) -> str:
         return self.marked.text(self.data[start:stop])
@@ -195,7 +200,6 @@ class Reader:
         """Go to the next delimiter, or to the end (None), and report the text before it."""
         data, start = self.data, self.at
         self.reported = scan = start
-        plain = Plain(delimiters.plain_text, report) if report is not None else None
         while True:
             match = delimiters.pattern.search(data, scan)
             if match is None and self.ended:
@@ -215,7 +219,7 @@ class Reader:
                 return Match(kind, text, match.start(), match.end())
             if match is None:  # else it may still become a longer delimiter
                 self._report(report, pending)
-                self.plain = plain if pending == len(data) else None
+                self._wait(report, delimiters.plain)
             scan = pending
             yield
             scan = max(scan, self.reported)
@@ -227,6 +231,11 @@ class Reader:
         if report is not None and final:
             report.done()
 
+    def _wait(self, report: Report | None, plain: Callable[[bytes], Plain]) -> None:
+        """Let tokens be read without resuming the parser."""
+        if report is not None and self.reported >= self.base and not report.decoder.buffer:
+            self.plain, self.report, self.pending = plain, report, bytes(self.data[self.reported :])
+
     def enclosed(self, notation: Notation, ends: Iterable[Pieces], report: Report | None = None) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; True if it is closed.
 
@@ -235,17 +244,14 @@ class Reader:
         data, at = self.data, self.at
         self.reported, quote, depth = at, 0, 0
         while True:
-            match = notation.strings[quote].match(data, at) if quote else notation.outside.search(data, at)
-            at = len(data) if match is None else match.end() if quote else match.start()
+            at = notation.next(quote, data, at)
             if at == len(data) or (quote and data[at] == _ESCAPE and at + 1 == len(data)):
                 at = len(data) if self.ended else at
                 self._report(report, at, final=self.ended)
                 self.at = at
                 if self.ended:
                     return False
-                if report is not None and at == len(data):
-                    special = notation.in_string if quote else notation.outside
-                    self.plain = Plain(plain_text(special), report)
+                self._wait(report, partial(_plain_in, notation, quote))
                 yield
                 at = max(at, self.reported)
                 continue

@@ -18,9 +18,7 @@ class CallStatus(StrEnum):
     """The turn went on, or ended, before the call was closed."""
     MISSING_NAME = "missing_name"
     MALFORMED = "malformed"
-    """It does not have the shape of a call."""
     INVALID_JSON = "invalid_json"
-    """What should be JSON is not."""
     DUPLICATE_ARGUMENT = "duplicate_argument"
     """An argument appears twice; the last one counts."""
     UNKNOWN_TOOL = "unknown_tool"
@@ -75,7 +73,6 @@ class ParsedToolCall:
     arguments_text: str
     """The arguments as JSON: verbatim if the model wrote JSON, else built from its values."""
     id: str | None
-    """The id that the model wrote, in formats that have one."""
     status: CallStatus
     problem: str
     """What is wrong; ``""`` if nothing is."""
@@ -117,20 +114,19 @@ class ParsedResponse(ShowsItself):
     open: PartKind | None
     """What the completion ends inside: reasoning or a call that is not closed."""
     parts: list[ParsedPart] = field(default_factory=list)
-    """Everything in order."""
     unread: TokenRange | None = None
     """Tokens after the stop token, which no engine should return."""
     attempts: list[ParsedToolCall] = field(default_factory=list)
-    """Well-formed calls outside their place, which are also content or reasoning here.
+    """Well-formed calls outside their place, which are also content or reasoning here, each MALFORMED.
 
-    vLLM or SGLang would run them; ``calls="lenient"`` counts them as calls. Each is MALFORMED, and `problem` says why.
+    vLLM or SGLang would run them; ``calls="lenient"`` counts them as calls.
     """
     closing: str = field(default="", compare=False)
     """What would close a completion that was cut off, before its stop token."""
     regions: list[Region] = field(default_factory=list, compare=False)
     """The kind of every token, delimiters included, up to the stop token."""
     answer: str = field(default="", compare=False)
-    """If a call is not well-formed: content and calls as the completion writes them, with what is around calls."""
+    """If a call is not well-formed: content and calls as written, with what is around calls."""
 
     @property
     def calls(self) -> list[ParsedToolCall]:
@@ -150,21 +146,18 @@ class ParsedResponse(ShowsItself):
         return TokenRange(spans[0].start, spans[-1].stop) if spans else None
 
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
-        """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
+        """An assistant message in OpenAI's shape. Rendered after its history, it gives the completion's tokens.
 
-        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content, with their
-        wrapper if none can be run. So do calls that repeat an argument, because a mapping would lose one of the values.
-        `call_id` makes ids for calls without one; by default nine letters and digits: Mistral's templates require that.
+        Arguments are JSON text, as the model wrote them. Calls that cannot be run or repeat an argument stay text
+        in the content, with their wrapper if none can be run. `call_id` makes ids for calls without one; by
+        default nine letters and digits, as Mistral's templates require.
         """
-        calls = {
-            call.index: {
-                "id": call.id or (call_id or "call{:05}".format)(call.index),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments_text},
-            }
-            for call in self.tool_calls
-            if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) and call.arguments is not None
-        }
+        calls = {}
+        for call in self.tool_calls:
+            if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) and call.arguments is not None:
+                function = {"name": call.name, "arguments": call.arguments_text}
+                name = call.id or (call_id or "call{:05}".format)(call.index)
+                calls[call.index] = {"id": name, "type": "function", "function": function}
         texts = (part for part in self.parts if part.kind is not PartKind.REASONING and part.call not in calls)
         content = "".join(part.lead + part.text for part in texts) if calls or not self.answer else self.answer
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}

@@ -1,11 +1,11 @@
-"""What bare text means by the tool's JSON schema, in formats that write arguments between tags.
+"""What bare text means by the tool's JSON schema, in formats that write strings as they are.
 
-Such formats write strings as they are, and everything else as in JSON or Python. The first rule that applies counts:
+The first rule that applies counts:
 
 1. Only strings are allowed: the text, which can be passed on as it arrives.
-2. The text spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 if only integers are allowed.
+2. The text spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 where only integers are.
 3. Strings are allowed, or the schema says nothing: the text.
-4. Otherwise: the value it spells, which the tool may refuse; null for empty text, if allowed; else the text, uncertain.
+4. Otherwise: the value it spells; null for empty text, if allowed; else the text, uncertain.
 
 Unclear, contradictory or circular parts of a schema allow every type.
 """
@@ -86,7 +86,7 @@ _DECODER: Final = json.JSONDecoder(**_STRICT)
 _LITERAL_TEXT: Final = re.compile(
     r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+"""
 )
-"""What JSON-like literals consist of. Anything else never reaches Python's parser."""
+"""What may reach Python's parser."""
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
@@ -112,11 +112,11 @@ class Schema:
         return self.types == frozenset({"string"})
 
     def keys(self) -> frozenset[str]:
-        declared = (node.get("properties") for node in self._nodes())
-        return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
+        declared = (fields_of(node.get("properties")) or {} for node in self._nodes())
+        return frozenset(key for some in declared for key in some if isinstance(key, str))
 
     def items(self) -> Schema | None:
-        """The schema of each item of an array; None if this schema does not say."""
+        """The schema of an array's items; None if this schema does not say."""
         return self._combined(node.get("items") for node in self._nodes() if "prefixItems" not in node)
 
     def property(self, key: str) -> Schema | None:
@@ -152,16 +152,15 @@ def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
     memo[id(node)] = None
     named = node.get("type")
     names = [named] if isinstance(named, str) else _entries(node, "type")
-    if not names or not all(isinstance(name, str) and name in _TYPES.values() for name in names):
-        names = [
-            _TYPES.get(type(value), "") for value in ((node["const"],) if "const" in node else _entries(node, "enum"))
-        ]
+    if not names or not all(isinstance(name, str) and name in _NAMES for name in names):
+        values = [node["const"]] if "const" in node else _entries(node, "enum")
+        names = [_TYPES.get(type(value), "") for value in values]
     stated = frozenset(names) | ({"integer"} if "number" in names else set())
     types: Types = stated if stated and "" not in stated else None
     statements = [_types(other, root, memo) for other in _joined(node, root)]
     for word in ("anyOf", "oneOf"):
         branches = [_types(branch, root, memo) for branch in _entries(node, word)]
-        statements += [frozenset(name for branch in branches for name in branch or ())] if None not in branches else []
+        statements.append(None if None in branches else frozenset[str]().union(*filter(None, branches)))
     for statement in statements:  # types that both allow; any, if there is none
         types = types & statement or None if types and statement else types or statement or None
     if node.get("nullable") is True and types is not None:
@@ -181,17 +180,14 @@ def _entries(node: Mapping[Any, Any], word: str) -> Sequence[Any]:
 
 def _target(root: Any, reference: Any) -> Any:
     """What a reference within the root points to; None if it points to nothing."""
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        return None
-    for part in unquote(reference).split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, Mapping):
-            root = root.get(key)
-        elif isinstance(root, (list, tuple)) and re.fullmatch("[0-9]{1,6}", key) and int(key) < len(root):
-            root = root[int(key)]
+    start, *path = unquote(reference).split("/") if isinstance(reference, str) else [""]
+    node = root if start == "#" else None
+    for part in path:
+        if isinstance(node, (list, tuple)):
+            node = node[int(part)] if re.fullmatch("[0-9]{1,6}", part) and int(part) < len(node) else None
         else:
-            return None
-    return root
+            node = node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
+    return node
 
 
 # -- tools
@@ -201,11 +197,12 @@ class Tools:
     """Schemas by name, of checked tools in OpenAI's or Anthropic's shape."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
-        functions = [fields_of(tool.get("function", tool)) or {} for tool in tools or ()]
-        self.declared_any = bool(functions)
-        self._schemas: dict[str | None, Schema] = {
-            one.get("name"): Schema(one.get("parameters") or one.get("input_schema")) for one in functions
-        }
+        self._schemas: dict[str | None, Schema] = {}
+        for tool in tools or ():
+            function = fields_of(tool.get("function", tool)) or {}
+            schema = Schema(function.get("parameters") or function.get("input_schema"))
+            self._schemas[function.get("name")] = schema
+        self.declared_any = bool(self._schemas)
 
     def knows(self, name: str) -> bool:
         return not self.declared_any or name in self._schemas

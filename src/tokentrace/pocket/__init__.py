@@ -1,8 +1,7 @@
 """The pocket model: a small default that needs no download.
 
-4,096 byte-level tokens, with one token per digit and newline; a template that only ever appends; and a model of a few
-million parameters that answers questions by calling tools (`pocket.model` runs it, `demo.questions` has the questions).
-``training/pocket`` makes the vocabulary and trains the model.
+4,096 byte-level tokens, with one token per digit and newline; a template that only ever appends; and a model of a
+few million parameters that calls tools (`pocket.model` runs it, ``training/pocket`` trained it).
 """
 
 from dataclasses import dataclass
@@ -37,6 +36,6 @@ class Noise:
 
 
 NOISE: Final = Noise(unthinking=0.05, slips=0.03, resegmented=0.01, compact=0.02)
-"""The noise that the shipped weights were trained with; ``training/pocket`` reads it. The last two break streams."""
+"""The noise that the shipped weights were trained with. The last two break streams."""
 
 __all__ = ["EXAMPLE", "NOISE", "POCKET", "Noise"]

@@ -44,7 +44,6 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        """How many tokens fit before it has to grow."""
         return int(self.values.shape[2])
 
     def truncate(self, length: int) -> None:
@@ -54,7 +53,7 @@ class Cache:
         self.length = length
 
     def copy(self, length: int | None = None, capacity: int = 0) -> Cache:
-        """Return a copy of the first `length` tokens, or of all by default."""
+        """Return a copy of the first `length` tokens; of all by default."""
         count = self.length if length is None else length
         if not 0 <= count <= self.length:
             raise InputError(f"a cache of {self.length} tokens has no prefix of {length}")
@@ -115,7 +114,9 @@ class PocketModel:
         scale = np.ones((self._heads + self._kv_heads, 1), np.float32)
         scale[: self._heads] = 1 / math.sqrt(size)
         heads = [self._heads, self._kv_heads]
-        self._qk_norms = [np.repeat(np.stack((one.q_norm, one.k_norm)), heads, axis=0) * scale for one in self._layers]
+        self._qk_norms = [
+            np.repeat(np.stack((one.q_norm, one.k_norm)), heads, axis=0) * scale for one in self._layers
+        ]
         # In float32 from the start, as in other engines: at a thousand tokens the rounding is visible.
         powers = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         frequencies = np.float32(1) / np.float32(config["rope_theta"]) ** powers
@@ -123,9 +124,9 @@ class PocketModel:
         self._cos, self._sin = np.cos(angles), np.sin(angles)
 
     def with_weights(self, weights: Mapping[str, Floats]) -> PocketModel:
-        """Return the model with new weights. Raises InputError if any is missing, unknown or of another shape.
+        """Return the model with new weights, perhaps with a head that equals the embedding.
 
-        `weights` may include a head if it equals the embedding.
+        Raises InputError if any is missing, unknown or of another shape.
         """
         arrays = dict(weights)
         head = arrays.pop(_HEAD, None)
@@ -148,18 +149,24 @@ class PocketModel:
     @overload
     def extend(self, caches: Sequence[Cache], ids: Sequence[TokenIds]) -> Floats: ...
     @overload
-    def extend(self, caches: Sequence[Cache], ids: Sequence[TokenIds], *, every: Literal[True]) -> list[Floats]: ...
-    def extend(self, caches: Sequence[Cache], ids: Sequence[TokenIds], *, every: bool = False) -> Floats | list[Floats]:
+    def extend(
+        self, caches: Sequence[Cache], ids: Sequence[TokenIds], *, every: Literal[True]
+    ) -> list[Floats]: ...
+    def extend(
+        self, caches: Sequence[Cache], ids: Sequence[TokenIds], *, every: bool = False
+    ) -> Floats | list[Floats]:
         """Append ids to each sequence. Returns the logits after its last id, [sequences, vocabulary].
 
-        With `every`, returns the logits after each new id, one array [ids, vocabulary] per sequence. Raises InputError
-        for ids outside the vocabulary, no ids or too many, or a cache given twice, and leaves the caches unchanged.
+        With `every`, returns the logits after each new id, one array [ids, vocabulary] per sequence. Leaves the
+        caches unchanged if it raises InputError.
         """
         rows = self._check(caches, ids)
         counts = [len(row) for row in rows]
         ends = np.cumsum(counts)
         flat = np.concatenate(rows)
-        places = np.concatenate([np.arange(len(row)) + cache.length for cache, row in zip(caches, rows, strict=True)])
+        places = np.concatenate(
+            [np.arange(len(row)) + cache.length for cache, row in zip(caches, rows, strict=True)]
+        )
         for cache, count in zip(caches, counts, strict=True):
             cache.reserve(cache.length + count)
         x = self._embedding[flat]
@@ -189,7 +196,7 @@ class PocketModel:
 
     def _check(self, caches: Sequence[Cache], ids: Sequence[TokenIds]) -> list[npt.NDArray[np.intp]]:
         if len(caches) != len(ids) or not len(caches):
-            raise InputError(f"{len(ids)} sequences of ids for {len(caches)} caches; give as many, and at least one")
+            raise InputError(f"{len(ids)} sequences of ids for {len(caches)} caches; give one for each")
         if len({id(cache) for cache in caches}) < len(caches):
             raise InputError("a cache was given twice; make a copy of it")
         rows = []
@@ -278,7 +285,7 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def read_safetensors(path: Path) -> dict[str, Floats]:
-    """Read all tensors of a file as float32. A file has a length, a JSON header and raw numbers."""
+    """Read all tensors of a file as float32. It has a length, a JSON header and raw numbers."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
@@ -301,10 +308,7 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
 
 
 def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
-    """Return the arrays of all safetensors in a folder, or copies of a mapping's arrays or tensors, as float32.
-
-    They are copied because a trainer changes its tensors in place.
-    """
+    """Return all tensors of a folder of safetensors, or copies of a mapping's arrays or tensors, as float32."""
     if isinstance(source, Mapping):
         return {str(name): _array(name, value) for name, value in source.items()}
     if not isinstance(source, str | Path):
@@ -321,7 +325,7 @@ def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
 def _array(name: Any, value: Any) -> Floats:
     if callable(getattr(value, "detach", None)):  # a torch tensor, on any device and of any dtype
         value = value.detach().cpu().float().numpy()
-    array = np.array(value, dtype=np.float32)
+    array = np.array(value, dtype=np.float32)  # a copy: trainers change tensors in place
     if not np.isfinite(array).all():
         raise InputError(f"{name}: the new weights are not finite")
     return array
@@ -329,7 +333,7 @@ def _array(name: Any, value: Any) -> Floats:
 
 @functools.cache
 def load_pocket() -> PocketModel:
-    """Return the model that ships with the package. Loads it once."""
+    """Return the shipped model. Loads it once."""
     folder = Path(__file__).parent
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return PocketModel(config, read_safetensors(folder / "model.safetensors"))

@@ -20,9 +20,9 @@ from .lost import Lost
 
 @dataclasses.dataclass(eq=False, repr=False)
 class BridgedTokens(ShowsItself, Sequence[int]):
-    """The next prompt: the stream so far, id for id, and the new ids.
+    """The next prompt, as a sequence of ids: the stream so far, id for id, and the new ids.
 
-    As a sequence it is the whole next prompt. The bridge does not check the prompt's ids; reading them does.
+    The bridge does not check the prompt's ids; reading them does.
     """
 
     prompt: Sequence[int] | Ids
@@ -31,7 +31,7 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     """The added tokens. Their messages are indices into the new messages."""
     new_count: int
     lost: Sequence[Lost] = ()
-    """Fields of the new messages with text that reached no token. The first new message is 0."""
+    """Fields with text that reached no token. The first new message is 0."""
     changes: list[Change] = dataclasses.field(default_factory=list)
     """Changes to the new messages that made them fit the template."""
 
@@ -41,7 +41,6 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
     @property
     def new_ids(self) -> Ids:
-        """The added ids."""
         return self.new.ids
 
     @property
@@ -56,7 +55,6 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
     @property
     def stream_length(self) -> int:
-        """The length of the stream: everything before the new ids."""
         return len(self.prompt) + len(self.completion)
 
     @property
@@ -72,7 +70,6 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
     @property
     def token_ids(self) -> list[int]:
-        """The whole next prompt, as a list."""
         return cast(list[int], self.ids.tolist())
 
     def __len__(self) -> int:
@@ -105,11 +102,8 @@ class Truncation(StrEnum):
     CLOSE = "close"
     """Close it with tokens that carry no loss."""
     REFUSE = "refuse"
-    """Refuse to bridge it."""
 
 
 class Stream(NamedTuple):
-    """A prompt and its completion, as ids."""
-
     prompt: Sequence[int] | Ids
     completion: Ids

@@ -1,11 +1,10 @@
 """The bridge: from a stream to the next prompt, without rendering the past.
 
 `Bridger.bridge` renders ``[a small context, a stand-in for the turn, the new messages]``, keeps what follows the
-stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that other contexts and
-stand-ins give the same result. After that, a bridge costs one small render, however long the history is.
+stand-in's turn, and joins that to the stream. For each shape of new messages it proves once that other contexts
+and stand-ins give the same result. After that, a bridge costs one small render, however long the history is.
 
-The bridge never changes a completion, however it ended; it only adds what is missing. Ids that close a cut-off turn
-are synthetic.
+The bridge never changes a completion. Ids that close a cut-off turn are synthetic.
 """
 
 import re
@@ -23,11 +22,11 @@ from ..parsing.parser import read_turn
 from ..parsing.response import ParsedResponse
 from ..study import seams
 from ..study.endings import TurnEndings, find_past_close
-from ..study.memory import Memory
+from ..study.memory import Memory, learned
 from ..study.probes import STAND_IN_TOOL
 from ..study.seams import BridgeRefusal, Continuation, EncodedTurns, RefusalReason, StandIn
 from ..study.study import TemplateStudy
-from ..study.turns import common_prefix
+from ..study.turns import common_prefix, shows_field, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.kinds import Kind
@@ -41,26 +40,24 @@ _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAS
 _TRUNCATED: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
-"""`Renderer._render_small`: takes messages, the one whose turn to find, tools, and whether to add a prompt."""
+"""Takes messages, the one whose turn to find, tools, and whether to add a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """New messages to write after a turn that calls the functions in `names`."""
+class _Request(NamedTuple):
+    """New messages to write after a turn that calls functions."""
 
     new: Messages
     tools: Any
     key: tuple[object, ...]
-    """The shape of the messages, and the tools: what the template's control flow may depend on."""
+    """What the template's control flow may depend on: the messages' shape, the tools."""
     names: Sequence[str] = ()
-    """Names of the functions that the completion calls, from the first on. May be incomplete or empty."""
+    """Names of the called functions, from the first on. May be incomplete or empty."""
     true_context: bool = False
     """Whether the template sees the actual conversation so far, and so the real tools."""
     real_tools: bool = True
     """Whether the template sees the real tools. The stand-in tool renders faster."""
 
     def follow(self, context: Messages, stand_in: StandIn) -> list[Any]:
-        """The new messages after a context and a stand-in."""
         return [*context, stand_in.message(seams.leading_results(self.new), self.names), *self.new]
 
     @property
@@ -73,17 +70,17 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """Past turns that the template would rewrite: those with these tags, with reasoning or without."""
+    """Past turns that the template would rewrite: those with these tags."""
 
     tags: frozenset[bytes]
     reasoning: bool | None
-    """None: either."""
+    """With reasoning, without, or either (None)."""
     how: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """A context and a stand-in that give the same result as all others, for new messages of one shape."""
+    """A context and a stand-in that represent all others."""
 
     context: Messages
     stand_in: StandIn
@@ -93,7 +90,7 @@ class _Proof:
 
 
 class _Seam(NamedTuple):
-    """Ids to add after the completion, and how many ids after the stop token to skip: the completion has them."""
+    """Ids to add, and how many ids after the stop token to skip."""
 
     pieces: Sequence[tuple[Sequence[int], Kind]] = ()
     overlap: int = 0
@@ -101,21 +98,21 @@ class _Seam(NamedTuple):
 
 @dataclass(slots=True)
 class Bridger:
-    """Makes bridges for one template with one renderer's settings. Remembers its proofs."""
+    """Makes bridges for one template with one renderer's settings."""
 
     study: TemplateStudy
     endings: TurnEndings
     write: Write
     compiled: Callable[[], Compiled]
-    """Returns the grammar that completions are parsed with. Compiling it is slow, and most bridges do not need it."""
+    """The grammar of completions: slow to compile, and seldom needed."""
     truncation: Truncation
     as_inference: bool
-    _proofs: Memory = field(default_factory=Memory)
+    cache: Memory = field(default_factory=Memory)
 
     def bridge(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, messages: Messages | None = None
     ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt, or why there is none. `messages` is the conversation before the completion, if known."""
+        """The next prompt. `messages` is the conversation before the completion, if known."""
         if not len(stream.prompt):
             problem = "there is no prompt to extend; keep the ids of every turn, including cut-off ones"
             return BridgeRefusal(RefusalReason.EMPTY_STREAM, problem)
@@ -125,7 +122,7 @@ class Bridger:
             return proof
         if (refusal := self._refuse_rewrite(proof.rewrites, stream)) is not None:
             return refusal
-        request = replace(request, true_context=proof.true_context, real_tools=proof.real_tools)
+        request = request._replace(true_context=proof.true_context, real_tools=proof.real_tools)
         continuation = self._continue(request, proof.context, proof.stand_in)
         if isinstance(continuation, BridgeRefusal):
             return continuation
@@ -140,21 +137,20 @@ class Bridger:
     def _rendered_after(
         self, conversation: Messages, at: int, tools: Any, *, prompted: bool = True
     ) -> Continuation | BridgeRefusal:
-        """Render a conversation and cut it after the turn of message `at`."""
         return seams.find_continuation(
             conversation, at + 1, lambda some, index: self.write(some, index, tools, prompted), self.endings
         )
 
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
-        """The request, with the names of the called functions if results have them or the template needs them."""
+        """Names of called functions are from the results or, if needed, the completion."""
         words = self.study.template.searched
         results, unnamed = seams.leading_results(new), _Request(new, tools, (seams.shape(new, words), tools_key))
         names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
-            return replace(unnamed, names=names)
+            return unnamed._replace(names=names)
 
         def needs_names() -> bool:
-            """Whether the text that follows may depend on the called functions' names: it repeats or compares them."""
+            """Whether the template may repeat or compare the called functions' names."""
             constants = self.study.template.constants
             for tool in check_tools(tools) or ():
                 name = str(tool.get("function", tool).get("name"))
@@ -162,25 +158,27 @@ class Bridger:
                     return True
             return isinstance(self._remembered(unnamed), BridgeRefusal)
 
-        if not self._proofs.once(("names", *unnamed.key), needs_names):
+        if not self.cache.once(("names", *unnamed.key), needs_names):
             return unnamed
         calls = read_turn(self.compiled(), stream.completion, stream.prompt).tool_calls
         called = [call.name for call in calls if call.name is not None]
-        return replace(unnamed, names=called) if len(called) <= len(results) else unnamed  # else some went unanswered
+        some_unanswered = len(called) > len(results)
+        return unnamed if some_unanswered else unnamed._replace(names=called)
 
     # -- proofs
 
     def _prove_any(self, request: _Request, stream: Stream, messages: Messages | None) -> _Proof | BridgeRefusal:
-        """The proof for messages of this shape: in any context or, if they depend on it, in the actual one."""
+        """The proof in any context or, if the messages depend on it, in the actual one."""
         proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
         grammar, turn = self.compiled().grammar, read_turn(self.compiled(), stream.completion, stream.prompt)
         has_call: bool | None = None  # unknown: stand-ins with a call count, and those without
         if grammar.calls is not None or grammar.channels is not None:
-            has_call = bool(turn.tool_calls or (turn.attempts and seams.leading_results(request.new)))  # it was run
+            was_run = turn.attempts and seams.leading_results(request.new)
+            has_call = bool(turn.tool_calls or was_run)
         if messages:
-            return self._prove(replace(request, true_context=True), has_call, (messages,))
+            return self._prove(request._replace(true_context=True), has_call, (messages,))
         ids, contexts = check_ids(stream.prompt, "prev_prompt_ids"), self._contexts(bool(request.tools))
         in_contexts = frozenset[int]().union(*(controls for _, controls in contexts))
         in_prompt = frozenset(token for token in in_contexts if (ids == token).any())
@@ -191,20 +189,24 @@ class Bridger:
         self, request: _Request, has_call: bool | None = None, alike: Sequence[Messages] = ()
     ) -> _Proof | BridgeRefusal:
         contexts = alike or [context for context, _ in self._contexts(bool(request.tools))]
-        return self._proofs.once(
-            (request.key, len(request.names), has_call, tuple(map(id, contexts))),  # contexts are constants
-            lambda: self._prove(request, has_call, contexts),
-            keep=lambda proof: isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT,  # others depend on the text
-        )
 
-    def _prove(self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]) -> _Proof | BridgeRefusal:
-        """Find a context and a stand-in that the template accepts, and check that all others give the same result."""
+        def of_shape(proof: _Proof | BridgeRefusal) -> bool:
+            """Other refusals depend on the text."""
+            return isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT
+
+        key = (request.key, len(request.names), has_call, tuple(map(id, contexts)))  # contexts are constants
+        return self.cache.once(key, lambda: self._prove(request, has_call, contexts), keep=of_shape)
+
+    def _prove(
+        self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
+    ) -> _Proof | BridgeRefusal:
+        """Find a context and a stand-in, and check that all others agree."""
         base = self._base(request, has_call, contexts)
         if isinstance(base, BridgeRefusal):
             return base
         context, stand_in, expected = base
         if request.tools and not request.true_context and not expected.shows_tools:
-            quicker = replace(request, real_tools=False)
+            quicker = request._replace(real_tools=False)
             actual = self._continue(quicker, context, stand_in)
             if isinstance(actual, Continuation) and actual.tail == expected.tail:
                 request = quicker
@@ -219,7 +221,7 @@ class Bridger:
                     continue
                 problem = request.check(actual)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
-                    # the template moves past text to the new turn; a stream to train on keeps it in place
+                    # the template moves past text, which a stream keeps in place
                     rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
                 elif actual.tail != expected.tail or problem is not None:
                     texts = f"{actual.tail[:60]!r} or {expected.tail[:60]!r}"
@@ -234,8 +236,9 @@ class Bridger:
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages]
     ) -> tuple[Messages, StandIn, Continuation] | BridgeRefusal:
-        """The first context and stand-in that the template accepts, preferably with a call, unless there was none."""
-        refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template does not accept these messages here")
+        """The first context and stand-in that the template accepts, rather with a call."""
+        words = "the template does not accept these messages here"
+        refusal = BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, words)
         second: tuple[Messages, StandIn, Continuation] | None = None
         # a user may speak before the result arrives
         after_call = has_call is True or bool(seams.leading_results(request.new))
@@ -254,29 +257,23 @@ class Bridger:
 
     # -- contexts
 
+    @learned
     def _contexts(self, has_tools: bool) -> tuple[tuple[Messages, frozenset[int]], ...]:
-        """Contexts to try, each with its control tokens.
-
-        Of each kind, takes the first that shows its call and, if it comes earlier, the first that does not.
-        """
-
-        def choose() -> tuple[tuple[Messages, frozenset[int]], ...]:
-            chosen: list[tuple[Messages, frozenset[int]]] = []
-            for ways in seams.CONTEXTS:
-                by_call: dict[bool, tuple[Messages, frozenset[int]]] = {}
-                for context in ways:
-                    try:
-                        encoded, _ = self.write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
-                    except TokentraceError:
-                        continue
-                    controls = frozenset(encoded.ids[encoded.control].tolist())
-                    by_call.setdefault(seams.shows_field(encoded.rendering, ("tool_calls",)), (context, controls))
-                    if True in by_call:
-                        break
-                chosen += by_call.values()
-            return tuple(chosen)
-
-        return self._proofs.once(("contexts", has_tools), choose)
+        """Contexts with their control tokens: of each kind, the first with and without a call."""
+        chosen: list[tuple[Messages, frozenset[int]]] = []
+        for ways in seams.CONTEXTS:
+            by_call: dict[bool, tuple[Messages, frozenset[int]]] = {}
+            for context in ways:
+                try:
+                    encoded, _ = self.write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
+                except TokentraceError:
+                    continue
+                controls = frozenset(encoded.ids[encoded.control].tolist())
+                by_call.setdefault(shows_field(encoded.rendering, ("tool_calls",)), (context, controls))
+                if True in by_call:
+                    break
+            chosen += by_call.values()
+        return tuple(chosen)
 
     # -- a past that production would rewrite
 
@@ -298,13 +295,13 @@ class Bridger:
         if was == now:
             return None
         shared = common_prefix(was, now)
-        begin = max((span.start for span in alone.spans if span.start <= shared), default=0)
+        spans = (*turn_spans(alone.encoded.rendering), alone.span)
+        begin = max((span.start for span in spans if span.start <= shared), default=0)
         before, later = (frozenset(tag[0] for tag in tags(marked.scaffold(text[begin:]))) for text in (was, now))
         how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
         return _Rewrite(before - later, stand_in.reasoning or stand_in is seams.INLINE, how)
 
     def _refuse_rewrite(self, rewrites: Sequence[_Rewrite], stream: Stream) -> BridgeRefusal | None:
-        """A refusal if the stream holds a turn that the template would rewrite."""
         if not rewrites:
             return None
         compiled = self.compiled()
@@ -316,7 +313,7 @@ class Bridger:
         for before, tag in zip([None, *stream_tags], stream_tags, strict=False):
             if tag[0] == compiled.reasoning_close:
                 between = data[before.end() if before is not None else 0 : tag.start()]
-                full, blank = full or bool(between), blank or not between.strip()  # white space alone may be either
+                full, blank = full or bool(between), blank or not between.strip()  # white space may be either
         for rewrite in rewrites:
             applies = True
             if rewrite.reasoning is not None:  # only turns with reasoning, or only turns without
@@ -329,17 +326,17 @@ class Bridger:
     # -- the seam between a stream and what follows it
 
     def _join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
-        """The stream, its seam, and what the template writes after the turn. The first new message is 0."""
         seam = self._seam(stream, continuation)
         if isinstance(seam, BridgeRefusal):
             return seam
         encoded, conversation, first = continuation.encoded, continuation.conversation, continuation.first_new
         rendering, after = encoded.rendering, slice(continuation.stop + seam.overlap, None)
         owners = [max(owner - first, -1) for owner in span_messages(rendering, conversation)]
-        is_context = [  # everything but a message's own text is scaffold, including its role
-            origin is not None and origin[0] == "messages" and not origin.is_role for origin in rendering.origins
+        of_spans = [  # everything but a message's own text is scaffold, including its role
+            Kind.SCAFFOLD if origin is None or origin[0] != "messages" or origin.is_role else Kind.CONTEXT
+            for origin in rendering.origins
         ]
-        kinds = encoded.per_token(np.where(is_context, np.uint8(Kind.CONTEXT), np.uint8(Kind.SCAFFOLD)))[after]
+        kinds = encoded.per_token(np.asarray(of_spans, np.uint8))[after]
         messages = encoded.per_token(np.asarray(owners, np.int32))[after]
         pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
         table = join([*pieces, TokenTable.of(encoded.ids[after].copy(), kinds, messages)])
@@ -348,9 +345,9 @@ class Bridger:
         return BridgedTokens(*stream, table, len(conversation) - first, lost)
 
     def _seam(self, stream: Stream, continuation: Continuation) -> _Seam | BridgeRefusal:
-        """What the completion (if empty, the prompt) lacks of the turn's end, and has of the text after it."""
         completion, stop, inner = stream.completion, continuation.stop_token, self.endings.inner
-        tail = np.asarray(stream.prompt[-9:]) if inner and not len(completion) else completion  # `_overlap` reads nine
+        in_prompt = inner and not len(completion)
+        tail = np.asarray(stream.prompt[-9:]) if in_prompt else completion  # `_overlap` reads nine
         last = int(tail[-1]) if len(completion) or not inner.isdisjoint(tail[-1:].tolist()) else -1
         if stop is None:
             return self._open_seam(stream, continuation, last)
@@ -360,14 +357,15 @@ class Bridger:
         head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
         if self._is_stop(last):
             return _Seam(head)
-        if (overlap := self._overlap(tail, stop, continuation.ids)) is not None:
+        following = continuation.encoded.ids[continuation.stop :]
+        if (overlap := self._overlap(tail, stop, following)) is not None:
             return _Seam(overlap=overlap)
         if self.truncation is Truncation.REFUSE:
             return _TRUNCATED
         parsed = read_turn(self.compiled(), completion, stream.prompt)
         missing = parsed.closing or self._space_before(stop, completion, parsed)
         closing = self._ids(self._marked(missing.rstrip() if is_head else missing))
-        if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
+        if stop in closing:  # part of the grammar, if turns are not shown
             closing = closing[: closing.index(stop) + 1]
         elif not is_head and not (closing and closing[-1] in self.endings.closers):
             closing = [*closing, stop]
@@ -403,7 +401,7 @@ class Bridger:
         return self.compiled().marked.ids(marked, self.study.tokenizer)
 
     def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
-        """The white space before the stop token of past answers, as far as the completion lacks it."""
+        """The white space before a past answer's stop token that the completion lacks."""
         space, token, _ = self._marked(find_past_close(self.study)).partition(mark(stop))
         if not token or space.strip() or parsed.tool_calls:
             return ""
@@ -411,7 +409,7 @@ class Bridger:
         return space[_shared_end(data, space) :].decode()
 
     def _is_stop(self, token: int) -> bool:
-        """Whether generation ends at a token: a known stop, or a special token that never occurs inside a turn."""
+        """Whether a token is a known stop, or a special one that no turn contains."""
         if token in self.endings.stops | self.endings.closers | self.study.eos:
             return True
         added = self.study.tokenizer.vocabulary.added.get(token)
@@ -419,7 +417,7 @@ class Bridger:
         return added is not None and added.special and token not in inside
 
     def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
-        """How many ids after the stop token the completion already has: a separator, or the head of the next turn."""
+        """How many ids after the stop token the completion already has."""
         for length in range(min(len(ids), len(completion) - 1, 8), 0, -1):
             if completion[-length - 1] == stop and np.array_equal(completion[-length:], ids[:length]):
                 return length
@@ -434,7 +432,7 @@ class Bridger:
 
 
 def _shared_end(data: bytes, closing: bytes) -> int:
-    """How many bytes at the start of a closing the data already ends with, in whole characters."""
+    """How many bytes of a closing, in whole characters, the data already ends with."""
     lengths = (length for length in range(len(closing), 0, -1) if _begins(closing, length))
     return next((length for length in lengths if data.endswith(closing[:length])), 0)
 

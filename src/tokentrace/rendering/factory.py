@@ -1,9 +1,9 @@
-"""`create_renderer`: a tokenizer, its template and the settings, checked and put together."""
+"""`create_renderer`: a tokenizer, its template and the settings, checked."""
 
-import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -50,18 +50,17 @@ def create_renderer(
 ) -> Renderer:
     """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
 
-    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour), ``"default"`` (the same, not
-    recognised), or the name of a family, which raises RendererError if the template behaves differently.
-    `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries. Other
-    arguments are template variables, which the template must read: ``enable_thinking=False``.
+    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour), ``"default"`` (the same,
+    not recognised), or the name of a family, which raises RendererError if the template behaves differently.
+    `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries.
+    Other arguments are template variables, which the template must read: ``enable_thinking=False``.
 
     - `past`: how to show the turns before the last one; see `Past`. `preserve_all_thinking`, `use_patched`,
       `preserve_thinking_between_tool_calls` and `history` are aliases for its values.
     - `calls`: ``"strict"``, or ``"lenient"`` to count well-formed calls outside their place too, as vLLM does.
-    - `tool_parser`, `reasoning_parser`: how calls and reasoning are written if the template does not show it: the name
-      of a dialect (``"hermes"``, or an inference server's name), or a `Dialect`, `CallGrammar` or `Frame`.
-    - `messages`: ``"adapt"`` (messages take the form that the template reads) or ``"as_given"`` (they stay as they are,
-      for ids that equal transformers').
+    - `tool_parser`, `reasoning_parser`: how calls or reasoning are written if the template does not show it: the
+      name of a dialect (``"hermes"``), or a `Dialect`, `CallGrammar` or `Frame`.
+    - `messages`: ``"adapt"`` them to the form that the template reads, or leave them ``"as_given"``.
     - `lost`: what happens if text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
     """
     instance("renderer", renderer, str)
@@ -91,7 +90,7 @@ def create_renderer(
 
 
 def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any) -> Past:
-    """The value that `past` or one of its aliases chooses. Of several aliases, the first one here counts."""
+    """The value that `past` or the first of its aliases chooses."""
     if not isinstance(history, str) or history not in ("train", "inference"):
         raise RendererError(f"history must be 'train' or 'inference', not {brief(history)}")
     aliases = {
@@ -110,19 +109,20 @@ def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any)
 
 
 def _check_variables(variables: Mapping[str, Any], templates: Collection[Template]) -> None:
-    """Raise RendererError for a variable that is not a setting and that no template reads."""
     for name in variables:
         if name in OF_RENDER:
             raise RendererError(f"{name} belongs to one conversation: pass it to render(), not to the renderer")
         if problem := unread_variable(name, templates):
-            parameters = inspect.signature(create_renderer).parameters.values()
-            settings = ", ".join(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
-            raise RendererError(f"{brief(name)} is not a setting of a renderer ({settings}), and {problem}")
+            names = [
+                one.name for one in signature(create_renderer).parameters.values() if one.kind is one.KEYWORD_ONLY
+            ]
+            settings = f"a setting of a renderer ({', '.join(names)})"
+            raise RendererError(f"{brief(name)} is not {settings}, and {problem}")
 
 
 def unread_variable(name: str, templates: Collection[Template]) -> str:
     """The problem if no template reads a variable, else an empty string."""
-    if name in frozenset[str]().union(*(template.reads for template in templates)) - OF_RENDER:
+    if name not in OF_RENDER and any(name in template.reads for template in templates):
         return ""
     reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in templates))))
     return f"the chat template does not read it (it reads {reads or 'no variables'})"
@@ -132,7 +132,7 @@ def unread_variable(name: str, templates: Collection[Template]) -> str:
 
 
 def template_source(template: Any) -> Any:
-    """The text of the file that `template` names, else `template`. Raises RendererError if it is not a template."""
+    """The text of the file that `template` names, else `template`."""
     if not isinstance(template, (str, PurePath)) or _is_source(str(template)):
         return template
     try:
@@ -151,7 +151,7 @@ def _is_source(text: str) -> bool:
 
 
 def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, Template]:
-    """The templates to use, by name; a family without a Jinja template has a format in Python."""
+    """The templates to use, by name."""
     if isinstance(template, (ChatTemplate, PythonFormat)):
         return {"default": template}
     if isinstance(template, str) and template in tokenizer.templates:
@@ -159,12 +159,13 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
     if template is not None:
         source = template_source(template)
         if isinstance(source, str) and not _is_source(source):
-            names = f"(it carries {', '.join(sorted(tokenizer.templates)) or 'none'})"
-            problem = f"there is no file {brief(source)}, and the tokenizer carries no template with that name {names}"
-            raise RendererError(f"chat_template: {problem}")
+            names = ", ".join(sorted(tokenizer.templates)) or "none"
+            problem = f"the tokenizer carries no template with that name (it carries {names})"
+            raise RendererError(f"chat_template: there is no file {brief(source)}, and {problem}")
         sources = named_templates(source)
         if not sources:
-            raise RendererError(f"chat_template must be a template's source, file or name, not {kind_of(template)}")
+            expected = "a template's source, file or name"
+            raise RendererError(f"chat_template must be {expected}, not {kind_of(template)}")
         return {name: ChatTemplate(source) for name, source in sources.items()}
     python_format = families.python_format(renderer, tokenizer)
     if python_format is not None:
@@ -187,10 +188,13 @@ class RendererPool:
 
     @contextmanager
     def checkout(self) -> Iterator[Renderer]:
-        """The renderer, for a ``with`` block. Never waits."""
+        """Never waits."""
         yield self.renderer
 
 
-def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
+def create_renderer_pool(
+    name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any
+) -> RendererPool:
     """A pool of one renderer, made with `create_renderer`."""
-    return RendererPool(create_renderer(name_or_path, renderer, **settings), whole("the size of a pool", size, least=1))
+    shared = create_renderer(name_or_path, renderer, **settings)
+    return RendererPool(shared, whole("the size of a pool", size, least=1))

@@ -1,8 +1,8 @@
 """Lost text: text of a message that is not in the spans of its origin, and so reaches no token.
 
 Text that a template leaves out of the past by design (reasoning) is *dropped*. Text that differs only in case or
-punctuation (``content|lower``) is *altered*, and a note reports it. White space, delimiters that a template writes
-itself (``</think>``) and `BOOKKEEPING` fields, which are not text for the model, never count as lost.
+punctuation is *altered*, and a note reports it. White space, delimiters that a template writes itself
+(``</think>``) and `BOOKKEEPING` fields never count as lost.
 """
 
 import bisect
@@ -28,24 +28,24 @@ from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
 from ..template.trace import Rendering
 
 BOOKKEEPING: Final = frozenset(
-    {
-        *("role", "id", "type", "object", "index", "status", "name", "tool_call_id", "call_id", "model", "created"),
-        *("finish_reason", "stop_reason", "usage", "created_at", "timestamp", "metadata", "annotations", "logprobs"),
-        *("cache_control", "prompt_token_ids", "generation_token_ids", "generation_log_probs", "token_ids"),
+    [
+        *("role", "id", "type", "object", "index", "status", "name", "tool_call_id", "call_id"),
+        *("model", "created", "created_at", "timestamp", "finish_reason", "stop_reason", "usage"),
+        *("metadata", "annotations", "logprobs", "cache_control"),
+        *("prompt_token_ids", "generation_token_ids", "generation_log_probs", "token_ids"),
         *("train", "weight", "loss", "trainable", "mask", "masked"),
-    }
+    ]
 )
-"""Metadata of a message. Nothing is lost if a template does not write these fields."""
+"""Fields with metadata, which a template need not write."""
 
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
 _JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 50_000
-"""How many values of one field are searched, and _DEEP how deep: a value may contain itself."""
+"""How many values of one field are searched, at most, and `_DEEP` how deep."""
 _DEEP: Final = 160
 
 Text = tuple[Origin, str]
-"""A text that should be written, and its origin."""
 
 
 class LostPolicy(StrEnum):
@@ -58,9 +58,10 @@ class LostPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A field with text that reached no token. `message` is None for a tool."""
+    """A field with text that reached no token."""
 
     message: int | None
+    """None for a tool."""
     field: str
     why: str
     text: str
@@ -72,7 +73,7 @@ class Lost:
 
 
 class LeftOut(NamedTuple):
-    """Text that is not written as in its message: lost, dropped by design, or altered (a note for each field)."""
+    """Text that is not written as in its message. Each altered field has a note."""
 
     lost: list[Lost]
     dropped: list[Lost]
@@ -80,15 +81,17 @@ class LeftOut(NamedTuple):
 
 
 def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
-    """Warn or raise, as the policy says, if anything is lost."""
+    """Raise LostTextError or warn, as the policy says."""
     if not lost or policy is LostPolicy.IGNORE:
         return
     if policy is LostPolicy.ERROR:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         one = lost[0]
-        raise LostTextError(f"{one.why}: {one.text[:80]!r}{more}", message=one.message, field=one.field, lost=lost)
+        problem = f"{one.why}: {one.text[:80]!r}{more}"
+        raise LostTextError(problem, message=one.message, field=one.field, lost=lost)
     excerpt = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
-    warning = LostTextWarning(f"text reached no token: {excerpt} (see result.lost; or set lost='error' or 'ignore')")
+    advice = "see result.lost; or set lost='error' or 'ignore'"
+    warning = LostTextWarning(f"text reached no token: {excerpt} ({advice})")
     frame, level = sys._getframe(0), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
         frame, level = frame.f_back, level + 1
@@ -103,7 +106,7 @@ def find_lost(
     tools: Sequence[Mapping[str, Any]] = (),
     first: int = 0,
 ) -> LeftOut:
-    """Find text of `messages` (from message `first` on) and `tools` that is lost, dropped by design, or altered."""
+    """Compare `messages` (from message `first` on) and `tools` with what the template wrote."""
     finder = _LostFinder(rendering, messages, forms)
     spans = zip([0, *rendering.ends], rendering.ends, strict=False)  # one start too many
     last = dict(zip(rendering.origins, spans, strict=True))
@@ -121,10 +124,7 @@ def find_lost(
 
 
 def _is_whole(text: str, last: Mapping[Any, tuple[int, int]], path: FieldPath, value: Any) -> bool:
-    """True if a field's last span holds it verbatim, and for ordinary calls if all names and arguments are there.
-
-    This settles most fields. A closer look takes ten times as long.
-    """
+    """A quick test: does the last span of each value hold it verbatim?"""
     if isinstance(value, str):
         start, end = last.get(path, (0, 0))
         return end - start == len(value) and text.startswith(value, start)
@@ -148,15 +148,12 @@ def _is_whole(text: str, last: Mapping[Any, tuple[int, int]], path: FieldPath, v
 
 
 class _LostFinder:
-    """Compares fields of messages with the spans that came from them."""
-
     def __init__(self, rendering: Rendering, messages: Messages, forms: TemplateForms) -> None:
         self.left_out = LeftOut([], [], [])
         self._rendering, self._messages, self._forms = rendering, messages, forms
 
     @computed
     def _texts(self) -> dict[FieldPath, list[str]]:
-        """The text that came from each field, span by span."""
         texts: dict[FieldPath, list[str]] = {}
         for text, _, origin in self._rendering.spans():
             if origin is not None:
@@ -164,7 +161,7 @@ class _LostFinder:
         return texts
 
     def check_field(self, origin: Origin, value: Any) -> None:
-        """Report missing text of a message's field. A missing key is reported only if its value is there."""
+        """Report missing text; a missing key only if its value is there."""
         missing = origin
         for path, text in itertools.islice(self._texts_in(origin, value), _MOST):
             is_inside = path.is_key and missing[: len(path) - 1] == path[:-1]
@@ -184,12 +181,13 @@ class _LostFinder:
         return () if any(self._is_present(other, value) for other in same) else texts_in(origin, value)
 
     def _texts_of_call(self, base: Origin, call: Mapping[str, Any]) -> Iterator[Text]:
-        """The texts of a call. Reports the whole call if the template leaves it out entirely."""
+        """The texts of a call. Reports the whole call if it is left out."""
         function = call.get("function")
         holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
         name, arguments = holder.get("name"), holder.get("arguments")
         if not any(path[:4] == base for path in self._texts):
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+            is_text = isinstance(arguments, str)
+            text = arguments if is_text else json.dumps(arguments, ensure_ascii=False, default=str)
             self._add(base, f"{name}({text})")
             return
         for path, fields in {base: call, inner: holder}.items():
@@ -209,15 +207,17 @@ class _LostFinder:
             yield from texts_in(origin, value or {}, keys=True)
 
     def _is_missing(self, origin: Origin, text: str) -> bool:
-        """Report the missing part of a text, if any: as dropped if it is past reasoning, else as lost."""
+        """Report what is missing of a text: past reasoning as dropped, else as lost."""
         if self._is_present(origin, text):
             return False
         pieces, name = self._texts.get(origin, []), ".".join(map(str, origin.path))
         if _letters(text) and _letters(text) in _letters("".join(pieces)):
-            self.left_out.altered.append(f"{place(origin.message, name)}the template writes this text differently")
+            where = place(origin.message, name)
+            self.left_out.altered.append(f"{where}the template writes this text differently")
             return False
         remaining = _uncovered(text, pieces)
-        gaps = [gap for gap in remaining.split("\0") if gap.strip() and not self._is_delimiter(gap, origin.message)]
+        gaps = [gap for gap in remaining.split("\0") if gap.strip()]
+        gaps = [gap for gap in gaps if not self._is_delimiter(gap, origin.message)]
         if not gaps:
             return False
         index, message = origin.message or 0, self._messages[origin.message or 0]
@@ -233,7 +233,7 @@ class _LostFinder:
         return True
 
     def _is_delimiter(self, text: str, message: int | None) -> bool:
-        """Whether text is nothing but tags that the template itself writes in the message's turn, or outside turns."""
+        """Whether the template itself writes all tags in a text that has nothing else."""
         if not _DELIMITERS.fullmatch(text):
             return False
         spans = self._rendering.spans()
@@ -241,7 +241,7 @@ class _LostFinder:
         return all(word in scaffold for word in text.split())
 
     def _is_present(self, origin: Origin, text: str) -> bool:
-        """Whether a text (stripped, as JSON or as Python) is in the spans of its field, or of an enclosing value."""
+        """Whether a text is in the spans of its field or of a value around it."""
         around = (origin[:length] for length in range(len(origin), 1, -1))
         outputs = ["".join(self._texts[path]) for path in (*around, UNKNOWN) if path in self._texts]
         if not outputs:
@@ -251,7 +251,6 @@ class _LostFinder:
         return any(form in output for form in forms for output in outputs)
 
     def _add(self, origin: Origin, missing: str, *, is_all: bool = True) -> None:
-        """Report lost text."""
         if not is_all:
             why = "the template leaves out part of it"
         elif any(path[:2] == origin[:2] and path[2:] != ("role",) for path in self._texts if len(path) > 2):
@@ -262,10 +261,7 @@ class _LostFinder:
 
 
 def texts_in(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text]:
-    """The texts in a value; with `keys`, also its numbers and keys. Other values yield an empty text.
-
-    This includes true, false and null, which a template may write in other words.
-    """
+    """The texts in a value, with `keys` also numbers and keys; other values are empty."""
     if len(origin) > _DEEP:
         return
     if isinstance(value, (Mapping, list, tuple)):
@@ -280,15 +276,15 @@ def texts_in(origin: Origin, value: Any, *, keys: bool = False) -> Iterator[Text
 
 
 def _uncovered(text: str, pieces: Sequence[str]) -> str:
-    """A text with a null character for what each written piece covers: the piece, its JSON value, or its beginning."""
+    """A text without what each written piece, or its beginning, covers."""
     for piece in pieces:
         bare = piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "\"'" else piece
         value = _as_json(f'"{bare}"')
         forms = (form for form in (piece, bare, value, piece.strip()) if isinstance(form, str) and form)
         match = next((form for form in forms if form in text), "")
         if not match:
-            size = bisect.bisect_left(range(1, len(piece) + 1), True, key=lambda length: piece[:length] not in text)
-            match = piece[:size]
+            lengths = range(1, len(piece) + 1)
+            match = piece[: bisect.bisect_left(lengths, True, key=lambda length: piece[:length] not in text)]
         text = text.replace(match, "\0", 1) if match else text
     return text
 

@@ -1,7 +1,7 @@
 """The past of a conversation, as the settings choose it. Nothing here is specific to a model.
 
-If the template shortens a past turn, the turn is rendered again among other messages, where the template shows all of
-it. Its spans replace the old ones, and the trace proves what changed: `keep_reasoning` only ever adds text.
+If the template shortens a past turn, the turn is rendered again among other messages, where the template shows
+all of it. Its spans replace the old ones, and the trace proves what changed.
 """
 
 import bisect
@@ -30,7 +30,7 @@ class Past(StrEnum):
     TEMPLATE = "template"
     """As the template writes them. A bridge keeps the stream as it is."""
     INFERENCE = "inference"
-    """As the template writes them. The bridge refuses where production would rewrite the past."""
+    """The same, but the bridge refuses where production would rewrite the past."""
     TOOL_CALLS = "tool_calls"
     """With the reasoning of turns after the last user message."""
     PRESERVE = "preserve"
@@ -38,12 +38,10 @@ class Past(StrEnum):
     PATCHED = "patched"
     """Each as it was when it was sampled, with all reasoning and with values as in the message."""
     EXPAND = "expand"
-    """For rows only: as many rows as it takes to show each turn after what the model saw when it wrote that turn."""
+    """For rows only: enough rows to show each turn after what the model saw then."""
 
 
 class WrittenText(NamedTuple):
-    """A rendered conversation."""
-
     rendering: Rendering
     messages: Messages
     """The messages as the template received them."""
@@ -55,7 +53,7 @@ class WrittenText(NamedTuple):
 def write_conversation(
     run: Run, messages: Messages, prompted: bool, past: Past, *, originals: Messages | None = None
 ) -> WrittenText:
-    """Run the template, with the past as `past` says. `originals` have the tool calls as the caller passed them."""
+    """Run the template. `originals` have the caller's own tool calls."""
     if past is Past.PATCHED:
         return _write_patched(run, messages, prompted, messages if originals is None else originals)
     rendering = _run(run, messages, prompted)
@@ -67,7 +65,7 @@ def write_conversation(
 
 
 def after_prompt(run: Run, rendering: Rendering, messages: Messages, past: Past) -> Rendering:
-    """The last turn of a rendering, after the history as the prompt for that turn shows it."""
+    """The last turn, after the history as the prompt for that turn shows it."""
     last = len(messages) - 1
     turn = next(iter(turn_spans(rendering, {last})), None)
     try:
@@ -82,7 +80,7 @@ def after_prompt(run: Run, rendering: Rendering, messages: Messages, past: Past)
 
 
 def _run(run: Run, messages: Messages, prompted: bool) -> Rendering:
-    """Run the template, and find the generation prompt if the last message was written outside its turn."""
+    """Run the template, and find where the generation prompt begins."""
     rendering = run(messages, prompted)
     if prompted and rendering.tail < rendering.last_field:
         without = run(messages, False).text
@@ -96,9 +94,8 @@ def _run(run: Run, messages: Messages, prompted: bool) -> Rendering:
 def _rewrite_turns(
     rendering: Rendering, messages: Messages, rewrite: Callable[[int, list[Span]], list[Span] | None]
 ) -> Rendering:
-    """The rendering with the assistant turns that ``rewrite(message, spans)`` returns; None keeps a turn as it is."""
-    pieces: list[Span] = []
-    at = 0
+    """Replace assistant turns by ``rewrite(message, spans)``; None keeps a turn."""
+    pieces, at = list[Span](), 0
     for turn in turn_spans(rendering):
         if messages[turn.message]["role"] == "assistant":
             spans = rewrite(turn.message, rendering.spans(turn.start, turn.end))
@@ -112,7 +109,7 @@ def _rewrite_turns(
 
 
 def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
-    """A message's reasoning and the field that holds it: a reasoning field, or content with think tags."""
+    """A message's reasoning, and the field that holds it: perhaps content."""
     for name in REASONING_FIELDS:
         value = message.get(name)
         if isinstance(value, str) and value.strip():
@@ -126,7 +123,7 @@ def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: int) -> bool:
-    """Whether the spans of a turn hold all of its reasoning, according to the trace."""
+    """Whether the spans of a turn hold all of its reasoning."""
     match = reasoning_of(message)
     if match is None:
         return True
@@ -135,9 +132,8 @@ def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: in
 
 
 def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since: int = -1) -> WrittenText:
-    """Put back reasoning that the template dropped from turns after message `since`. Only ever adds text."""
-    changes: list[Change] = []
-    notes: list[str] = []
+    """Put back reasoning that turns after message `since` lost. Only ever adds text."""
+    changes, notes = list[Change](), list[str]()
     turns = _TurnRenderer(messages, run)
 
     def rewrite(index: int, old: list[Span]) -> list[Span] | None:
@@ -156,7 +152,7 @@ def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since:
 
 
 def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
-    """`new` with the end of `old`, if it has all text of `old` in the same order, field by field; else None."""
+    """`new` with the end of `old`, if it has all text of `old` in order, field by field."""
     before, after = Rendering.of(old), Rendering.of(new)
     old_end, new_end = (  # where the last text of a field ends
         max((end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None), default=0)
@@ -168,7 +164,9 @@ def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
     ):
         return None
     is_empty = all(origin.is_role for origin in old_fields)
-    if after.text[new_end:].endswith(before.text[old_end:]) or (is_empty and _is_subsequence(before.text, after.text)):
+    if after.text[new_end:].endswith(before.text[old_end:]) or (
+        is_empty and _is_subsequence(before.text, after.text)
+    ):
         return new  # it ends as the old one does, after what closes its reasoning
     return [*after.spans(0, new_end), *before.spans(old_end)]
 
@@ -179,7 +177,7 @@ def _is_subsequence(short: str, long: str) -> bool:
 
 
 class _TurnRenderer:
-    """Renders the turn of one message among chosen other messages. Each choice is rendered once."""
+    """Renders the turn of one message among chosen other messages."""
 
     def __init__(self, messages: Messages, run: Run) -> None:
         self._messages = messages
@@ -187,7 +185,6 @@ class _TurnRenderer:
         self._turns: dict[tuple[int, ...], dict[int, list[Span]]] = {}
 
     def turn(self, index: int, chosen: Sequence[int]) -> list[Span] | None:
-        """The spans of message `index`, if the conversation had only the chosen messages."""
         key = tuple(chosen)
         if key not in self._turns:
             try:
@@ -200,7 +197,7 @@ class _TurnRenderer:
         return spans and [(text, index, origin and origin.renumbered(key)) for text, _, origin in spans]
 
     def candidates(self, index: int) -> Iterator[list[Span]]:
-        """The turn in its exchange (to the next user message), then as the last message; each alone, then after all."""
+        """The turn in its exchange, then as the last message; alone, then after all."""
         roles = [message["role"] for message in self._messages]
         begin = max((at for at in range(index) if roles[at] == "user"), default=0)
         end = next((at for at in range(index, len(roles)) if roles[at] == "user"), len(roles))
@@ -212,7 +209,7 @@ class _TurnRenderer:
                     yield spans
 
     def with_reasoning_block(self, index: int, old: list[Span]) -> list[Span] | None:
-        """`old` with its reasoning where other turns have theirs; None if no turn shows where that is."""
+        """`old` with its reasoning where other turns have theirs, if known."""
         match = reasoning_of(self._messages[index])
         if match is None or match[1] == "content":
             return None
@@ -225,7 +222,7 @@ class _TurnRenderer:
 
     @computed
     def _reasoning_blocks(self) -> list[tuple[str, str, str]]:
-        """The text before reasoning in a turn, its opening and closing: what reasoning adds to a small exchange."""
+        """What reasoning adds to a turn: the text before it, its opening, its closing."""
         blocks = []
         for extra in ({}, {"tool_calls": [call()]}):
             plain = {**ANSWER, **extra}
@@ -248,10 +245,10 @@ class _TurnRenderer:
 
 
 def _write_patched(run: Run, messages: Messages, prompted: bool, originals: Messages) -> WrittenText:
-    """Every assistant turn as it was written when it was the last, with all reasoning and values as in `originals`.
+    """Every assistant turn as it was written when it was the last, with all reasoning.
 
-    Restores white space that the template strips off a field, writes booleans and null as JSON, and keeps arguments
-    that were JSON text. Notes report text that the template moves, which rewriting single turns cannot fix.
+    Its values are those of `originals`: white space that the template strips off a field, booleans and null as
+    JSON, arguments that were JSON text. Notes report text that the template moves, which this cannot fix.
     """
     try:
         parsed = with_parsed_arguments(messages)
@@ -289,7 +286,6 @@ def _moved(rendering: Rendering) -> Iterator[str]:
 
 
 def _compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) -> list[Change]:
-    """Every assistant turn that a patched rendering writes differently from the shipped template, and how."""
     before, after = _turns(shipped), _turns(patched)
     changes = []
     for index in sorted(before.keys() | after.keys()):
@@ -309,7 +305,7 @@ def _with_original_values(spans: Sequence[Span], message: Mapping[str, Any]) -> 
     for member, group in itertools.groupby(spans, key=lambda span: _argument(span[2])):
         pieces = list(group)
         value, inside = _value(member, message) if member is not None else (None, ())
-        if isinstance(value, str) and len(inside) == 1:  # arguments as JSON text: the member as it is written there
+        if isinstance(value, str) and len(inside) == 1:  # arguments as JSON text
             try:
                 members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
             except (msgspec.DecodeError, ValueError):
@@ -331,7 +327,7 @@ def _argument(origin: Origin | None) -> Origin | None:
 
 
 def _value(origin: Origin, message: Mapping[str, Any]) -> tuple[Any, FieldPath]:
-    """The value of a message at an origin, and the remaining path if it ends in a string."""
+    """The value at an origin, and the remaining path if that value is text."""
     value: Any = message
     for at, key in enumerate(origin.path):
         if isinstance(value, str):
@@ -378,8 +374,8 @@ def _text(spans: Sequence[Span]) -> str:
 
 # -- a last message that is left open, for the model to continue: prefill
 #
-# As in transformers, a mark goes after the content and the rendering is cut there. So the template sees a message with
-# content, even if it is empty, and white space before the mark is not taken for the end of the message.
+# As in transformers, a mark goes after the content and the rendering is cut there. So the template sees content
+# even if it is empty, and white space before the mark is not taken for the end of the message.
 
 _MARK: Final = "CONTINUED_FROM_HERE"
 _TAG: Final = _MARK + " "
@@ -387,13 +383,13 @@ _TAG: Final = _MARK + " "
 
 
 def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
-    """The messages with a mark after the last one's content. Raises InputError if there is nothing to continue."""
+    """Mark where the last message's content ends. Raises InputError if it has none."""
     at = len(messages) - 1
     last = messages[at]
     content, field = last.get("content"), None
     if last["role"] != "assistant":
-        problem = f"an assistant message, but the last one has role {last['role']}; "
-        problem += "use add_generation_prompt for a new one"
+        advice = "use add_generation_prompt for a new one"
+        problem = f"an assistant message, but the last one has role {last['role']}; {advice}"
     elif last.get("tool_calls"):
         problem, field = "content at the end, but tool calls come after it; leave the calls out", "tool_calls"
     elif isinstance(content, str):
@@ -407,7 +403,7 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def left_open(rendering: Rendering, message: int) -> Rendering:
-    """The rendering up to the mark. Where the template strips content, white space before the mark goes too."""
+    """The rendering up to the mark, stripped where the template strips content."""
     at = len(rendering.text)
     while (at := rendering.text.rfind(_MARK, 0, at)) >= 0:
         origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]

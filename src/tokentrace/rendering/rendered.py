@@ -29,7 +29,7 @@ class Token(NamedTuple):
 
     id: int
     text: str
-    """Its text on its own, for people to read: invalid UTF-8 becomes U+FFFD."""
+    """Its text on its own; invalid UTF-8 becomes U+FFFD."""
     message: int
     """The message it belongs to (-1: none)."""
     role: str | None
@@ -43,8 +43,8 @@ class Token(NamedTuple):
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
-    Arrays with one entry per token: `ids`, `messages` (-1 for none), `mask` (True where the model samples). Lists with
-    one entry per token: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`. ``rendered[3]`` is a `Token`.
+    Arrays with an entry per token: `ids`, `messages` (-1 for none), `mask` (True where the model samples).
+    Lists: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`. ``rendered[3]`` is a `Token`.
     """
 
     tokenizer: Tokenizer
@@ -58,7 +58,7 @@ class RenderedTokens(ShowsItself):
     continued: bool = False
     """Whether its last message is left open."""
     changes: list[Change] = field(default_factory=list)
-    """Changes that made the messages fit the template, and turns that differ from the shipped template's (`past`)."""
+    """Messages that were changed to fit the template, and turns that `past` changed."""
     problems: Sequence[str] = ()
     """What could not be proven."""
     find_lost: Callable[[], LeftOut] = lambda: LeftOut([], [], [])
@@ -76,7 +76,6 @@ class RenderedTokens(ShowsItself):
 
     @property
     def text(self) -> str:
-        """The rendered text."""
         return self.rendering.text
 
     @computed
@@ -85,19 +84,19 @@ class RenderedTokens(ShowsItself):
 
     @computed
     def notes(self) -> list[str]:
-        """What could not be proven or looks inconsistent, and fields that the template writes differently."""
+        """What could not be proven, looks inconsistent, or is written differently."""
         remarks = conversation_remarks(self.conversation, continued=self.continued)
         notes = [*self.problems, *self._tag_notes(), *self._control_notes(), *remarks, *self._left_out.altered]
         return list(dict.fromkeys(notes))
 
     @property
     def lost(self) -> list[Lost]:
-        """Fields with text that reached no token: message, field, why, and the missing text."""
+        """Fields with text that reached no token."""
         return self._left_out.lost
 
     @property
     def dropped(self) -> list[Lost]:
-        """What the template drops from the past by design: reasoning."""
+        """Past reasoning, which the template drops by design."""
         return self._left_out.dropped
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,7 +106,7 @@ class RenderedTokens(ShowsItself):
     def messages(self) -> npt.NDArray[np.int32]:
         owners = span_messages(self.rendering, self.conversation)
         messages = self.encoded.per_token(np.asarray(owners, np.int32))
-        for turn in self.turns:  # a stop token that is the head of the next turn belongs to the turn that sampled it
+        for turn in self.turns:  # a stop token that is the next turn's head belongs to the turn that sampled it
             messages[turn.start : turn.stop] = turn.message
         return messages
 
@@ -125,12 +124,12 @@ class RenderedTokens(ShowsItself):
 
     @computed
     def origins(self) -> list[Origin | None]:
-        """The origin of each token: a path such as ``("messages", 2, "content")``, or None for scaffold."""
+        """A path such as ``("messages", 2, "content")``, or None for scaffold."""
         return list(map(self.rendering.origins.__getitem__, self.encoded.spans))
 
     @computed
     def fields(self) -> list[str]:
-        """The field of each token: ``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``…"""
+        """The field of each token, as in `Token.field`."""
         return list(map(self._span_fields.__getitem__, self.encoded.spans))
 
     @computed
@@ -148,7 +147,7 @@ class RenderedTokens(ShowsItself):
         return self.encoded.control
 
     def tokens(self) -> list[str]:
-        """The text of each token on its own, for people to read: invalid UTF-8 becomes U+FFFD."""
+        """The text of each token on its own; invalid UTF-8 becomes U+FFFD."""
         return [self.tokenizer.decode((index,)) for index in self.token_ids]
 
     # -- selecting
@@ -157,7 +156,7 @@ class RenderedTokens(ShowsItself):
         return str(self.conversation[message]["role"]) if message >= 0 else None
 
     def spans(self) -> Iterator[tuple[int, int, Token]]:
-        """All tokens in order, as ranges of one message and one field: start, stop and the first token."""
+        """Ranges of one message and field: start, stop and the first token."""
         return ((start, stop, self[start]) for start, stop in segments(self.encoded.spans))
 
     def select(
@@ -168,7 +167,7 @@ class RenderedTokens(ShowsItself):
         field: str | None = None,
         sampled: bool | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """A mask of the tokens that match all arguments (``message=-1``: no message). Raises RendererError."""
+        """A mask of the tokens that match all arguments. Raises RendererError."""
         chosen = np.ones(len(self.ids), np.bool_)
         roles = [row["role"] for row in self.conversation]
         if message is not None:
@@ -182,7 +181,8 @@ class RenderedTokens(ShowsItself):
         if field is not None:
             names = {str(key) for row in self.conversation for key in row} | set(self._span_fields)
             _check_name("field", field, _FIELDS.union(name.split(".")[0] for name in names))
-            same = REASONING_FIELDS if field in REASONING_FIELDS else (field,)  # reasoning is one field with many names
+            # reasoning is one field with many names
+            same = REASONING_FIELDS if field in REASONING_FIELDS else (field,)
             fits = [name in same or name.startswith(field + ".") for name in self._span_fields]
             chosen &= self.encoded.per_token(np.asarray(fits, np.bool_))
         if sampled is not None:
@@ -223,7 +223,6 @@ class RenderedTokens(ShowsItself):
     # -- notes
 
     def _tag_notes(self) -> Iterator[str]:
-        """A note if generation tags disagree with the mask."""
         if not self.rendering.generation:
             return
         tagged = np.zeros(len(self), np.bool_)
@@ -233,13 +232,11 @@ class RenderedTokens(ShowsItself):
         differ = tagged != self.mask
         if differ.any():
             only_tagged, only_sampled = (int(np.count_nonzero(differ & one)) for one in (tagged, self.mask))
-            yield (
-                f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but "
-                f"not sampled, {only_sampled} sampled but not tagged; the first at token {int(differ.argmax())}"
-            )
+            counts = f"{only_tagged} tokens are tagged but not sampled, {only_sampled} sampled but not tagged"
+            first_at = f"the first at token {int(differ.argmax())}"
+            yield f"the template's generation tags disagree with what is sampled: {counts}; {first_at}"
 
     def _control_notes(self) -> Iterator[str]:
-        """Notes on control tokens that stay text here, unlike in transformers."""
         forged = ((self.rendering.origins[span], token) for span, token in self.encoded.forged)
         for origin, token in dict.fromkeys(forged):
             where = place(None if origin is None else origin.message, field_name(origin))
@@ -254,7 +251,6 @@ _FIELDS: Final = frozenset(
 
 
 def _check_name(kind: str, name: Any, names: Collection[str]) -> None:
-    """Raise RendererError for a name whose first part is not one of these."""
     if not isinstance(name, str) or name.split(".")[0] not in names:
         raise RendererError(f"there is no {kind} {brief(name)}; there are {', '.join(sorted(names))}")
 
@@ -271,10 +267,9 @@ def field_name(origin: Origin | None) -> str:
 def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The message of each span.
 
-    Text belongs to the message it came from, scaffold to the message in whose turn it was written. If another turn
-    repeats an assistant's text (a function's name above its result), the text belongs to that other turn. Scaffold
-    before all turns, with template variables in it (a date), belongs to the first message quoted there: the part before
-    the quote if that is a system message, the part after it if no other message is quoted.
+    Text belongs to the message it came from, scaffold to the turn it was written in. An assistant's text in
+    another turn (a function's name above its result) belongs to that turn. Scaffold before all turns belongs to
+    the first message quoted there: before the quote if that is a system message, after it if no other is quoted.
     """
     ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)
@@ -288,7 +283,7 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
         return owners
     begins = owners.index(quoted[0])
     start = 0 if messages[quoted[0]]["role"] in ("system", "developer") else begins
-    stop = first if len(quoted) == 1 else begins  # with tools, Llama's template also quotes the first user message
+    stop = first if len(quoted) == 1 else begins  # Llama's template also quotes the first user message
     for k in range(start, stop):
         before_prompt = rendering.tail == 0 or ends[k] <= rendering.tail
         origin = origins[k]

@@ -1,7 +1,4 @@
-"""Renderer: messages to ids with a model's own template. `rendering.factory` makes them.
-
-`Renderer._render` is the whole path. What is known about the template comes from its `TemplateStudy`.
-"""
+"""Renderer: messages to ids with a model's own template. `Renderer._render` is the whole path."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
 from ..parsing.marked import MarkedBytes
 from ..parsing.parser import StreamingParser, read_turn
-from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
+from ..parsing.readback import MISREAD, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
 from ..parsing.values import Tools
 from ..settings import choose, flag
-from ..study.memory import Memory
-from ..study.probes import STAND_IN_TOOL, USER
+from ..study.memory import Memory, learned
+from ..study.probes import ASSISTANT_TURNS, STAND_IN_TOOL
 from ..study.sampling import find_sampled
 from ..study.seams import BridgeRefusal, EncodedTurns
 from ..study.study import TemplateStudy, study_of
@@ -48,10 +45,7 @@ from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
 @dataclass(eq=False, repr=False)
 class Renderer:
-    """Renders conversations to ids with origins and an exact loss mask. Make one with `create_renderer`.
-
-    Immutable as far as callers can see, and safe to share between threads.
-    """
+    """Renders conversations to ids with origins and an exact loss mask. Threads may share it."""
 
     tokenizer: Tokenizer
     templates: Mapping[str, Template]
@@ -71,7 +65,8 @@ class Renderer:
     def __post_init__(self) -> None:
         with_parsers(TurnGrammar(), self.tool_parser, self.reasoning_parser)  # raises if they are wrong
         self._studies = {
-            name: study_of(template, self.tokenizer, self.template_kwargs) for name, template in self.templates.items()
+            name: study_of(template, self.tokenizer, self.template_kwargs)
+            for name, template in self.templates.items()
         }
         self.cache, self._tools = Memory(), Memory(most=256)  # a silent twin shares them
 
@@ -86,31 +81,37 @@ class Renderer:
         continue_final_message: bool = False,
         **variables: Never,
     ) -> RenderedTokens:
-        """Render a conversation: ids, origins and the loss mask, in one render.
+        """Render a conversation: ids, origins and the loss mask.
 
         `add_generation_prompt` ends it with the prompt for a new reply. `continue_final_message` leaves the last
-        message, the assistant's, open after its content. The mask is 0 for the open turn, including any prefilled text.
+        message, the assistant's, open after its content. The mask is 0 for the open turn.
 
         Raises InputError (naming message and field), TemplateError if the template refuses the conversation, and
-        ControlTokenError if untrusted text spells a control token and the policy is ``reject``. The result's `lost`
-        lists text that reaches no token, with a `LostTextWarning`; ``lost="error"`` raises LostTextError instead.
+        ControlTokenError if untrusted text spells a control token and the policy is ``reject``. Text that reaches
+        no token (the result's `lost`) causes a `LostTextWarning`, or a LostTextError with ``lost="error"``.
         """
         if variables:
-            raise InputError("pass template variables to create_renderer, not to render", field=next(iter(variables)))
+            problem = "pass template variables to create_renderer, not to render"
+            raise InputError(problem, field=next(iter(variables)))
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
         if prompt and continued:
-            raise InputError("continue_final_message and add_generation_prompt are mutually exclusive; choose one")
+            raise InputError("choose either continue_final_message or add_generation_prompt")
         return self._render(messages, tools, prompt, continued)
 
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
-        """Like `render`, with the history as the prompt for the last turn shows it; some templates change it later."""
+        """Like `render`, with the history as the prompt for the last turn shows it."""
         return self._render(messages, tools, as_prompted=True)
 
     def _render(
-        self, messages: Any, tools: Any, prompted: bool = False, continued: bool = False, as_prompted: bool = False
+        self,
+        messages: Any,
+        tools: Any,
+        prompted: bool = False,
+        continued: bool = False,
+        as_prompted: bool = False,
     ) -> RenderedTokens:
-        """The stages of `render`: check, adapt, write, encode, find the turns, report lost text."""
+        """Check, adapt, write, encode, find the turns, report lost text."""
         study = self.study(tools)
         checked = self.check_messages(messages, tools=tools)
         adapted = self._adapt(checked, study)
@@ -149,10 +150,12 @@ class Renderer:
         self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False, **variables: Never
     ) -> list[int]:
         """The ids alone."""
-        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables).token_ids
+        return self.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        ).token_ids
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
-        """Encode text with its spans, control tokens only where allowed. Raises ControlTokenError or InputError."""
+        """Encode text, control tokens only where allowed. Raises ControlTokenError or InputError."""
         constants, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
         trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, constants=constants)
         try:
@@ -175,22 +178,22 @@ class Renderer:
         raise RendererError(f"this tokenizer has no default chat template, only {names}; pass chat_template=")
 
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
-        """The messages as mappings, in any role that the template knows. Raises InputError."""
+        """The messages as mappings. Raises InputError, also for an unknown role."""
         study, control = self.study(tools), self.tokenizer.vocabulary.control_pattern
-        return check_messages(
-            messages,
-            is_role=lambda role: (
-                role in study.template.constants
-                or (study.forms.prints_roles and not (control and control.search(role)))
-            ),
-        )
+
+        def is_role(role: str) -> bool:
+            if role in study.template.constants:
+                return True
+            return study.forms.prints_roles and not (control and control.search(role))
+
+        return check_messages(messages, is_role=is_role)
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
-        """The messages in the form that the template reads, and the changes made for that."""
+        """The messages in the form that the template reads, and the changes."""
         return self._adapt(self.check_messages(messages, tools=tools), self.study(tools))
 
     def _prepare(self, tools: Any) -> PreparedTools:
-        """Prepare tools. Caches them by content, since a caller may change a list of tools. Raises InputError."""
+        """Tools, cached by content, since callers may change a list."""
         prepare = functools.partial(PreparedTools.of, tools, as_json=self.messages is MessageForm.ADAPT)
         try:
             graph = marshal.dumps(tools)  # writes a shared value once, so equal tools may have several graphs
@@ -212,11 +215,11 @@ class Renderer:
         return self.study().endings(False).stops | self.study([STAND_IN_TOOL]).endings(True).stops
 
     def get_stop_token_ids(self) -> list[int]:
-        """The ids at which generation has to stop: what ends a turn, and what the model's configuration adds."""
+        """The ids that end a turn, then those that the model's configuration adds."""
         return list(dict.fromkeys([*sorted(self.turn_stop_ids()), *sorted(self.study().eos)]))
 
     def inner_token_ids(self, tools: Any = None) -> frozenset[int]:
-        """The control tokens that live inside an assistant's turn: its text may hold them, if it is trusted."""
+        """The control tokens that a trusted assistant's text may hold."""
         study = self.study(tools)
         return study.inner_tokens(with_parsers(study.grammar(False), self.tool_parser, self.reasoning_parser))
 
@@ -233,9 +236,9 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        Returns a `BridgeRefusal`, which is falsy and has a reason, if that cannot be proven. Raises InputError; reading
-        the result's ids raises it for a prompt that is not ids. Pass the tools of the first prompt. `messages`, the
-        conversation before the completion, is used only if the template makes the new text depend on it.
+        Returns a `BridgeRefusal`, which is falsy and has a reason, if that cannot be proven. Raises InputError;
+        reading the result's ids raises it for a prompt that is not ids. Pass the tools of the first prompt.
+        `messages` is the conversation before the completion, for templates whose new text depends on it.
         """
         study = self.study(tools)
         is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
@@ -264,40 +267,39 @@ class Renderer:
         bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
         return bridged if type(bridged) is BridgedTokens else None
 
+    @learned
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
-        def make() -> Bridger:
-            write = functools.partial(self._render_small, study)
-            compiled = functools.partial(self._compiled, study, has_tools)
-            as_inference = self.past is Past.INFERENCE
-            return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, as_inference)
-
-        return self.cache.once(("bridger", id(study), has_tools), make)
+        write = functools.partial(self._render_small, study)
+        compiled = functools.partial(self._compiled, study, has_tools)
+        as_inference = self.past is Past.INFERENCE
+        return Bridger(study, study.endings(has_tools), write, compiled, self.truncation, as_inference)
 
     def _render_small(
         self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompted: bool
     ) -> EncodedTurns:
-        """A small conversation, encoded, with its turns. Looks for the turn of message `at` if it is not marked."""
+        """A small conversation, encoded, and its turns: at least that of message `at`."""
         run = functools.partial(study.run, self._prepare(tools).wrapped)
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
-        rendering = write_conversation(run, messages, prompted, self.past if has_past else Past.TEMPLATE).rendering
+        past = self.past if has_past else Past.TEMPLATE
+        rendering = write_conversation(run, messages, prompted, past).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
         return self.encode_text(rendering, messages, tools=tools), turns
 
     # -- parsing
 
     def decode(self, token_ids: Any) -> str:
-        """The text of token ids, for people to read: never encode it again."""
+        """The text of token ids. Never encode it again."""
         return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size))
 
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:
-        """Read a completion: reasoning, content and tool calls, each with its tokens. See `parsing.response`.
+        """Read a completion: reasoning, content and tool calls, each with its tokens.
 
         `tools` say what bare values mean, and which names are tools. `prompt_ids` show which part of the turn the
-        prompt already wrote (``<think>``); without them the template's own generation prompt is assumed. Ids just past
-        the vocabulary (a padded embedding) read as U+FFFD; larger ones raise InputError. `calls` is ``"strict"`` (calls
-        out of place are `ParsedResponse.attempts`) or ``"lenient"`` (they count too); by default the renderer's.
+        prompt already wrote (``<think>``); the default is the template's generation prompt. Ids just past the
+        vocabulary (a padded embedding) read as U+FFFD; larger ones raise InputError. `calls` overrides the
+        renderer's: ``"strict"`` (calls out of place are only `ParsedResponse.attempts`) or ``"lenient"``.
         """
         ids = check_sampled(token_ids, "token_ids", self.tokenizer.vocabulary.size)
         parser = self.streaming_parser(tools=tools, prompt_ids=prompt_ids, calls=calls)
@@ -315,53 +317,50 @@ class Renderer:
         return StreamingParser(compiled, self._prepare(tools).schemas, prompt, lenient=lenient)
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
-        """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
+        """What the model writes in its turns."""
         return self._compiled(self.study(tools), bool(tools)).grammar
 
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
-        """The fields of assistant messages that parsing their tokens does not give back: see `parsing.readback`."""
+        """The fields of assistant messages that parsing their tokens does not give back."""
         rendered = self.silent().render(messages, tools=tools)
         parse, ids = functools.partial(self.parse_response, tools=tools, calls="strict"), rendered.ids
-        parsed = [(turn, parse(ids[turn.start : turn.stop], prompt_ids=ids[: turn.start])) for turn in rendered.turns]
+        parsed: dict[int, list[ParsedResponse]] = {}
+        for turn in rendered.turns:
+            response = parse(ids[turn.start : turn.stop], prompt_ids=ids[: turn.start])
+            parsed.setdefault(turn.message, []).append(response)
         unreadable: list[Unreadable] = []
         for index, message in enumerate(self.adapt_messages(messages, tools=tools).messages):
             if message["role"] == "assistant":
-                unreadable += find_unreadable(index, message, [one for turn, one in parsed if turn.message == index])
+                unreadable += find_unreadable(index, message, parsed.get(index, []))
         return unreadable
 
+    @learned
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
-        """The grammar that completions are parsed with. A note says which of the template's own turns it misreads."""
+        """The grammar of completions. A note lists the fields of probes that it misreads."""
+        endings, derived = study.endings(has_tools), study.grammar(has_tools)
+        grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
+        stops = [*sorted(endings.stops), *sorted(study.eos - endings.stops)]
+        compiled = Compiled(grammar, MarkedBytes(study.tokenizer.vocabulary), stops)
+        if grammar is derived and study is self._studies.get("default"):
+            tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
+            misread = ", ".join(dict.fromkeys(self._misread(compiled, tools)))
+            notes = [f"{MISREAD}: {misread}"] if misread else []
+            compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
+        return compiled
 
-        def make() -> Compiled:
-            endings, derived = study.endings(has_tools), study.grammar(has_tools)
-            grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
-            stops = [*sorted(endings.stops), *sorted(study.eos - endings.stops)]
-            compiled = Compiled(grammar, MarkedBytes(study.tokenizer.vocabulary), stops)
-            if grammar is derived and study is self._studies.get("default"):
-                tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
-                misread = ", ".join(f"{part} of {name}" for part, name in self._misread(compiled, tools))
-                notes = [f"{MISREAD}: {misread}"] if misread else []
-                compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
-            return compiled
-
-        return self.cache.once(("compiled", id(study), has_tools), make)
-
-    def _misread(self, compiled: Compiled, tools: Any) -> Iterator[tuple[str, str]]:
-        """Where a grammar does not read back what its own template writes."""
-        for name, message in PROOFS.items():
+    def _misread(self, compiled: Compiled, tools: Any) -> Iterator[str]:
+        for messages in ASSISTANT_TURNS:
             try:
-                rendered = self.silent().render([USER, {"role": "assistant", **message}], tools=tools)
+                rendered = self.silent().render(messages, tools=tools)
             except TokentraceError:
                 continue
             for turn in rendered.turns[:1]:
                 parsed = read_turn(compiled, rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start])
-                for part in misread_parts(rendered.rendering, parsed, compiled.grammar):
-                    yield part, name
+                yield from misread_parts(rendered.rendering, parsed, compiled.grammar)
 
     # -- copies
 
     def silent(self) -> Renderer:
-        """This renderer without reports of lost text: for renders that the user did not ask for."""
         if self.lost is LostPolicy.IGNORE:
             return self
         other = object.__new__(type(self))
@@ -381,7 +380,7 @@ class Renderer:
 
 
 def _credit_content(rendering: Rendering, wrapped: set[int]) -> None:
-    """Set the origin of text that was wrapped in a content part for the template back to its content."""
+    """Give text that was wrapped in a content part the origin of its content."""
     if wrapped:
         rendering.origins = [
             Origin.of(origin.message, "content")
@@ -392,16 +391,15 @@ def _credit_content(rendering: Rendering, wrapped: set[int]) -> None:
 
 
 class PreparedTools(NamedTuple):
-    """Tools, checked, as templates and parsers read them."""
+    """Tools, checked, as templates and parsers read them. Equal tools have equal keys."""
 
     key: Hashable
-    """Equal for equal tools."""
     wrapped: TracedList | None
     schemas: Tools
 
     @classmethod
     def of(cls, tools: Any, *, as_json: bool) -> PreparedTools:
-        """Prepare a copy of tools. Raises InputError; with `as_json` also for values that JSON cannot express."""
+        """Copy tools. Raises InputError, `as_json` also for what JSON cannot express."""
         checked = check_tools(tools)
         if as_json and checked is not None:
             checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]

@@ -17,15 +17,15 @@ from .rendered import field_name
 TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
 """Whose text may hold control tokens by default: the operator's own, and an assistant's.
 
-Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of them), ``"documents"``.
-An assistant's text may hold only those that occur inside a turn (`TemplateStudy.inner_tokens`).
+Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of them),
+``"documents"``. An assistant's text may hold only those that occur inside a turn (`TemplateStudy.inner_tokens`).
 """
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
-    """The trusted roles and sources of text. Raises RendererError for a name that is neither."""
+    """The names. Raises RendererError for one that is no role or source of text."""
     try:
         names: list[Any] = [None] if isinstance(trusted, str) else list(trusted)
     except (TypeError, ValueError):
@@ -41,17 +41,18 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
 
 
 def trust_of(origin: Origin, messages: Messages, trusted: frozenset[str], constants: frozenset[str]) -> Trust:
-    """Which control tokens a span of this origin may hold, or be a part of.
-
-    A role that this template (by its `constants`) or every template knows is scaffold: ``<|role|>`` can be a token.
-    """
+    """Which control tokens a span of this origin may hold, or be a part of."""
     if origin.message is not None:
         role = messages[origin.message]["role"]
-        named = origin.is_role and (role in ROLES or role in constants)
-        return Trust.ANY if named else _of_role(role, trusted)
+        if origin.is_role and (role in ROLES or role in constants):
+            return Trust.ANY  # a role that the template knows is scaffold: ``<|role|>`` can be a token
+        return _of_role(role, trusted)
     if origin.source == "messages":  # the list of all messages, printed as it is
         return min(_of_role(message["role"], trusted) for message in messages)
-    return Trust.ANY if _source(origin) & trusted else Trust.NONE
+    names: set[object] = {origin.source}  # "unknown" is never trusted
+    if origin.source == "kwargs":
+        names = {"documents"} if origin[1] == "documents" else {"kwargs", f"kwargs.{origin[1]}"}
+    return Trust.ANY if names & trusted else Trust.NONE
 
 
 def _of_role(role: str, trusted: frozenset[str]) -> Trust:
@@ -60,14 +61,9 @@ def _of_role(role: str, trusted: frozenset[str]) -> Trust:
     return Trust.INNER if role == "assistant" else Trust.ANY
 
 
-def _source(origin: Origin) -> set[str]:
-    """Sources of text outside messages, one of which has to be trusted; none for unknown text, which never is."""
-    if origin.source == "kwargs":
-        return {"documents"} if origin[1] == "documents" else {"kwargs", f"kwargs.{origin[1]}"}
-    return {"tools"} if origin.source == "tools" else set()
-
-
-def forged_error(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
+def forged_error(
+    forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any
+) -> ControlTokenError:
     """The error that names message, field, position and token."""
     value: Any = {"messages": messages, "tools": tools}
     for key in () if origin is None or origin == UNKNOWN else origin:
@@ -76,9 +72,10 @@ def forged_error(forged: ForgedControl, origin: Origin | None, messages: Message
         except (KeyError, IndexError, TypeError):
             break
     at = value.find(forged.token) if isinstance(value, str) else -1
-    place = f" at character {at}" if at >= 0 else ""
+    where = f" at character {at}" if at >= 0 else ""
+    advice = "remove it, or keep it as text with control_tokens='literal'"
     return ControlTokenError(
-        f"holds the control token {forged.token!r}{place}; remove it, or keep it as text with control_tokens='literal'",
+        f"holds the control token {forged.token!r}{where}; {advice}",
         **_place(origin),
         position=at if at >= 0 else None,
         token=forged.token,
@@ -90,7 +87,7 @@ def _place(origin: Origin | None) -> dict[str, Any]:
 
 
 def unencodable_error(rendering: Rendering, tools: Any) -> InputError:
-    """The error for lone surrogates, which are not text. Names the message and field that has one."""
+    """The error for lone surrogates, with the message and field that has one."""
     for text, _, origin in rendering.spans():
         if (surrogate := _SURROGATE.search(text)) is None:
             continue

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..conversation.place import Place, is_list
 from ..conversation.values import parse_json
-from ..data.conversations import COMPLETIONS, MESSAGES, conversation_of, table_row
+from ..data.conversations import COMPLETIONS, MESSAGES, TOOLS, conversation_of, table_row
 from ..errors import ContinuationError, InputError, brief
 from ..settings import instance, whole
 from .calling import together
@@ -25,16 +25,15 @@ from .record import plain_json
 from .store import RolloutStore
 from .tools import BaseTool
 
-_READ: Final = frozenset({*MESSAGES, *COMPLETIONS, "prompt", "system", "tools", "functions"}) | frozenset(
-    {"tools_kwargs", "interaction_kwargs", "tool_selection"}
-)
+_SETTINGS: Final = ("tools_kwargs", "interaction_kwargs")
+_READ: Final = {*MESSAGES, *COMPLETIONS, *TOOLS, *_SETTINGS, "prompt", "system", "tool_selection"}
 _RESERVED: Final = frozenset({"reward", "group", "member", "task"})
-"""Columns with these names are renamed: ``reward`` becomes ``data_reward``, and so on."""
+"""Columns that are renamed: ``reward`` becomes ``data_reward``, and so on."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """Totals over a run of rollouts."""
+    """Totals over a run."""
 
     rollouts: int = 0
     ends: Counter[str] = field(default_factory=Counter)
@@ -86,32 +85,34 @@ class Summary:
 
 
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
-    """Turn a dataset row into a task: its conversation without a completion or assistant messages at the end.
+    """Turn a dataset row into a task: its conversation up to the model's answer.
 
     ``tools_kwargs`` and ``interaction_kwargs``, from the row or its ``extra_info``, go to the tools and the
-    interaction. ``tools`` or ``tool_selection`` selects tools by name. Other columns become metadata. Drops nulls that
-    a table may have filled in, unless the row was read `from_json`.
+    interaction. ``tools`` or ``tool_selection`` selects tools by name. Other columns become metadata. Drops nulls
+    that a table may have filled in, unless the row was read `from_json`.
     """
     row = {"messages": row} if isinstance(row, list) else row
-    columns: Any = dict(row) if isinstance(row, Mapping) else row
-    if isinstance(row, Mapping) and not from_json:
+    if not isinstance(row, Mapping):
+        raise InputError(f"a row must be a mapping or a list of messages, not {brief(row)}")
+    columns = dict(row)
+    if not from_json:
         columns |= table_row({key: value for key, value in row.items() if key in _READ or key == "extra_info"})[0]
-    if isinstance(row, Mapping) and "prompt" in row and not any(columns.get(key) for key in (*MESSAGES, *COMPLETIONS)):
+    if "prompt" in row and not any(columns.get(key) for key in (*MESSAGES, *COMPLETIONS)):
         prompt = columns.pop("prompt")
         columns["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     conversation = conversation_of(columns)
     if conversation.variables:
         raise InputError("a row cannot set template variables: set them under renderer.kwargs")
-    extra = columns.get("extra_info")
-    both = {**(extra if isinstance(extra, Mapping) else {}), **{k: v for k, v in columns.items() if v is not None}}
     messages = list(conversation.messages[: conversation.completion_from])
     while messages and messages[-1].get("role") == "assistant":
         messages.pop()
     if not messages:
         raise InputError("there is no message that a model could answer")
-    other = {f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ}
+    extra = columns.get("extra_info")
+    both = dict(extra) if isinstance(extra, Mapping) else {}
+    both |= {key: value for key, value in columns.items() if value is not None}
     settings: dict[str, Any] = {}
-    for key in ("tools_kwargs", "interaction_kwargs"):
+    for key in _SETTINGS:
         value = both.get(key) or {}
         settings[key] = parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value
         if not isinstance(settings[key], Mapping):
@@ -119,10 +120,13 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     selection = both.get("tool_selection") or ()
     if not is_list(selection) or (selection and conversation.tools):
         raise InputError("must be a list of names, and cannot be combined with tools", field="tool_selection")
-    names = [str(one.get("function", one).get("name")) for one in conversation.tools or ()] or [*map(str, selection)]
+    schemas = [schema.get("function", schema) for schema in conversation.tools or ()]
+    names = [*map(str, selection), *(str(schema.get("name")) for schema in schemas)]
     by_name = {tool.name: tool for tool in tools}
     if missing := [one for one in names if one not in by_name]:
-        raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
+        known = ", ".join(by_name) or "none"
+        raise InputError(f"there is no tool {missing[0]!r}; there are: {known}", field="tools")
+    other = {f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ}
     return Task(
         messages=messages,
         name=name,
@@ -144,17 +148,15 @@ def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Yield tasks, and name the unnamed ones by position. Raises InputError if two share a name."""
+    """Yield tasks; unnamed ones get names by position. Raises InputError if two share a name."""
     if not isinstance(tasks, Iterable):
         raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
     places: dict[str, int] = {}
     for number, task in enumerate(tasks):
         task = _named(task, number)
         if number != (first := places.setdefault(task.name, number)):
-            raise InputError(
-                f"tasks {first} and {number} (counted from 0) are both called {brief(task.name)}: give each its "
-                "own name, or none; grouped(tasks, n) runs each task n times"
-            )
+            both = f"tasks {first} and {number} (counted from 0) are both called {brief(task.name)}"
+            raise InputError(f"{both}: give each its own name; grouped(tasks, n) runs each task n times")
         yield task
 
 
@@ -177,13 +179,13 @@ async def run_rollouts(
 ) -> Summary:
     """Run tasks, `concurrency` at a time. Skips tasks that are finished in the store, but counts them.
 
-    Stores each rollout when it ends. Its seed depends on `seed` and its position among the tasks. While the engine does
-    not answer, all rollouts wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted`
-    continues rollouts that were aborted or under way; one that cannot be continued starts over, and a note says why.
+    A rollout's seed depends on `seed` and its position among the tasks. While the engine does not answer, all
+    rollouts wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted` continues
+    rollouts that were aborted or under way; one that cannot be continued starts over, and a note says why.
     Raises InputError for duplicate names, and at the end if a rollout cancelled its own task.
     """
     instance("agent", agent, Agent, InputError)
-    waiting = Patience() if patience is None else patience
+    waiting = patience or Patience()
     if continue_aborted:
         if store is None:
             raise InputError("continue_aborted needs a store with the rollouts to continue")
@@ -249,8 +251,8 @@ async def run_all(
 
     await together(work() for _ in range(concurrency))
     if running:  # a TaskGroup treats a cancelled worker as done
-        names = ", ".join(map(brief, sorted(running)[:3])) + (", …" if len(running) > 3 else "")
-        raise InputError(f"{len(running)} rollouts did not end, because a tool, user or reward cancelled them: {names}")
+        names = ", ".join(map(brief, sorted(running)[:3]))
+        raise InputError(f"a tool, user or reward cancelled {len(running)} rollouts, such as {names}")
     summary.seconds = time.monotonic() - began
     return summary
 

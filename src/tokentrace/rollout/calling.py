@@ -18,7 +18,7 @@ class TooLong(InputError):  # noqa: N818
 
 
 async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
-    """Await work. Raises TooLong after `limit` seconds, and RuntimeError if it cancels itself or exits."""
+    """Await work. Raises TooLong after `limit` seconds, RuntimeError if it cancels itself or exits."""
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
     try:
@@ -39,7 +39,7 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
 
 
 async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Returned]:
-    """Run coroutines concurrently. If one raises, cancels the others. Leaves out those that cancel themselves."""
+    """Run coroutines concurrently. If one raises, cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
@@ -81,7 +81,8 @@ async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result((answer, error)))
 
-    threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tokentrace-tool", daemon=True).start()
+    run = contextvars.copy_context().run
+    threading.Thread(target=run, args=(work,), name="tokentrace-tool", daemon=True).start()
     answer, error = await future
     if error is not None:
         raise error

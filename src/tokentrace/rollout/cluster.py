@@ -1,7 +1,7 @@
 """Rollouts on a Ray cluster: agents as actors on many machines, and one process that writes the store.
 
-Each worker makes its own agent and the whole list of tasks, and receives the numbers of the tasks to run. A rollout
-counts only after it has come back and is stored. If a worker dies, its rollouts run again.
+Each worker makes its own agent and the whole list of tasks, and receives the numbers of the tasks to run. If it
+dies, its rollouts run again.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
 """Called once on each worker. Returns its agent and all tasks of the run, the same on every worker."""
 
 _SHARED: Final = "the configuration and all it names must be on storage shared by all nodes, under the same paths"
-_NO_NODE: Final = "the Ray cluster has no node with a CPU; add one, or start Ray again and repeat the command"
 _DEATHS: Final = 3
-"""Ray restarts a dead worker and runs its rollouts again. A rollout that was under way in this many deaths then runs
-alone on a new worker, to find out which rollout kills workers. If that worker dies too, the rollout has failed."""
+"""A rollout that was under way in this many deaths of workers runs alone on a new one. If that dies too, the
+rollout has failed.
+"""
 _POLL_SECONDS: Final = 5.0
 
 
@@ -54,14 +54,13 @@ async def run_rollouts_on_ray(
     done: Callable[[Rollout], None] | None = None,
     seed: int | None = None,
     patience: float | None = 600.0,
-    notice: Callable[[str | None], None] | None = None,
 ) -> Summary:
     """Run `run_rollouts` on a Ray cluster. The rollouts are the same, whichever worker runs them.
 
-    `make` is called on each of the `workers`, by default one per CPU; its tasks must equal `tasks`. The workers share
-    `concurrency`. `address` is ``"auto"`` for this machine's cluster, ``"local"`` for its cores. `patience` is how long
-    a worker waits for an engine, and the run for a node; `notice` reports waits for a node. Raises InputError if a
-    worker cannot start, or differs from the others.
+    `make` is called on each of the `workers`, by default one per CPU; its tasks must equal `tasks`. The workers
+    share `concurrency`. `address` is ``"auto"`` for this machine's cluster, ``"local"`` for its cores. `patience`
+    is how long a worker waits for an engine, and the run for a node. Raises InputError if a worker cannot start,
+    or differs from others.
     """
     ray, chosen = import_ray(), list(named(tasks))
     todo = sum(store is None or not store.is_finished(task.name) for task in chosen)
@@ -73,7 +72,7 @@ async def run_rollouts_on_ray(
         count = cpus if workers is None else whole("workers", workers, least=1, error=InputError)
         seats = max(1, min(count, todo, concurrency))
         actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16)(RolloutActor)
-        crew = _Workers(ray, actor, (make, patience), chosen, Patience(patience, notice=notice))
+        crew = _Workers(ray, actor, (make, patience), chosen, Patience(patience))
 
         async def run(number: int, task: Task, seed: int | None) -> Rollout:
             if store is not None:
@@ -144,24 +143,21 @@ class _Workers:
             async with self._worker(num_cpus=0) as alone:  # the other workers may hold all CPUs
                 return await run(alone)
         except lost as error:
-            problem = f"{_DEATHS} workers died while it ran, and so did one that ran it alone: {first_line(error)}"
+            problem = f"{_DEATHS} workers died while it ran, and so did one that ran it alone"
             failed = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
-            return dataclasses.replace(failed, notes=[problem])
+            return dataclasses.replace(failed, notes=[f"{problem}: {first_line(error)}"])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
-        """Return a worker's answer, checked. Reports a cluster without nodes, where Ray would wait silently."""
+        """Return a worker's answer, checked. Ray itself would wait for a node without end."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
 
         async def probe() -> None:
-            nodes = await asyncio.to_thread(self.ray.cluster_resources)
-            if nodes.get("CPU", 0) < 1:
-                raise EngineUnavailable(_NO_NODE)
+            if (await asyncio.to_thread(self.ray.cluster_resources)).get("CPU", 0) < 1:
+                raise EngineUnavailable("the Ray cluster has no node with a CPU")
 
         async def request() -> dict[str, Any]:
-            while not answer.done():
-                await asyncio.wait([answer], timeout=_POLL_SECONDS)
-                if not answer.done():
-                    await probe()
+            while not (await asyncio.wait([answer], timeout=_POLL_SECONDS))[0]:
+                await probe()
             return self._checked(answer.result())
 
         try:
@@ -170,14 +166,13 @@ class _Workers:
             answer.cancel()
 
     def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return a worker's answer. Raises its error, and InputError if it differs."""
         node, crew, error = answer["node"], answer["crew"], answer.get("error")
         if error is not None:
             raise type(error)(f"node {node}: {error}")
-        if self.first is None and crew["tasks"] != _digest([(task.name, task.messages) for task in self.tasks]):
-            raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
-        self.first = self.first or crew
+        self.first = self.first or {**crew, "tasks": _tasks_digest(self.tasks)}
         if change := differing(self.first, crew):
-            raise InputError(f"node {node} differs from the first worker: {change}; they must be the same everywhere")
+            raise InputError(f"node {node} differs: {change}; workers must be the same everywhere")
         return answer
 
 
@@ -185,7 +180,7 @@ class _Workers:
 
 
 async def configured_crew(path: Path, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Crew:
-    """Make the agent and tasks of a YAML file. Raises InputError if its `Run.settings` differ from `settings`."""
+    """Make the agent and tasks of a YAML file, which must have these `settings`."""
     if not path.is_file():
         raise InputError(f"cannot find {path}: {_SHARED}")
     run = read_run(path, **options)
@@ -195,7 +190,7 @@ async def configured_crew(path: Path, options: Mapping[str, Any], settings: Mapp
 
 
 class RolloutActor:
-    """A Ray actor: task numbers in, rollouts out. Each answer names its node and describes its crew."""
+    """A Ray actor: task numbers in, rollouts out. Each answer describes its node and its crew."""
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
         self._make = make
@@ -204,7 +199,7 @@ class RolloutActor:
         self._making = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
-        """Make the crew on the first call. Returns what must be the same on all workers, or an error."""
+        """Make the crew on the first call. Returns what must be the same everywhere, or an error."""
         async with self._making:
             if not self._about["crew"] and "error" not in self._about:
                 try:
@@ -221,14 +216,14 @@ class RolloutActor:
         tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
         prompt = renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
         return {
-            "tasks": _digest([(task.name, task.messages) for task in self._tasks]),
+            "tasks": _tasks_digest(self._tasks),
             "version of tokentrace": __version__,
             "first prompt": _digest(list(prompt)),
             "vocabulary": renderer.tokenizer.vocabulary.size,
         }
 
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
-        """Run a rollout. Returns it without its task and tools, which the caller has."""
+        """Return a rollout without its task and tools, which the caller has."""
         about = await self.ready()
         if "error" in about:
             return about
@@ -246,6 +241,10 @@ class RolloutActor:
         for tool in self._agent.tools:
             await tool.close()
         await self._agent.engine.close()
+
+
+def _tasks_digest(tasks: Sequence[Task]) -> str:
+    return _digest([(task.name, task.messages) for task in tasks])
 
 
 def _digest(value: Any) -> str:

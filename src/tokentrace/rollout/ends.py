@@ -5,8 +5,6 @@ from typing import Final
 
 
 class End(StrEnum):
-    """Why a rollout ended."""
-
     ANSWER = "answer"
     """The model answered without calling a tool, and there is no simulated user to reply."""
     USER = "user"
@@ -17,16 +15,16 @@ class End(StrEnum):
     CONTEXT = "context"
     TOOL_TIME = "tool time"
     TIME = "time"
-    """The rollout exceeded its time limit. Leaves out the completion or the tool results that were under way."""
+    """The completion or the tool results that were under way are left out."""
     ABORT = "abort"
     BRIDGE = "bridge"
-    """The next prompt could not be proven to extend the stream; the notes say why."""
+    """The next prompt could not be proven to extend the stream."""
     ENGINE = "engine"
     HUNG = "hung"
-    """The reward, the simulated user or a tool's `create` exceeded its time limit; the notes say which."""
+    """The reward, the simulated user or a tool's `create` exceeded its time limit."""
     FAILED = "failed"
-    """Something else failed: a tool's `create`, the template, the reward; the notes say what."""
+    """Something else failed, such as a tool's `create`, the template or the reward."""
 
 
 FAILED_ENDS: Final = frozenset({End.ABORT, End.BRIDGE, End.ENGINE, End.HUNG, End.FAILED})
-"""Failures. Such a rollout has no reward and does not count in its group."""
+"""Such a rollout has no reward and does not count in its group. Its notes say what failed."""

@@ -23,7 +23,7 @@ class Reply:
 
 
 class BaseInteraction:
-    """A simulated user: `generate_response` runs after each answer of the model. One object serves all trajectories."""
+    """A simulated user. One object serves all trajectories."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = dict(config or {})
@@ -35,11 +35,10 @@ class BaseInteraction:
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         """Begin a trajectory. `kwargs` are its task's settings."""
 
-    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        """Answer the last message. Returns a `Reply`, a string, None to end, or (done, text, reward, metrics).
-
-        `kwargs` are the task's settings.
-        """
+    async def generate_response(
+        self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> Any:
+        """Answer the last message: `Reply`, text, None to end, or (done, text, reward, metrics)."""
         raise NotImplementedError
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
@@ -51,10 +50,7 @@ class BaseInteraction:
 
 
 class AdoptedInteraction(BaseInteraction):
-    """Wraps a simulated user from another library: any object with `generate_response`, such as verl's.
-
-    As in verl, `calculate_score` is never called, because `generate_response` returns the score.
-    """
+    """Any object with `generate_response`, such as verl's, whose `calculate_score` is never called."""
 
     def __init__(self, user: Any) -> None:
         self._user = user
@@ -70,7 +66,9 @@ class AdoptedInteraction(BaseInteraction):
         id = None if start is None else await called(start, instance_id, **kwargs)
         self._ids[instance_id] = id if isinstance(id, str) else instance_id
 
-    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
+    async def generate_response(
+        self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> Any:
         texts = [{**message, "content": message.get("content") or ""} for message in messages]
         respond = self._user.generate_response
         settings = {key: value for key, value in kwargs.items() if takes(respond, key)}
@@ -95,7 +93,9 @@ def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
     return dict(zip(users, adopted, strict=True))
 
 
-def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]) -> BaseInteraction | None:
+def choose_interaction(
+    users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]
+) -> BaseInteraction | None:
     """Return the simulated user of a task: the one that its settings name, or the only one."""
     if not users or "" in users:
         return users.get("")
@@ -103,12 +103,13 @@ def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[s
     if name is None and len(users) == 1:
         return next(iter(users.values()))
     if not isinstance(name, str) or name not in users:
-        raise InputError(f"there is no simulated user {brief(name)}: interaction_kwargs.name is {' or '.join(users)}")
+        names = " or ".join(users)
+        raise InputError(f"there is no simulated user {brief(name)}: interaction_kwargs.name is {names}")
     return users[name]
 
 
 def as_reply(answer: Any) -> Reply:
-    """Return the answer of `generate_response` as a reply. Raises InputError for any other type."""
+    """Return the answer of `generate_response` as a reply. Raises InputError."""
     if isinstance(answer, Reply):
         return answer
     if answer is None:

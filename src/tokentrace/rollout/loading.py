@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -32,11 +32,10 @@ from .mcp import MCPConfig, mcp_tools
 from .tools import AdoptedTool, BaseTool, FunctionTool, as_tools
 
 Built = TypeVar("Built")
-_MAX_BYTES: Final = 16 << 20
 
 
 class ConfigError(InputError):
-    """A configuration that cannot be used. Names the file, the line and the setting."""
+    """A configuration cannot be used. Names the file, the line and the setting."""
 
 
 Place: TypeAlias = tuple[str | int, ...]
@@ -58,7 +57,7 @@ class Document:
 
     @contextlib.contextmanager
     def at(self, *path: str | int, schema: Any = Any) -> Iterator[None]:
-        """Turn any error into a ConfigError that names the setting. Sends the output of user code to stderr."""
+        """Turn errors into a ConfigError. What user code prints goes to stderr."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield
@@ -71,7 +70,7 @@ class Document:
             raise self.error(describe_error(error), *path) from error
 
     def convert(self, kind: type[Built], values: Any, *path: str | int) -> Built:
-        """Convert values to a struct or a dataclass. Raises ConfigError for the first invalid value."""
+        """Convert values to a struct or a dataclass. Raises ConfigError."""
         if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
             self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
         with self.at(*path, schema=kind):
@@ -84,54 +83,38 @@ class Document:
 
 
 def read_config(path: str | Path) -> Document:
-    """Read a YAML file of at most 16 MiB. Raises ConfigError with line and column."""
+    """Read a YAML file. Raises ConfigError."""
     try:
         import yaml
     except ImportError:
         raise InputError("YAML configurations need PyYAML: install tokentrace[rollout]") from None
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-        text = raw.decode("utf-8-sig")
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if len(raw) > _MAX_BYTES:
-        raise ConfigError(f"{path} is larger than {_MAX_BYTES >> 20} MiB: too large for a configuration")
     lines: dict[Place, int] = {}
-    cache: dict[int, Any] = {}
 
     def fault(problem: str, node: Any) -> Exception:
         error: Exception = yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return error
 
     def value_of(node: Any, place: Place) -> Any:
-        """Return the value of a node. An alias shares the value of its anchor."""
         lines.setdefault(place, node.start_mark.line + 1)
-        if id(node) in cache:
-            return cache[id(node)]
-        value: Any = {}
         if node.id == "sequence":
-            value = [value_of(one, (*place, at)) for at, one in enumerate(node.value)]
-        elif node.id == "mapping":
-            for key, one in node.value:
-                if key.id != "scalar":
-                    raise fault("the name of a setting must be text", key)
-                if key.value in value:
-                    raise fault(f"{key.value!r} is set twice", key)
-                lines[*place, key.value] = key.start_mark.line + 1
-                value[key.value] = value_of(one, (*place, key.value))
-        else:
+            return [value_of(one, (*place, at)) for at, one in enumerate(node.value)]
+        if node.id == "scalar":
             try:
-                value = loader.construct_object(node, deep=True)
+                return loader.construct_object(node, deep=True)
             except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # month 13
-                raise fault(
-                    f"{brief(node.value)} cannot be read: {error}; quote it, and remove any tag", node
-                ) from error
-        cache[id(node)] = value
+                raise fault(f"{brief(node.value)} cannot be read: {error}; quote it", node) from error
+        value: dict[str, Any] = {}
+        for key, one in node.value:
+            if key.id != "scalar":
+                raise fault("the name of a setting must be text", key)
+            if key.value in value:
+                raise fault(f"{key.value!r} is set twice", key)
+            lines[*place, key.value] = key.start_mark.line + 1
+            value[key.value] = value_of(one, (*place, key.value))
         return value
 
     try:
-        loader = yaml.SafeLoader(text)
+        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8-sig"))
         root = loader.get_single_node()
         if root is None or root.id != "mapping":
             raise ConfigError(f"{path}: must be a mapping of settings")
@@ -142,10 +125,12 @@ def read_config(path: str | Path) -> Document:
         raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: settings are nested too deeply, or an anchor contains itself") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def read_section(path: str | Path, key: str) -> Document:
-    """Read a YAML file that has one section. Raises ConfigError."""
+    """Read a YAML file with one section. Raises ConfigError."""
     document = read_config(path)
     document.check_names(document.values, [key])
     return document
@@ -154,7 +139,7 @@ def read_section(path: str | Path, key: str) -> Document:
 def load_object(name: str, folder: Path) -> Any:
     """Import ``package.module.Name``, ``package.module:name`` or ``./file.py:name``. Raises InputError.
 
-    Looks in `folder` for files, and for modules that are not installed.
+    Looks in `folder` for files and modules.
     """
     module_name, _, attribute = name.rpartition(":" if ":" in name else ".")
     if not module_name or not attribute:
@@ -176,7 +161,7 @@ def load_object(name: str, folder: Path) -> Any:
 
 
 def _from_file(path: Path) -> types.ModuleType:
-    """Import a file as a module. It runs only once, however often it is named."""
+    """Import a file as a module, once."""
     path = path.resolve(strict=True)
     name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
@@ -196,8 +181,6 @@ def _from_file(path: Path) -> types.ModuleType:
 
 
 class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A tool in YAML: a class as in verl, a function, or the tools of an MCP server."""
-
     class_name: str | None = None
     config: dict[str, Any] = {}
     tool_schema: dict[str, Any] | None = None
@@ -211,14 +194,15 @@ class _ServerFile(Struct):
 
 
 def load_tools(path: str | Path) -> list[BaseTool]:
-    """Load the tools under ``tools`` in a YAML file: classes as in verl, functions, or MCP servers."""
+    """Load the tools of a YAML file: classes as in verl, functions, MCP servers."""
     return make_tools(read_section(path, "tools"))
 
 
 def make_tools(document: Document) -> list[BaseTool]:
     tools: list[BaseTool] = []
     for at, section in enumerate(document.convert(list[ToolSection], document.values.get("tools"), "tools")):
-        kind = next((name for name in ("mcp", "function", "class_name") if getattr(section, name) is not None), None)
+        kinds = ("mcp", "function", "class_name")
+        kind = next((name for name in kinds if getattr(section, name) is not None), None)
         if kind is None:
             raise document.error("a tool needs a class_name, a function or mcp", "tools", at)
         with document.at("tools", at, kind):
@@ -237,7 +221,7 @@ def make_tools(document: Document) -> list[BaseTool]:
 
 def _server_tools(document: Document, section: ToolSection, *path: str | int) -> list[BaseTool]:
     if section.class_name is not None:  # as in verl's mcp_tool_config.yaml
-        ignored = f"{section.class_name} and its config are ignored: the tools of an MCP server need no class"
+        ignored = f"{section.class_name} is ignored: the tools of an MCP server need no class"
         warnings.warn(str(document.error(ignored, *path)), stacklevel=3)
     names = {"mcp_servers_config_path": "file", "tool_selected_list": "tools"}
     values = {names.get(key, key): value for key, value in (section.mcp or {}).items()}
@@ -274,7 +258,7 @@ def _make_tool(kind: Any, section: ToolSection) -> BaseTool:
 
 
 def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
-    """Return a schema as a constructor expects it: a pydantic model if its annotation says so."""
+    """Return a schema as a constructor expects it, perhaps as a pydantic model."""
     for one in kind.__mro__ if schema is not None else ():
         constructor = vars(one).get("__init__")
         if constructor is None or "tool_schema" not in inspect.signature(constructor).parameters:
@@ -288,7 +272,7 @@ def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
 
 
 def _check_placeholders(value: Any) -> None:
-    """Raise InputError for OmegaConf placeholders (``${...}``), which are not supported."""
+    """Raise InputError for OmegaConf placeholders (``${...}``)."""
     if isinstance(value, str) and re.search(r"\$\{[^}]*\}", value):
         raise InputError(f"config: {brief(value)} is an OmegaConf placeholder, which is not supported")
     for one in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
@@ -302,7 +286,7 @@ class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
-    """Load the simulated users of a YAML file by name. A single unnamed one is called "" and serves every task."""
+    """Load the simulated users of a YAML file by name. A single one is called ""."""
     return make_interactions(read_section(path, "interaction"))
 
 
@@ -319,9 +303,9 @@ def make_interactions(document: Document) -> dict[str, BaseInteraction]:
                 raise InputError("is not a class with generate_response, such as BaseInteraction")
             if not issubclass(kind, BaseInteraction):
                 _check_placeholders(section.config)
-            # verl's default name: gsm8k for Gsm8kInteraction
-            default = "" if len(listed) == 1 else (kind.__name__.removesuffix("Interaction") or kind.__name__).lower()
-            name = section.name or default
+            name = section.name or ""
+            if not name and len(listed) > 1:  # verl's default name: gsm8k for Gsm8kInteraction
+                name = (kind.__name__.removesuffix("Interaction") or kind.__name__).lower()
             if name in users:
                 raise InputError(f"two simulated users are called {name!r}: give each a name")
             users |= as_interactions({name: kind({**section.config, "name": name} if name else section.config)})

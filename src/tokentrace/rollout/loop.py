@@ -1,4 +1,4 @@
-"""The agent loop: render once, then sample, parse, run tools and bridge, until the rollout is done or over budget.
+"""The agent loop: render once, then sample, parse, run tools and bridge, until the rollout ends.
 
 Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, but never rendered again.
 """
@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from ..engines.answers import StopFinder, check_logprobs
-from ..engines.errors import Backoff, EngineError
+from ..engines.errors import EngineError, backoff
 from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
 from ..errors import ContinuationError, InputError, brief
 from ..parsing.response import ParsedResponse
@@ -21,7 +23,6 @@ from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..settings import instance
 from ..study.seams import BridgeRefusal
-from ..tokens.ids import common_prefix
 from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
@@ -35,21 +36,19 @@ from .tools import BaseTool, Toolbox, as_tools, cut_text
 __all__ = ["Agent", "Budget", "End", "Reward", "Rollout", "Task"]
 
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
-"""The reward of a finished rollout. A plain function runs in its own thread."""
 
 _ABORTS: Final = 100
 """How many times in a row a turn may be aborted without a new token."""
-_BACKOFF: Final = Backoff(0.1, 5.0)
 _PART_SEED: Final = 10_007
-"""Added to the seed of a turn's next part, for each token the turn already has."""
+"""Added to the seed for each token of the turn so far, so that no part repeats random numbers."""
 _COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
 """Settings whose state starts over with each request to an engine."""
 
 
 class Agent:
-    """Runs rollouts of one model with one set of tools. Safe to run many at once in one event loop.
+    """Runs rollouts of one model with one set of tools, many at once in one event loop.
 
-    An aborted request ends its rollout; with `resume_aborted`, the agent continues the same turn instead.
+    An aborted request ends its rollout, or with `resume_aborted` continues the turn.
     """
 
     def __init__(
@@ -64,14 +63,10 @@ class Agent:
         budget: Budget | None = None,
         resume_aborted: bool = False,
     ) -> None:
-        if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
-            raise InputError(f"engine must be an Engine, not {brief(engine)}")
-        if not hasattr(renderer, "bridge"):
-            raise InputError(f"renderer must be a Renderer made by create_renderer, not {brief(renderer)}")
         if reward is not None and not callable(reward):
             raise InputError(f"reward must be a function of a rollout, not {brief(reward)}")
-        self.engine = engine
-        self.renderer = renderer
+        self.engine = instance("engine", engine, Engine, InputError)
+        self.renderer = instance("renderer", renderer, Renderer, InputError)
         self.tools = as_tools(tools)
         self.interactions = as_interactions(interaction)
         self.reward = reward
@@ -99,9 +94,9 @@ class Agent:
     ) -> Rollout:
         """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
 
-        A failure ends the rollout, which keeps its sampled tokens. Only cancellation is raised, and EngineDown if the
-        engine does not answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task:
-        its trajectory grows, and answered calls do not run again. Raises ContinuationError if that is impossible.
+        A failure ends the rollout, which keeps its sampled tokens. Raises only EngineDown if the engine does not
+        answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: answered
+        calls do not run again. Raises ContinuationError if that is impossible.
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")
@@ -109,8 +104,8 @@ class Agent:
             task = replace(task, name=f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name)
         tools = self.tools if task.tools is None else task.tools
         if resumed is None:
-            size = self.renderer.tokenizer.vocabulary.size
-            trajectory = Trajectory(name=task.name, vocab_size=size, metadata={**task.metadata, "task": task.name})
+            size, metadata = self.renderer.tokenizer.vocabulary.size, {**task.metadata, "task": task.name}
+            trajectory = Trajectory(name=task.name, vocab_size=size, metadata=metadata)
             rollout = Rollout(task, trajectory, tools, list(task.messages))
         else:
             rollout = replace(instance("resumed", resumed, Rollout, InputError), task=task, tools=tools)
@@ -126,10 +121,10 @@ class Agent:
         return rollout
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Append new messages after a turn and bridge the stream to the next turn. If that fails, returns why."""
+        """Append new messages and bridge the stream to the next turn. If that fails, returns why."""
         bridge = partial(self.renderer.bridge, prompt, completion, new, tools=rollout.schemas)
         bridged = bridge()
-        if isinstance(bridged, BridgeRefusal):  # all messages may help, but the cost grows with their length
+        if isinstance(bridged, BridgeRefusal):  # all messages may help, but they cost more
             bridged = bridge(messages=rollout.messages[:-1])
         if isinstance(bridged, BridgeRefusal):
             rollout.notes.append(str(bridged))
@@ -147,12 +142,10 @@ class Agent:
 
 def check_resumable(sampling: SamplingParams) -> None:
     """Raise ContinuationError for settings whose state starts over with each request to an engine."""
-    used = {**sampling.penalties, **({} if sampling.structure is None else {"structure": True})}
-    if counted := [name for name in _COUNTED if name in used]:
-        raise ContinuationError(
-            f"an aborted turn cannot be resumed with {' and '.join(counted)}: the engine would ignore its first "
-            "part. Leave that setting out, or start the rollout over"
-        )
+    counted = [name for name in _COUNTED if getattr(sampling, name)]
+    if counted:
+        names = " and ".join(counted)
+        raise ContinuationError(f"an aborted turn cannot be resumed with {names}: leave that setting out")
 
 
 @dataclass(slots=True)
@@ -162,7 +155,7 @@ class _Run:
     seed: int | None
     patience: Patience | None
     is_open: bool = False
-    """True if a recorded trajectory ends with an unanswered turn, until that turn is continued."""
+    """True if the trajectory ends with a recorded turn that is to be continued or answered."""
     user: BaseInteraction | None = None
     box: Toolbox = field(init=False)
     limit: asyncio.Timeout | None = None
@@ -170,15 +163,16 @@ class _Run:
     def resume(self) -> None:
         rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
         prompt = renderer.render(rollout.task.messages, tools=rollout.schemas, add_generation_prompt=True).ids
-        first, size, parts = trajectory.writes()[0].tokens.ids, renderer.tokenizer.vocabulary.size, trajectory.turns()
-        at, ends_with_turn = common_prefix(first, prompt), bool(parts) and parts[-1].stop == len(trajectory)
+        first, parts = trajectory.writes()[0].tokens.ids, trajectory.turns()
+        size, recorded = renderer.tokenizer.vocabulary.size, trajectory.vocab_size
+        ends_with_turn = bool(parts) and parts[-1].stop == len(trajectory)
         changed = "the messages, the tools, the template or the tokenizer have changed"
         problems = {
             f"its task is called {rollout.task.name!r}": trajectory.name != rollout.task.name,
             f"it has {trajectory.num_branches} branches": trajectory.num_branches > 1,
             "it has no logprobs": not trajectory.has_logprobs,
-            f"its vocabulary has {trajectory.vocab_size} ids, not {size}": trajectory.vocab_size not in (None, size),
-            f"its prompt differs from token {at} on: {changed}": not at == len(first) == len(prompt),
+            f"its vocabulary has {recorded} ids, not {size}": recorded not in (None, size),
+            f"its prompt differs: {changed}": not np.array_equal(first, prompt),
             "its last turn ran out of tokens": ends_with_turn and parts[-1].finish_reason == "length",
         }
         if problem := next((problem for problem, applies in problems.items() if applies), ""):
@@ -208,7 +202,8 @@ class _Run:
                 rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
             self.user = choose_interaction(agent.interactions, rollout.task.interaction_settings)
             async with contextlib.AsyncExitStack() as stack:
-                self.box = await stack.enter_async_context(Toolbox(rollout, agent.budget))
+                self.box = Toolbox(rollout, agent.budget)
+                await self.box.create(stack)
                 try:
                     async with asyncio.timeout(agent.budget.seconds) as self.limit:
                         await self._lead(stack)
@@ -246,11 +241,11 @@ class _Run:
             rollout.end = await self._turn()
 
     def _start(self) -> int:
-        """Return where the last turn begins in the stream; it may have several parts."""
+        """Return where the last turn begins in the stream, with its first part."""
         return next(part for part in reversed(self.rollout.trajectory.turns()) if not part.continues).start
 
     async def _turn(self) -> End | None:
-        """Sample a turn and append the messages that answer it. Returns why the rollout ends, if it does."""
+        """Sample a turn and append the messages that answer it. Returns why the rollout ends."""
         rollout, agent, trajectory = self.rollout, self.agent, self.rollout.trajectory
         is_open, self.is_open, reason = self.is_open, False, None
         start = self._start() if is_open else len(trajectory)
@@ -272,7 +267,7 @@ class _Run:
         return agent.go_on(rollout, prompt, completion, new) if reason is None else reason
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
-        """Sample a turn, in several parts if aborted. Returns whether any part was kept, and why the rollout ends."""
+        """Sample a turn in parts. Returns if there is any, and why the rollout ends."""
         aborts, rollout, agent = 0, self.rollout, self.agent
         while True:
             room, limit = self._room(start, continues=continues)
@@ -289,13 +284,13 @@ class _Run:
                 continues, aborts = True, 0
             else:
                 aborts += 1
-                await asyncio.sleep(_BACKOFF.after(aborts))
+                await asyncio.sleep(backoff(aborts, 0.1, 5.0))
             if not again:
                 length = limit if completion.finish_reason is FinishReason.LENGTH else None
                 return True, End.ABORT if aborted else length
 
     def _cut_at_stop(self, part: Completion, before: Ids) -> Completion:
-        """Cut a later part of a turn at a stop text, which may begin in the part `before` it."""
+        """Cut a later part of a turn at a stop text, which may begin `before` it."""
         finder = StopFinder(self.agent.sampling.stop, self.agent.renderer.tokenizer.vocabulary.token_bytes)
         for one in before.tolist():
             finder.feed(one)
@@ -330,7 +325,7 @@ class _Run:
         rollout.per_turn.append(TurnMetrics(seconds))
 
     def _room(self, start: int, *, continues: bool) -> tuple[int, End]:
-        """Return how many more tokens the turn at `start` may have, and the limit that sets this number."""
+        """Return how many more tokens the turn at `start` may have, and which limit says so."""
         budget, rollout, context = self.agent.budget, self.rollout, self.agent.context
         if rollout.turns - continues >= budget.turns:
             return 0, End.TURNS
@@ -347,7 +342,7 @@ class _Run:
         rollout, engine, sampling = self.rollout, self.agent.engine, self.agent.sampling
         turn = rollout.turns - continues
         seed = sampling.seed if self.seed is None else self.seed + turn
-        if seed is not None:  # a later part must not repeat the random numbers of the first
+        if seed is not None:
             seed += _PART_SEED * (len(rollout.trajectory) - start)
         group = rollout.task.metadata.get("group")
 
@@ -374,6 +369,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
+        """Stop the clock of the rollout."""
         end = None if self.limit is None else self.limit.when()
         if self.limit is None or end is None:
             yield
@@ -386,11 +382,13 @@ class _Run:
         finally:
             self.limit.reschedule(now() + remaining)
 
-    async def _answers(self, parsed: ParsedResponse, turn: TurnMetrics) -> tuple[list[Mapping[str, Any]], End | None]:
-        """Return the messages that follow a turn: the results of its calls, or the simulated user's message."""
+    async def _answers(
+        self, parsed: ParsedResponse, turn: TurnMetrics
+    ) -> tuple[list[Mapping[str, Any]], End | None]:
+        """Return the messages that follow a turn, or why there are none."""
         rollout, user, budget = self.rollout, self.user, self.agent.budget
-        has_calls = bool(parsed.tool_calls and rollout.tools)
-        if (has_calls or user is not None) and budget.user_turns is not None and rollout.turns > budget.user_turns:
+        has_calls, most = bool(parsed.tool_calls and rollout.tools), budget.user_turns
+        if (has_calls or user is not None) and most is not None and rollout.turns > most:
             return [], End.TURNS
         if has_calls:
             messages: list[Mapping[str, Any]] = []
@@ -420,7 +418,8 @@ class _Run:
             reward = await within(called(self.agent.reward, rollout), limit, "the reward")
             rollout.reward = checked_reward(reward, "the reward")
             return
-        scores = {f"turn {at}": turn.reward for at, turn in enumerate(rollout.per_turn)} | await self.box.rewards()
+        scores: dict[str, Any] = {f"turn {at}": turn.reward for at, turn in enumerate(rollout.per_turn)}
+        scores |= await self.box.rewards()
         if self.user is not None:
             score = self.user.calculate_score(rollout.instance)
             scores["calculate_score"] = await within(score, limit, "calculate_score")

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from ..errors import InputError, brief
 from ..settings import limit
 from .calling import within
-from .tools import BaseTool, ToolResult, text_result
+from .tools import BaseTool, ToolResult, failure, text_result
 
 _REFUSALS: Final = frozenset({-32601, -32602, -32603})
 """JSON-RPC codes of a working server: no such method, invalid arguments, internal error."""
@@ -24,19 +24,19 @@ _REFUSALS: Final = frozenset({-32601, -32602, -32603})
 
 @dataclass(slots=True)
 class MCPConfig:
-    """An MCP server: a `command` to start (stdin and stdout), or the `url` of a running one (streamable HTTP)."""
+    """An MCP server: a `command` to start, or the `url` of a running one."""
 
     command: str | None = None
     args: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
-    """Added to PATH, HOME and the like; the server inherits no other variables."""
+    """Added to PATH, HOME and the like."""
     cwd: str | None = None
     url: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     tools: list[str] | None = None
     prefix: str = ""
     session: Literal["run", "trajectory"] = "run"
-    """All trajectories share one session, or each has its own: its own process, if the server is a command."""
+    """All trajectories share one session, or each has its own."""
     start_timeout: float | None = 30.0
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class MCPConfig:
 
 
 async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
-    """Return the tools of a server. Closing any of them ends the session that trajectories share."""
+    """Return the tools of a server. Closing one of them ends the session that trajectories share."""
     session = await _open(server)
     try:
         listed = await within(session.list_tools(), server.start_timeout, f"listing the tools of {server}")
@@ -103,7 +103,7 @@ class _Link:
             self.sessions: dict[str, _Session] = {}
 
     async def acquire(self, instance_id: str) -> None:
-        """Get a session for a trajectory; all tools of a trajectory share it."""
+        """Open the session of a trajectory, which all its tools share."""
         self._enter_loop()
         async with self._lock:
             if instance_id in self.sessions:
@@ -116,7 +116,7 @@ class _Link:
             self.sessions[instance_id] = self._shared[-1]
 
     async def release(self, instance_id: str) -> None:
-        """End a trajectory when its first tool is released. Closes its session, unless that is shared."""
+        """End a trajectory when its first tool is released."""
         session = self.sessions.pop(instance_id, None)
         if session is not None and session not in self._shared:
             await session.close()
@@ -138,7 +138,7 @@ async def _open(server: MCPConfig) -> _Session:
 
 
 class _Session:
-    """A connection in its own task: mcp requires that the task that opens it also closes it."""
+    """A connection in its own task: mcp requires that one task opens and closes it."""
 
     def __init__(self, server: MCPConfig) -> None:
         self.server = server
@@ -181,12 +181,11 @@ class _Session:
         try:
             return _result(await self.client.result().call_tool(tool, arguments), tool)
         except Exception as error:
-            problem, refused = _message(error), getattr(error, "code", None) in _REFUSALS
-        if refused:
-            return ToolResult(f"error: {problem}", failed=True)
-        self.has_failed = True
-        problem = f"{self.server} did not answer a call to {tool}: {problem}"
-        return ToolResult(f"error: {problem}", failed=True, note=problem)
+            if getattr(error, "code", None) in _REFUSALS:
+                return failure(_message(error))
+            self.has_failed = True
+            problem = f"{self.server} did not answer a call to {tool}: {_message(error)}"
+            return failure(problem, note=problem)
 
 
 @asynccontextmanager
@@ -199,7 +198,8 @@ async def _connected(server: MCPConfig) -> AsyncIterator[Any]:
         raise InputError("tools of MCP servers need mcp 2: install tokentrace[mcp]") from error
     async with AsyncExitStack() as stack:
         if server.url is None:
-            target = StdioServerParameters(command=server.command, args=server.args, env=server.env, cwd=server.cwd)
+            names = ("command", "args", "env", "cwd")
+            target = StdioServerParameters(**{name: getattr(server, name) for name in names})
         else:  # the budget's tool_timeout limits answers
             timeout = httpx2.Timeout(30.0, read=None)
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=server.headers, timeout=timeout))
@@ -215,9 +215,7 @@ def _result(answer: Any, tool: str) -> ToolResult:
         if text is not None:
             texts.append(text)
             continue
-        kind = getattr(block, "mime_type", None) or getattr(resource, "mime_type", None)
-        article = "an" if block.type in ("image", "audio") else "a"
-        media.append(f"{article} {block.type.replace('_', ' ')}" + (f" ({kind})" if kind else ""))
+        media.append(getattr(block, "mime_type", None) or getattr(resource, "mime_type", None) or block.type)
     if not answer.content and answer.structured_content is not None:
         texts.append(json.dumps(answer.structured_content, ensure_ascii=False))
     result = text_result(("error: " if answer.is_error else "") + "\n".join(texts), media, tool)

@@ -1,7 +1,7 @@
 """What a run does while its engine does not answer: it waits, asks again, and continues or gives up.
 
-One rollout asks the engine for a single token now and then, and the others wait for the result. If the engine answers
-this probe but not a rollout's request, the request is at fault, and its rollout ends after a few tries.
+One rollout asks the engine for a single token now and then, and the others wait. If the engine answers this probe
+but not a rollout's request, the rollout ends after a few tries.
 """
 
 import asyncio
@@ -10,23 +10,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
-from ..engines.errors import Backoff, EngineError, EngineUnavailable
+from ..engines.errors import EngineError, EngineUnavailable, backoff
 from ..errors import InputError
 from ..settings import limit
 
 Answer = TypeVar("Answer")
 
-_BACKOFF: Final = Backoff(1.0, 30.0)
 _TRIES: Final = 10
-"""How many times a request is tried if the engine answers probes in between."""
 
 
 class EngineDown(EngineError):  # noqa: N818
-    """The engine, or the last node of a cluster, was gone for longer than the run waits. Finished rollouts are kept."""
+    """The engine did not answer for longer than the run waits. Finished rollouts are kept."""
 
 
 class Patience:
-    """How long a run waits for its engine. After `seconds`, `EngineDown` stops the run; None waits forever.
+    """How long a run waits for its engine: `seconds`, then `EngineDown`; None waits forever.
 
     `notice` is called with a text before each pause, and with None when the engine answers again.
     """
@@ -55,9 +53,9 @@ class Patience:
         *,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Answer:
-        """Return the engine's answer to a request; `waiting` is entered while the request is not under way.
+        """Return the engine's answer to a request. `waiting` is entered while no request is under way.
 
-        Raises EngineUnavailable if the engine answers probes but not the request, EngineDown after too long an outage.
+        Raises EngineUnavailable if the engine answers only probes, EngineDown if it is away.
         """
         problem, rounds = EngineUnavailable(), -1
         for _ in range(_TRIES):
@@ -85,14 +83,15 @@ class Patience:
             except EngineError:  # it answers
                 break
             failures += 1
-            waited, pause = self._clock() - began, _BACKOFF.after(failures)
+            waited, pause = self._clock() - began, backoff(failures, 1.0, 30.0)
             remaining = None if self.seconds is None else self.seconds - waited
             if remaining is not None and remaining <= 0:
                 self._gave_up = EngineDown(f"the engine did not answer for {waited:.0f} s: {error}")
                 break
             pause = pause if remaining is None else min(pause, remaining)
             stops = "" if remaining is None else f", the run stops in {remaining:.0f} s"
-            self._notice(f"no engine answers, and all rollouts wait: asking again in {pause:.0f} s{stops}; {error}")
+            text = f"no engine answers, and all rollouts wait: asking again in {pause:.0f} s{stops}"
+            self._notice(f"{text}; {error}")
             await self._sleep(pause)
             self.waited = before + self._clock() - began
         if self._gave_up is not None:

@@ -27,7 +27,7 @@ class Budget:
 
     turns: int = 16
     user_turns: int | None = None
-    """How many times tools or the simulated user may answer. The calls of the turn after that do not run."""
+    """How many times tools or the simulated user may answer."""
     parallel_calls: int | None = None
     """How many calls of one turn may run. The others get an error as their result."""
     turn_tokens: int = 1024
@@ -36,7 +36,7 @@ class Budget:
     context: int | None = None
     """Tokens in a stream. The engine's limit applies as well."""
     seconds: float | None = None
-    """For the whole rollout, not counting its reward and engine outages."""
+    """For the whole rollout, without its reward and engine outages."""
     tool_timeout: float | None = 60.0
     tool_seconds: float | None = None
     interaction_timeout: float | None = 300.0
@@ -58,7 +58,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The input of a rollout. Names are unique in a run; a task without a name is named by its position."""
+    """The input of a rollout. A task without a name is named by its position in the run."""
 
     messages: Messages
     name: str = ""
@@ -71,7 +71,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if not is_list(self.messages):
-            raise InputError(f"a task's messages must be a list of messages, not {brief(self.messages)}")
+            raise InputError(f"a task's messages must be a list, not {brief(self.messages)}")
         if not isinstance(self.name, str) or not is_storable(self.name):
             raise InputError(f"a task's name must be text without NUL, not {brief(self.name)}")
         if self.tools is not None:
@@ -97,7 +97,7 @@ def checked_reward(value: Any, what: str) -> float | None:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a JSON copy of a value. Anything that is not JSON becomes text."""
+    """Return a JSON copy of a value. What is not JSON becomes text."""
     try:
         return json.loads(json.dumps(value, default=str), parse_constant=str)
     except Exception:  # a cycle, or an object whose str() raises
@@ -105,13 +105,13 @@ def plain_json(value: Any) -> Any:
 
 
 def call_id(turn: int, index: int) -> str:
-    """Return an id for a call without one: nine letters and digits, unique in a rollout."""
+    """Return an id for a call that has none: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
 
 
 @dataclass(slots=True)
 class TurnMetrics:
-    """What a trajectory does not record about a completion, which is a turn or a part of a resumed turn."""
+    """What a trajectory does not record about a completion."""
 
     engine_seconds: float = 0.0
     malformed: bool = False
@@ -119,11 +119,11 @@ class TurnMetrics:
     tool_errors: int = 0
     tool_seconds: float = 0.0
     reward: float | None = None
-    """The reward of this turn's calls, or of the reply to it. None means no reward, which is not the same as 0."""
+    """The reward of this turn's calls, or of the reply to it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
-        """Add the reward and the metrics of a call or a reply. Raises InputError for an invalid reward."""
+        """Add the reward and the metrics of a call or a reply. Raises InputError."""
         number = checked_reward(reward, f"{name}: the reward")
         if number is not None:
             self.reward = checked_reward((self.reward or 0.0) + number, "the reward of a turn")
@@ -155,7 +155,7 @@ class Rollout:
     pending: list[Mapping[str, Any]] = field(default_factory=list)
     """Messages that answer the last turn and that the trajectory does not have yet."""
     instance: str = ""
-    """The name that tools, user and engine see: the task's name, numbered if another rollout is using it."""
+    """The name that tools, user and engine see: the task's, numbered while another rollout uses it."""
 
     malformed = _total("malformed")
     tool_calls = _total("tool_calls")
@@ -168,12 +168,11 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """The number of turns. A turn in several parts counts once."""
+        """The number of turns. One in several parts counts once."""
         return sum(not turn.continues for turn in owned_turns(self.trajectory))
 
     @functools.cached_property
     def schemas(self) -> list[dict[str, Any]] | None:
-        """The schemas of its tools as of the first turn."""
         return [tool.tool_schema for tool in self.tools] or None
 
     @property

@@ -48,7 +48,6 @@ class EngineSection(Struct, forbid_unknown_fields=True):
 
 class DataSection(Struct, forbid_unknown_fields=True):
     questions: dict[str, Any] | None = None
-    """Settings of the embedded model's own questions."""
     file: str | None = None
     files: list[str] = []
     split: str | None = None
@@ -61,7 +60,6 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
     output: str | None = None
     tokenizer: str | None = None
     renderer: dict[str, Any] = {}
-    """Settings of `create_renderer`; template variables under ``kwargs``."""
     tools: Any = None
     """A list of `ToolSection`."""
     tools_file: str | None = None
@@ -81,7 +79,7 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """Tasks, with a default interaction and reward for configurations that have none."""
+    """Tasks, and the interaction and the reward of a configuration that has none."""
 
     tasks: Sequence[Task]
     interaction: BaseInteraction | None = None
@@ -107,7 +105,7 @@ class Run:
     seed: int | None
     output: Path
     settings: Mapping[str, Any]
-    """The settings that must not change when a run continues."""
+    """What must not change when a run continues."""
 
     @property
     def advantages(self) -> str | None:
@@ -127,9 +125,9 @@ def read_run(
     seed: int | None = None,
     questions: MakeTasks | None = None,
 ) -> Run:
-    """Return the run that a YAML file describes; arguments override the file. Raises ConfigError.
+    """Return the run that a YAML file describes. Arguments override the file. Raises ConfigError.
 
-    Looks for files in the configuration's folder. `questions` makes the tasks for ``data: {questions: ...}``.
+    `questions` makes the tasks for ``data: {questions: ...}``.
     """
     document = loading.read_config(path)
     values = _renamed(document, document.values, _VERL_NAMES)
@@ -158,7 +156,7 @@ def read_run(
         budget=budget,
         resume_aborted=file.resume_aborted,
     )
-    groups = {"rollouts_per_task": file.rollouts_per_task, "tasks": len(task_set.tasks), "files": task_set.digests}
+    groups = {"rollouts_per_task": file.rollouts_per_task, "tasks": len(task_set.tasks)}
     return Run(
         file,
         _engine(document, file.engine, renderer.tokenizer.vocabulary.size),
@@ -168,7 +166,7 @@ def read_run(
         concurrency or file.concurrency,
         seed,
         Path(folder).expanduser(),
-        _lasting(document, values) | groups | {"seed": seed},
+        _lasting(document, values) | groups | {"files": task_set.digests, "seed": seed},
     )
 
 
@@ -185,13 +183,13 @@ def _renamed(
 def _renderer(document: loading.Document, file: RunFile) -> Renderer:
     name, kind, folder = file.tokenizer, file.engine.kind, document.folder
     if name is None and kind != "embedded":
-        raise document.error(f"'tokenizer' is missing: the folder or hub name of the model that {kind} serves")
+        raise document.error(f"'tokenizer' is missing: that of the model that {kind} serves")
     if kind == "embedded" and name not in (None, POCKET.name) and (folder / name).resolve() != POCKET.resolve():
-        raise document.error("the embedded engine uses the pocket model's tokenizer: leave this out", "tokenizer")
+        raise document.error("the embedded engine has its own tokenizer: leave this out", "tokenizer")
     source = POCKET if name is None else folder / name if (folder / name).exists() else name
     parameters = inspect.signature(create_renderer).parameters.values()
-    names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "tokenizer"]
-    document.check_names(file.renderer, [*names, "kwargs"], "renderer")
+    names = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    document.check_names(file.renderer, ["renderer", *names, "kwargs"], "renderer")
     settings = {key: value for key, value in file.renderer.items() if key != "kwargs" and value is not None}
     template = settings.get("chat_template")
     if isinstance(template, str) and (folder / template).is_file():
@@ -200,7 +198,9 @@ def _renderer(document: loading.Document, file: RunFile) -> Renderer:
         return create_renderer(source, **settings, **(file.renderer.get("kwargs") or {}))
 
 
-def _engine(document: loading.Document, section: EngineSection, vocab_size: int) -> Callable[[], Awaitable[Engine]]:
+def _engine(
+    document: loading.Document, section: EngineSection, vocab_size: int
+) -> Callable[[], Awaitable[Engine]]:
     kind, urls = section.kind, section.urls or [section.url or ""]
     options = msgspec.structs.asdict(section)
     options = {name: value for name, value in options.items() if value is not None and name not in _ADDRESS}
@@ -209,7 +209,7 @@ def _engine(document: loading.Document, section: EngineSection, vocab_size: int)
     if kind == "embedded" and (options or section.url or section.urls):
         raise document.error("the embedded engine has no settings", "engine")
     if kind != "embedded" and (section.url is None) == (not section.urls):
-        raise document.error(f"needs the address of {kind} as url, or several as a list under urls", "engine")
+        raise document.error(f"needs the address of {kind} as url, or several as urls", "engine")
 
     async def connect() -> Engine:
         if kind == "embedded":
@@ -221,7 +221,7 @@ def _engine(document: loading.Document, section: EngineSection, vocab_size: int)
 
 
 def _with_section(document: loading.Document, file: RunFile, key: str) -> loading.Document | None:
-    """Return the document that has a section, if there is one: this document, or the section's own file."""
+    """Return the document that has a section: this one, or the section's own file."""
     name, is_here = getattr(file, f"{key}_file"), getattr(file, key) is not None
     if name is None:
         return document if is_here else None
@@ -236,9 +236,9 @@ def _sampling(document: loading.Document, file: RunFile) -> tuple[SamplingParams
     limits, values = _renamed(document, file.budget, _VERL_LIMITS, "budget"), file.sampling
     budget = document.convert(Budget, limits, "budget")
     if "seed" in values and file.seed is not None:
-        raise document.error("there is a seed for the whole run too: leave one of them out", "sampling", "seed")
+        raise document.error("there is a seed for the whole run: leave one out", "sampling", "seed")
     if "max_tokens" in values and "turn_tokens" in limits:
-        raise document.error("budget.turn_tokens is the same setting: leave one of them out", "sampling", "max_tokens")
+        raise document.error("budget.turn_tokens is the same: leave one out", "sampling", "max_tokens")
     sampling = document.convert(SamplingParams, {"max_tokens": budget.turn_tokens, **values}, "sampling")
     if file.resume_aborted:
         with document.at("resume_aborted"):
@@ -278,27 +278,26 @@ def _tasks(
 
 
 def _read_tasks(document: loading.Document, data: DataSection, tools: Sequence[BaseTool], limit: int) -> TaskSet:
-    names = data.files or ([data.file] if data.file else [])
-    if not names:
+    names, tasks, folder = data.files or [data.file or ""], list[Task](), document.folder
+    if not names[0]:
         raise document.error("'file' is missing", "data")
-    tasks = list[Task]()
-    key = "files" if data.files else "file"
-    with document.at("data", key):
-        inputs = [str(document.folder / name) if (document.folder / name).exists() else name for name in names]
+    with document.at("data", "files" if data.files else "file"):
+        inputs = [str(folder / name) if (folder / name).exists() else name for name in names]
         sources = find_sources(inputs, split=data.split)
         for source in sources:
             for row in itertools.islice(read_rows(source), limit - len(tasks)):
+                name = f"row-{len(tasks):06d}"
                 try:
                     if row.problem is not None:
                         raise InputError(row.problem)
-                    tasks.append(row_task(row.value, tools, name=f"row-{len(tasks):06d}", from_json=not row.filled))
+                    tasks.append(row_task(row.value, tools, name=name, from_json=not row.filled))
                 except InputError as error:
                     raise InputError(f"{Path(source.name).name}, row {row.number}: {error}") from error
     return TaskSet(tasks, digests={source.name: source.digest for source in sources})
 
 
 def _lasting(document: loading.Document, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that must not change when a run continues, without addresses and keys."""
+    """Return what must not change when a run continues, without addresses and keys."""
     changing = ("output", "concurrency", "patience", "resume_aborted", "seed")
     lasting = {key: value for key, value in values.items() if key not in changing}
     settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(lasting, enc_hook=str))

@@ -1,6 +1,6 @@
 """A run's folder: each rollout is a session in one store (``rollouts.db``), with the rows next to it.
 
-A rollout is finished once its session says how it ended. Only the owner can read the files.
+A session of a finished rollout says how it ended. Only the owner can read the files.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class RolloutStore:
         self._sessions = {str(info.settings["task"]): info for info in reversed(sessions)}
 
     def _wait(self, work: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run store operations in the store's event loop, from any thread."""
+        """Run a store operation in the store's event loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
@@ -77,21 +77,26 @@ class RolloutStore:
     @property
     def finished(self) -> list[dict[str, Any]]:
         """The finished rollouts: name, metrics, notes and metadata of each."""
-        results = [(name, info, _result(info)) for name, info in self._sessions.items()]
-        return [{"name": name, "metadata": _metadata(info), **one} for name, info, one in results if one is not None]
+        rows = self._sessions.items()
+        return [
+            {"name": name, "metadata": _metadata(info), **result}
+            for name, info in rows
+            if (result := _result(info)) is not None
+        ]
 
     @property
     def unfinished(self) -> list[str]:
-        return [name for name, info in self._sessions.items() if _result(info) is None and info.state is State.OPEN]
+        rows = self._sessions.items()
+        return [name for name, info in rows if _result(info) is None and info.state is State.OPEN]
 
     def recorded(self, task: Task) -> Rollout | None:
-        """Return an aborted or unfinished rollout, to continue it; None if there is none, or it has no turns."""
+        """Return an aborted or unfinished rollout, to continue it; None without any turns."""
         info = self._sessions.get(task.name)
         is_open = info is not None and info.state is State.OPEN and info.turns
         return self._wait(self._load(info, task)) if info is not None and is_open else None
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
-        """Yield finished rollouts by name: their `finished` entry with their messages, and the trajectory."""
+        """Yield the entry, with messages, and the trajectory of each finished rollout."""
         for row in sorted(self.finished, key=lambda row: str(row["name"])):
             rollout = self._wait(self._load(self._sessions[row["name"]], Task([], row["name"])))
             yield {**row, "messages": rollout.messages}, rollout.trajectory
@@ -111,7 +116,7 @@ class RolloutStore:
         return rollout
 
     def start(self, name: str) -> None:
-        """Start a rollout from scratch. Drops an unfinished attempt."""
+        """Start a rollout from scratch, instead of an unfinished attempt."""
         self._wait(self._start(name))
 
     async def _start(self, name: str) -> SessionInfo:
@@ -126,7 +131,7 @@ class RolloutStore:
         return self._sessions[name]
 
     def keep(self, rollout: Rollout) -> None:
-        """Store the turns of an unfinished rollout. `recorded` returns it, to be continued."""
+        """Store the turns of an unfinished rollout, for `recorded`."""
         self._wait(self._save(rollout))
 
     def finish(self, rollout: Rollout) -> None:
@@ -163,7 +168,7 @@ class RolloutStore:
         self._sessions[name] = info
 
     def run_again(self, ends: Collection[str]) -> list[str]:
-        """Count rollouts with these ends as unfinished, so that they run again. Returns their names."""
+        """Let rollouts with these ends run again. Returns their names."""
         names = [row["name"] for row in self.finished if row["metrics"]["end"] in ends]
         for name in names:
             info = self._sessions[name]
@@ -173,18 +178,17 @@ class RolloutStore:
         return names
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
-        """Yield the training rows of all finished rollouts; with ``advantages="group"`` see `group_advantages`."""
+        """Yield the training rows of all finished rollouts; ``"group"``: with `group_advantages`."""
         if advantages not in (None, "group"):
             raise InputError(f"advantages are 'group' or None, not {brief(advantages)}")
         values = group_advantages(self.finished).values if advantages else {}
         for row, trajectory in self.trajectories():
             reward = row["metrics"]["reward"]
             for sample in trajectory_samples(trajectory, reward=reward, advantage=values.get(row["name"])):
-                # a task's metadata may have a "reward" that is not the rollout's
-                yield sample.replace(reward=reward)
+                yield sample.replace(reward=reward)  # metadata may have another "reward"
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
-        """Write the training rows to ``rows.parquet``; its metadata names the groups."""
+        """Write the training rows to ``rows.parquet``, whose metadata names the groups."""
         from ..data.tables import CHANNELS, ROLLOUT, sample_columns, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)
@@ -213,7 +217,7 @@ def _metadata(info: SessionInfo) -> dict[str, Any]:
 
 
 def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
-    """Return the session's entry for a completion, in the format of the gateway's turns."""
+    """Return the entry of a completion, in the format of the gateway's turns."""
     turn, messages = turns[number], rollout.messages
     shared = 0 if not number else turn.message if turn.continues else turns[number - 1].message + 1
     info = {
@@ -237,9 +241,9 @@ def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
 
 
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> Relative:
-    """Return the advantage of each finished rollout by name: (reward - group mean) / group standard deviation.
+    """Return each finished rollout's (reward - group mean) / group standard deviation.
 
-    Rollouts that failed or have no reward are in no group. A group of one gets advantage 0 and a note.
+    Rollouts without a reward are in no group. A group of one gets advantage 0 and a note.
     """
     rewards = {row["name"]: reward for row in rows if (reward := row["metrics"]["reward"]) is not None}
     return relative_to_group(rewards, {row["name"]: _group(row) for row in rows})
@@ -254,7 +258,7 @@ def _group(row: Mapping[str, Any]) -> str:
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a new run. For an existing run, raises InputError naming the first that differs."""
+    """Write the settings of a new run. Raises InputError if an earlier one has others."""
     path = folder / RUN
     if not path.is_file():
         text = json.dumps(settings, indent=2, ensure_ascii=False, default=str) + "\n"
@@ -278,7 +282,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def discard_run(folder: Path) -> None:
-    """Remove the files that a run wrote to a folder. Raises InputError if another process is writing there."""
+    """Remove the files of a run. Raises InputError if another process is writing to the folder."""
     if not (folder / STORE).is_file():
         return
     with open(folder / _LOCK, "ab", opener=owned) as file:

@@ -1,4 +1,4 @@
-"""Tools: what a model can call. Functions are tools, and so is any object with a tool's methods, such as verl's."""
+"""Tools: what a model can call. Functions are tools, and objects with a tool's methods."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -46,18 +47,17 @@ class ToolResult:
 
 
 class BaseTool:
-    """A tool with state: per trajectory `create` runs once, `execute` for each call, then `calc_reward` and `release`.
+    """A tool with state. One object serves all trajectories; `instance_id` names one."""
 
-    One object serves all trajectories; `instance_id` says which one.
-    """
-
-    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None
+    ) -> None:
         self.config = dict(config or {})
         self.tool_schema = dict(tool_schema) if tool_schema is not None else self.get_openai_tool_schema()
         check_tools([self.tool_schema])
 
     def get_openai_tool_schema(self) -> dict[str, Any]:
-        raise InputError(f"{type(self).__name__} needs a tool_schema, or its own get_openai_tool_schema")
+        raise InputError(f"{type(self).__name__} needs a tool_schema")
 
     @property
     def name(self) -> str:
@@ -65,12 +65,12 @@ class BaseTool:
         return str(function["name"])
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
-        """Begin a trajectory. `kwargs` are its task's settings for this tool. By default, raises InputError for any."""
+        """Begin a trajectory. `kwargs` are its task's settings for this tool."""
         if kwargs:
             raise InputError(f"there are settings for tool {self.name!r}, which takes none")
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Run a call. Returns a string, any JSON value, a `ToolResult`, or a triple of text, reward and metrics."""
+        """Run a call. Returns text, any JSON value, a `ToolResult`, or (text, reward, metrics)."""
         raise NotImplementedError
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float | None:
@@ -81,11 +81,11 @@ class BaseTool:
         """End a trajectory."""
 
     async def close(self) -> None:
-        """Release resources that all trajectories share. `tokentrace rollout` calls this once, at the end."""
+        """Release what all trajectories share. `tokentrace rollout` calls this once, at the end."""
 
 
 class FunctionTool(BaseTool):
-    """A function as a tool. Plain functions run in a thread. The schema comes from the signature and docstring.
+    """A function as a tool, with a schema from its signature. Plain functions run in a thread.
 
     >>> def add(a: int, b: int = 0) -> int:
     ...     '''Add two numbers.'''
@@ -103,7 +103,7 @@ class FunctionTool(BaseTool):
 
 
 class AdoptedTool(BaseTool):
-    """A tool from another library, with a schema and `execute` or `call`. `Toolbox` calls whichever methods it has."""
+    """A tool from another library, with a schema and `execute` or `call`."""
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
         self.tool = tool
@@ -133,8 +133,7 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseT
             has_schema = hasattr(tool, "tool_schema") or hasattr(tool, "get_openai_tool_schema")
             adoptable = has_schema and any(callable(getattr(tool, name, None)) for name in ("execute", "call"))
             if isinstance(tool, type) or not (callable(tool) or adoptable):
-                expected = "a function, a BaseTool object, or another with execute and a tool_schema"
-                raise InputError(f"{brief(tool)} is not {expected}")
+                raise InputError(f"{brief(tool)} is not a function or an object with execute and a tool_schema")
             tool = AdoptedTool(tool) if adoptable else FunctionTool(tool)
         if tool.name in by_name:
             raise InputError(f"two tools are called {tool.name!r}")
@@ -143,7 +142,7 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseT
 
 
 def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Split a task's settings for a tool by step (``create_kwargs`` and so on). Without such keys, all go to `create`.
+    """Split a task's settings for a tool by step. By default, all go to `create`.
 
     >>> step_settings("look", {"release_kwargs": {"keep": True}})["release"]
     {'keep': True}
@@ -156,7 +155,7 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
         return {**steps, "create": dict(settings)}
     for key, value in settings.items():
         if key not in keys:
-            raise InputError(f"the settings of tool {tool!r} mix {key!r} with {', '.join(keys)}: move it into one")
+            raise InputError(f"the settings of tool {tool!r} mix {key!r} with {', '.join(keys)}")
         if value is not None and not isinstance(value, Mapping):
             raise InputError(f"{key} of tool {tool!r} must be a mapping, not {brief(value)}")
         steps[keys[key]] = dict(value or {})
@@ -164,10 +163,9 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def as_result(answer: Any, tool: str) -> ToolResult:
-    """Convert a tool's return value to a result. Values of other types become JSON.
+    """Convert what a tool returns to a result. Values of other types become JSON.
 
-    A triple is text, reward and metrics if the types fit. A tuple that starts with verl's ``ToolResponse`` may be
-    shorter.
+    A triple is text, reward and metrics if the types fit.
     """
     if isinstance(answer, ToolResult):
         return answer
@@ -194,7 +192,7 @@ def text_result(text: str, media: Sequence[str], tool: str) -> ToolResult:
     if not media:
         return ToolResult(text)
     note = f"{tool} returned {' and '.join(media)}, which cannot be shown here"
-    return ToolResult("\n".join([*filter(None, [text]), f"error: {note}"]), failed=True, note=note)
+    return ToolResult("\n".join(filter(None, [text, f"error: {note}"])), failed=True, note=note)
 
 
 def is_response(answer: Any) -> bool:
@@ -209,7 +207,7 @@ def media_of(response: Any) -> list[str]:
 
 
 class Toolbox:
-    """The tools of one rollout, as a context manager. The error of a call becomes a result that the model sees."""
+    """The tools of one rollout. The model sees the error of a call as its result."""
 
     def __init__(self, rollout: Rollout, budget: Budget) -> None:
         self._rollout, self._budget = rollout, budget
@@ -218,32 +216,26 @@ class Toolbox:
         settings = rollout.task.tool_settings
         for name in settings:
             if name not in self._tools:
-                raise InputError(f"there are settings for an unknown tool {name!r}; the tools are: {self._names}")
+                raise InputError(f"there are settings for unknown tool {name!r}; the tools are: {self._names}")
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
         # verl's tools get this as agent_data, without images and token ids
         self._data = SimpleNamespace(request_id=rollout.instance, tools_kwargs=settings, extra_fields={})
         self._data.messages = rollout.messages
         self._ids: dict[str, str] = {}
-        """For each created tool, the id of the trajectory, which `create` may choose."""
+        """For each created tool, the trajectory's id, which `create` may choose."""
 
-    async def __aenter__(self) -> Toolbox:
-        try:
-            for tool in self._tools.values():
-                answer = await within(self._step(tool, "create"), self._budget.tool_timeout, f"{tool.name}: create")
-                id, response = (*answer, None)[:2] if isinstance(answer, tuple) and answer else (answer, answer)
-                chosen = isinstance(tool, AdoptedTool) and isinstance(id, str)
-                self._ids[tool.name] = id if chosen else self._rollout.instance
-                if is_response(response) and (response.text or media_of(response)):
-                    self._rollout.notes.append(f"{tool.name}: the response from create is not in any prompt")
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for name in self._ids:
-            step = partial(self._step, self._tools[name], "release")
-            await noted(step, self._budget.tool_timeout, f"{name}: release", self._rollout.notes)
+    async def create(self, stack: AsyncExitStack) -> None:
+        """Create the tools; the stack releases them."""
+        limit, notes = self._budget.tool_timeout, self._rollout.notes
+        for name, tool in self._tools.items():
+            answer = await within(self._step(tool, "create"), limit, f"{name}: create")
+            id, response = (*answer, None)[:2] if isinstance(answer, tuple) and answer else (answer, answer)
+            is_chosen = isinstance(tool, AdoptedTool) and isinstance(id, str)
+            self._ids[name] = id if is_chosen else self._rollout.instance
+            release = partial(self._step, tool, "release")
+            stack.push_async_callback(noted, release, limit, f"{name}: release", notes)
+            if is_response(response) and (response.text or media_of(response)):
+                notes.append(f"{name}: the response from create is not in any prompt")
 
     async def _step(self, tool: BaseTool, step: str, *args: Any) -> Any:
         settings, method = self._settings[tool.name][step], getattr(tool, step)
@@ -258,13 +250,13 @@ class Toolbox:
         return await called(method, id, *args, **settings)
 
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
-        """Run the calls of a turn concurrently, and count them. Raises InputError for an invalid reward."""
+        """Run the calls of a turn concurrently, and count them. Raises InputError."""
         began, notes, most = time.monotonic(), self._rollout.notes, self._budget.parallel_calls or len(calls)
         # a call that cancels its own task counts as failed; if this task is cancelled, gather still raises
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
-        results = [one if isinstance(one, ToolResult) else _failure(describe_error(one)) for one in done]
+        results = [one if isinstance(one, ToolResult) else failure(describe_error(one)) for one in done]
         if len(calls) > most:
-            results += [_failure(f"not run: a turn may have {most} calls") for _ in calls[most:]]
+            results += [failure(f"not run: a turn may have {most} calls") for _ in calls[most:]]
             notes.append(f"{len(calls) - most} of {len(calls)} calls of a turn were not run: the limit is {most}")
         turn.tool_seconds = time.monotonic() - began
         turn.tool_calls = len(results)
@@ -277,14 +269,14 @@ class Toolbox:
     async def _run(self, call: ParsedToolCall) -> ToolResult:
         tool = self._tools.get(call.name or "")
         if call.status not in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) or call.arguments is None or not call.name:
-            return _failure(call.problem or f"the call is {call.status}")
+            return failure(call.problem or f"the call is {call.status}")
         if tool is None:
-            return _failure(f"there is no tool {call.name!r}; there are: {self._names}")
+            return failure(f"there is no tool {call.name!r}; there are: {self._names}")
         try:
             execution = self._step(tool, "execute", dict(call.arguments))
             return as_result(await within(execution, self._budget.tool_timeout, tool.name), tool.name)
         except Exception as error:
-            return _failure(describe_error(error))
+            return failure(describe_error(error))
 
     async def rewards(self) -> dict[str, Any]:
         rewards: dict[str, Any] = {}
@@ -297,21 +289,20 @@ class Toolbox:
         return rewards
 
 
-def _failure(problem: str) -> ToolResult:
-    return ToolResult(f"error: {problem}", failed=True)
+def failure(problem: str, note: str = "") -> ToolResult:
+    return ToolResult(f"error: {problem}", failed=True, note=note)
 
 
 class Keep(StrEnum):
-    """Which part of a long text to keep."""
+    """Which part of a long text to keep: for ``middle``, the beginning and the end."""
 
     HEAD = "head"
     TAIL = "tail"
     MIDDLE = "middle"
-    """The beginning and the end."""
 
 
 def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Keep.MIDDLE) -> str:
-    """Cut a text to about `limit` tokens, with a marker for the rest. Encodes only text near the part to keep.
+    """Cut a text to about `limit` tokens, with a marker for the rest.
 
     >>> from tokentrace import load_tokenizer
     >>> from tokentrace.pocket import POCKET

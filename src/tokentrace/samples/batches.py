@@ -15,10 +15,8 @@ from .sample import IGNORE, Sample, as_samples
 
 Tensors: TypeAlias = Literal["numpy", "torch"]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
-"""Per-token arrays by name."""
-
 UNSAMPLED: Final = -1
-"""The version and the staleness of a token that was not sampled, or whose version is not recorded."""
+"""The version and the staleness of a token without a recorded version."""
 _DIGITS: Final = re.compile("[0-9]{1,19}")
 _PADDING: Final[dict[str, Any]] = {
     **{"attention_mask": 0, "labels": IGNORE, "loss_mask": 0, "position_ids": 0},
@@ -27,10 +25,9 @@ _PADDING: Final[dict[str, Any]] = {
 }
 _COLUMNS: Final = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
 MOST_TOKENS: Final = 1 << 27
-"""The most tokens in one batch, padding included. More would take gigabytes: the length must be wrong."""
+"""The most tokens in one batch, padding included."""
 
 _index = functools.partial(whole, most=2**31 - 1, error=SampleError)
-"""A number of tokens, or an id."""
 
 
 def collate(
@@ -46,14 +43,12 @@ def collate(
 ) -> dict[str, Any]:
     """A batch of rows, padded to the longest, to `length`, or up to a multiple of `multiple_of`.
 
-    docs/samples.md lists its columns. With the `version` of the weights being trained, it has ``token_versions`` and
-    staleness. With `channels`, it has an array for each name, filled with the given value for tokens without an entry:
-    ``channels={"routed_experts": -1}``. The first token of a row never carries loss: nothing before it could predict
-    it.
+    docs/samples.md lists its columns. With the `version` of the weights being trained, it has ``token_versions``
+    and staleness. With `channels`, it has an array for each name; tokens without an entry get the given value:
+    ``channels={"routed_experts": -1}``. The first token of a row never carries loss: nothing could predict it.
 
-    Raises SampleError if there are no samples, if one is empty or longer than `length`, if only some have logprobs,
-    advantages or a reward, and if a token that carries loss lacks a logprob, a version or a channel entry that the
-    batch needs.
+    Raises SampleError if there are no samples, if one is empty or longer than `length`, if only some have
+    logprobs, advantages or a reward, and if a token that carries loss lacks a value that the batch needs.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -86,8 +81,6 @@ def collate(
 
 
 class _Rows:
-    """The samples of one batch, checked, as the arrays that a trainer takes."""
-
     def __init__(self, samples: list[Sample], version: int | None, channels: Mapping[str, float]) -> None:
         self.samples = samples
         self._version, self._channels = version, channels
@@ -95,10 +88,9 @@ class _Rows:
         self._rewarded = self._all_have("reward")
         versions = dict.fromkeys(span.version for sample in samples for span in sample.versions)
         self.versions: dict[str | int, int] = {version: number for number, version in enumerate(versions)}
-        """The versions of the weights that sampled something, and the number of each in `version_ids`."""
+        """The number of each version in `version_ids`."""
 
     def width(self, length: int | None, multiple_of: int | None) -> int:
-        """The length of rows."""
         lengths = list(map(len, self.samples))
         width = max(lengths) if length is None else _index("length", length, least=1)
         step = 1 if multiple_of is None else _index("multiple_of", multiple_of, least=1)
@@ -110,7 +102,8 @@ class _Rows:
             raise SampleError(f"{counts}: a batch has at most {MOST_TOKENS} tokens, padding included")
         for number, size in enumerate(lengths):
             if size > width:
-                raise SampleError(f"{self._label(number)} has {size} tokens, but length is {width}: truncate() it")
+                problem = f"{size} tokens, but length is {width}: truncate() it"
+                raise SampleError(f"{self._label(number)} has {problem}")
         return width
 
     def columns(self, number: int) -> Columns:
@@ -142,7 +135,7 @@ class _Rows:
         for name, fill in self._channels.items():
             channel = sample.channels.get(name)
             if channel is None:
-                raise SampleError(f"{self._label(number)} has no channel {name!r}; it has {sorted(sample.channels)}")
+                raise SampleError(f"{self._label(number)} has no channel {name!r}")
             self._require(number, channel.present, f"{name} entry")
             try:
                 columns[name] = channel.array(fill)
@@ -151,7 +144,6 @@ class _Rows:
         return columns
 
     def per_row(self) -> Columns:
-        """One value for each sample: its reward, and how old it is."""
         columns: Columns = {}
         if self._rewarded:
             columns["rewards"] = np.array([sample.reward for sample in self.samples], np.float32)
@@ -162,7 +154,6 @@ class _Rows:
         return columns
 
     def _require(self, number: int, present: npt.NDArray[np.bool_], what: str) -> None:
-        """Raise SampleError if a token that carries loss lacks a value."""
         missing = self.samples[number].mask & ~present
         if missing.any():
             at = int(missing.argmax())
@@ -192,7 +183,7 @@ def _as_torch(columns: Columns) -> dict[str, Any]:
 
 
 def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
-    """The version that sampled each token; -1 if none did or it is not recorded. Text of digits counts as a number.
+    """The version that sampled each token, an integer or text of digits; -1 if none is recorded.
 
     Raises SampleError for other text, and for negative versions.
     """
@@ -215,8 +206,9 @@ def token_staleness(sample: Sample, version: int) -> npt.NDArray[np.int64]:
     missing = sample.mask & (versions == UNSAMPLED)
     if missing.any():
         raise SampleError(f"{sample!r}: token {int(missing.argmax())} carries loss but has no version")
-    if len(versions) and int(versions.max()) > trained:
-        raise SampleError(f"{sample!r} was sampled by version {int(versions.max())}, but {trained} is being trained")
+    newest = int(versions.max(initial=UNSAMPLED))
+    if newest > trained:
+        raise SampleError(f"{sample!r} was sampled by version {newest}, but {trained} is being trained")
     return np.where(versions == UNSAMPLED, UNSAMPLED, trained - versions)
 
 
@@ -226,7 +218,9 @@ def row_staleness(sample: Sample, version: int) -> tuple[int, float]:
     return (int(values.max()), float(values.mean())) if len(values) else (UNSAMPLED, float("nan"))
 
 
-def fresh_samples(samples: Sequence[Sample], version: int, *, max_staleness: int) -> tuple[list[Sample], list[Sample]]:
+def fresh_samples(
+    samples: Sequence[Sample], version: int, *, max_staleness: int
+) -> tuple[list[Sample], list[Sample]]:
     """The rows whose trained tokens are at most `max_staleness` versions old, and the other rows."""
     most = whole("max_staleness", max_staleness, least=0, error=SampleError)
     ages = [(row_staleness(sample, version)[0], sample) for sample in as_samples(samples)]

@@ -1,6 +1,6 @@
-"""Past turns: where a template writes a turn differently once it is no longer the last, or differently from its prompt.
+"""Past turns: where a template writes a turn differently once it is no longer the last, or than its prompt.
 
-The trace shows which reasoning is left out. Everything else is learned once for each kind of turn: a small turn is
+The trace shows which reasoning is left out. The rest is learned once for each kind of turn: a small turn is
 rendered as the last message, and again with other messages after it.
 """
 
@@ -18,7 +18,7 @@ from ..study.probes import RESULT, USER, call, stringified
 from ..template.trace import Span
 
 REASONING_LEFT_OUT: Final = (
-    "trained without the reasoning that the template leaves out of the past; inference shows these turns with it. "
+    "trained without the reasoning that the template leaves out of the past; inference shows them with it. "
     "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
 )
 REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn at all, so it is not trained"
@@ -32,7 +32,6 @@ REMEDY: Final = (
 )
 
 _EXCERPT: Final = 48
-"""How many characters from the end of a prompt a warning shows."""
 _REPLY: Final = {"role": "assistant", "content": "reply"}
 
 
@@ -45,14 +44,13 @@ class TurnStartWarning(UserWarning):
 
 
 Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
-"""What to know about the turns of a row: a note, or a note that is also a warning."""
 
 
 class _TurnKind(NamedTuple):
     """Everything about a turn that a template may make its text depend on."""
 
     reasoning: str
-    """The field that has its reasoning; empty if there is none."""
+    """The field with its reasoning; may be empty."""
     inline: bool
     content: str
     calls: bool
@@ -61,7 +59,6 @@ class _TurnKind(NamedTuple):
     before_answer: bool = False
 
     def turn(self) -> dict[str, Any]:
-        """A small turn of this kind."""
         turn: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             turn[self.reasoning] = "thought"
@@ -71,7 +68,6 @@ class _TurnKind(NamedTuple):
         return {**turn, "tool_calls": [call()]} if self.calls else turn
 
     def following(self) -> list[Mapping[str, Any]]:
-        """Messages that follow such a turn."""
         reply = [_REPLY] if self.before_answer else []
         question = [USER, *reply] if self.before_user or not self.calls else []
         return [*([RESULT, *reply] if self.calls else []), *question]
@@ -86,7 +82,7 @@ class PastTurns:
     def remarks(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int], *, of_history: bool
     ) -> list[Remark]:
-        """What to know about the chosen turns of a row; `of_history`: also if inference shows them differently."""
+        """Notes on the chosen turns of a row; with `of_history`, also where inference shows them differently."""
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         thinking = [at for at in replies if reasoning_of(messages[at]) is not None]
         spans: dict[int | None, list[Span]] = {}
@@ -130,7 +126,6 @@ class PastTurns:
             return None
 
     def _can_think(self, kind: _TurnKind, tools: Any) -> bool:
-        """Whether the template shows the reasoning of such a turn when it is the last."""
 
         def find() -> bool:
             try:
@@ -141,7 +136,6 @@ class PastTurns:
         return self._renderer.cache.once(("can think", kind), find)
 
     def _is_changed(self, kind: _TurnKind, tools: Any) -> bool:
-        """Whether such a turn is written differently when others follow; False if the template refuses it."""
 
         def find() -> bool:
             try:
@@ -155,7 +149,6 @@ class PastTurns:
         return self._renderer.cache.once(("changed", kind), find)
 
     def _render(self, messages: Messages, tools: Any) -> RenderedTokens:
-        """A small conversation, with arguments as a mapping or, if the template refuses that, as a JSON string."""
         try:
             return self._renderer.render(messages, tools=tools)
         except TokentraceError:

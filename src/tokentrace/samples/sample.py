@@ -24,23 +24,20 @@ if TYPE_CHECKING:
     from ..rendering.rendered import RenderedTokens
 
 IGNORE: Final = -100
-"""The label of a token that carries no loss."""
 
 
 class CompletionSpan(NamedTuple):
-    """Tokens ``start`` to ``stop`` (exclusive) that an engine returned together, and what their logprobs mean."""
+    """Tokens ``start`` to ``stop`` (exclusive) that an engine returned together, and how they were sampled."""
 
     start: int
     stop: int
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
-    """The distribution that the logprobs come from."""
     temperature: float | None = None
     """None, here and below, if it was not recorded."""
     top_p: float | None = None
     top_k: int | None = None
     """0 means all tokens."""
     cached_tokens: int | None = None
-    """How many ids of its prompt the engine had cached."""
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -56,11 +53,9 @@ class Sample(ShowsItself, TokenTable):
 
     reward: float | None = None
     versions: tuple[VersionSpan, ...] = ()
-    """Which weights sampled which tokens; positions are those of the row."""
     completions: tuple[CompletionSpan, ...] = ()
-    """The engine's completions, and how they were sampled; empty for rows of conversations."""
+    """Empty for rows of conversations."""
     channels: Mapping[str, Channel] = field(default_factory=dict)
-    """Side channels of sampled tokens, by name."""
     name: str = ""
     """Where it comes from: the name of a trajectory, the file of a conversation."""
     branch: int = -1
@@ -72,7 +67,7 @@ class Sample(ShowsItself, TokenTable):
     rendered: RenderedTokens | None = None
     """Its rendering, if a `SampleBuilder` made it; without a stop token that the builder added."""
     offset: int = 0
-    """The token of `rendered` that the row begins with: more than 0 if the beginning was cut off."""
+    """The token of `rendered` that the row begins with."""
 
     def __post_init__(self) -> None:
         TokenTable.__post_init__(self)
@@ -113,12 +108,10 @@ class Sample(ShowsItself, TokenTable):
 
     @property
     def trained(self) -> int:
-        """How many tokens carry loss."""
         return int(np.count_nonzero(self.mask))
 
     @property
     def trained_messages(self) -> list[int]:
-        """The messages with tokens that carry loss, in order."""
         return cast(list[int], np.unique(self.messages[self.mask & (self.messages >= 0)]).tolist())
 
     def slice(self, start: int, stop: int) -> Sample:
@@ -163,7 +156,6 @@ def as_samples(samples: Any) -> list[Sample]:
 
 
 def _cut(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
-    """The spans between two positions, with positions counted from `start`."""
     moved = ((span, max(span.start, start) - start, min(span.stop, stop) - start) for span in spans)
     return tuple(span._replace(start=first, stop=last) for span, first, last in moved if first < last)
 
@@ -175,27 +167,22 @@ class Overlong(StrEnum):
     """What to do with a sample that is too long."""
 
     ERROR = "error"
-    """Raise `SampleError`."""
     DROP = "drop"
-    """Leave it out."""
     TURNS = "turns"
     """Keep the whole messages that fit, from the beginning."""
     RIGHT = "right"
-    """Keep tokens from the beginning. The cut may fall inside a message, but never inside the template's own tokens."""
+    """Keep tokens from the beginning. The cut may fall inside a message, but not inside scaffold."""
     LEFT = "left"
     """Keep the whole messages that fit, from the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """A sample that fits, or why it is left out."""
+    """A sample that fits, or the `reason` why it is left out, and how many tokens were `cut`."""
 
     sample: Sample | None
-    """None if it is left out."""
     reason: str | None = None
-    """Why it is left out; None if it is not."""
     cut: int = 0
-    """How many tokens were removed."""
 
 
 @dataclass(slots=True)
@@ -209,13 +196,13 @@ class _Extent:
 
 
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
-    """Make a sample fit into `length` tokens. Returns a sample that already fits unchanged, the same object.
+    """Make a sample fit into `length` tokens. Returns a sample that already fits, the same object.
 
-    Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a message: the generation
-    prompt or header with the one after it, the close with the one before it. ``right`` moves the cut back if it would
-    fall inside a run of scaffold or of a synthetic close within one message, or leave only the scaffold of a message.
-    ``left`` cuts off what comes before all messages (a BOS token, tools). A sample is left out with a reason if all its
-    trained tokens would be cut off, or if no whole message fits.
+    Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a message: the
+    generation prompt or header with the one after it, the close with the one before it. ``right`` moves the cut
+    back if it would fall inside scaffold or a synthetic close, or leave only the scaffold of a message. ``left``
+    cuts off what comes before all messages (a BOS token, tools). A sample is left out if no trained token is
+    left, or no whole message fits.
     """
     if not isinstance(sample, Sample):
         raise SampleError(f"truncate takes a Sample, not {brief(sample)}")
@@ -234,7 +221,7 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     if start == stop:
         what = "no token is left within" if policy is Overlong.RIGHT else "no whole message fits into"
         return Truncated(None, f"{what} {length} tokens", count)
-    if sample.mask.any() and not sample.mask[start + 1 : stop].any():  # nothing precedes the first: it never trains
+    if sample.mask.any() and not sample.mask[start + 1 : stop].any():  # the first token never trains
         return Truncated(None, f"nothing that carries loss is left within {length} tokens", count)
     end = "first" if start == 0 else "last"
     note = f"cut to the {end} {stop - start} of {count} tokens ({policy})"
@@ -243,7 +230,6 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
 
 
 def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
-    """The range of tokens to keep; empty if nothing fits."""
     messages = _messages(sample)
     count = len(sample)
     if policy is Overlong.RIGHT:
@@ -256,8 +242,9 @@ def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
         return 0, last.stop if last.stop <= length else last.end
     # The generation prompt of a sampled token is in the message before: the cut would remove the speaker's name.
     opened = sample.mask | (sample.kinds == Kind.SAMPLED)
-    starts = [message.start for message in messages if message.start >= count - length and not opened[message.start]]
-    return (starts[0], count) if starts else (0, 0)
+    starts = (message.start for message in messages if not opened[message.start])
+    start = next((start for start in starts if start >= count - length), None)
+    return (0, 0) if start is None else (start, count)
 
 
 def _cut_right(sample: Sample, messages: list[_Extent], length: int) -> int:
@@ -279,7 +266,7 @@ def _cut_right(sample: Sample, messages: list[_Extent], length: int) -> int:
 
 
 def _messages(sample: Sample) -> list[_Extent]:
-    """The messages of a sample, in order: each run of one number, with the tokens of no message that go with it."""
+    """The messages of a sample, in order: each run of one number, with the tokens of no message around it."""
     scaffold = sample.kinds == Kind.SCAFFOLD
     if sample.parts is not None:
         scaffold |= sample.parts == Part.SCAFFOLD
@@ -308,6 +295,5 @@ def _messages(sample: Sample) -> list[_Extent]:
 
 
 def _after_close(sample: Sample, start: int, stop: int) -> int:
-    """Where the synthetic close that begins at `start` ends."""
     closing = sample.kinds[start:stop] == Kind.SYNTHETIC
     return stop if closing.all() else start + int(closing.argmin())

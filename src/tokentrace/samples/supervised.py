@@ -26,13 +26,13 @@ from .pasts import PastTurns, Remark, listed, turn_starts
 from .sample import Sample
 
 FLAGS: Final = ("train", "weight")
-"""Keys of a message that say whether it carries loss: ``train`` is true or false, ``weight`` (OpenAI's) 1 or 0."""
+"""Keys of a message that say whether it carries loss."""
 TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
-"""Everything that an assistant samples."""
 TRAINED_ROLES: Final = ("assistant",)
 ROW_PASTS: Final = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
-"""How rows may show the turns before the last one."""
-NO_STOP: Final = "the template writes no stop token here, so the row does not teach the model to stop after such a turn"
+NO_STOP: Final = (
+    "the template writes no stop token here, so the row does not teach the model to stop after such a turn"
+)
 _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
 
 
@@ -62,7 +62,8 @@ class SampleSettings:
             raise SampleError(f"roles must be a list of strings, not {brief(roles)}")
         past = None if self.past is None else choose(Past, "past", self.past)
         if past not in (None, *ROW_PASTS):
-            raise SampleError(f"past of rows must be one of {', '.join(ROW_PASTS)}; set past={past!s} on the renderer")
+            choices = ", ".join(ROW_PASTS)
+            raise SampleError(f"past of rows must be one of {choices}; set past={past!s} on the renderer")
         checked = {
             "turns": choose(Turns, "turns", self.turns),
             "parts": frozenset(map(_part, names)),
@@ -105,18 +106,16 @@ def build_supervised_sample(
 ) -> Sample:
     """A conversation as one row: ids, loss mask, labels, and where each token came from, in one render.
 
-    - `turns`: which assistant turns carry loss: ``"all"``, ``"last"``, or ``"flagged"`` (all but those whose message
-      says ``"train": false`` or ``"weight": 0``); and none before message `since`.
-    - `parts`: which of their parts do: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters), ``"stop"``.
-    - `roles`: whose messages do. For roles other than the assistant, only the text carries loss, not the scaffold.
+    - `turns`: which assistant turns carry loss, from message `since` on: ``"all"``, ``"last"``, or ``"flagged"``
+      (all but those whose message says ``"train": false`` or ``"weight": 0``).
+    - `parts`: which of their parts do: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters),
+      ``"stop"``.
+    - `roles`: whose messages do. For roles other than the assistant, only the text carries loss.
     - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default the renderer's, with a
-      `HistoryWarning` if that trains turns in a form that inference never shows. `build_supervised_samples` also takes
-      ``"expand"``.
-    - `final_stop`: add the token that the model ends the last turn with, if the template leaves it out (GLM's next role
-      marker).
+      `HistoryWarning` if that trains turns in a form that inference never shows.
+    - `final_stop`: add the token that the model ends the last turn with, if the template leaves it out.
 
-    Raises what `render` raises, and SampleError for unknown settings. A conversation without an assistant turn gives
-    a row that trains nothing.
+    Raises what `render` raises, and SampleError for unknown settings.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -136,10 +135,10 @@ def build_supervised_sample(
 def build_supervised_samples(
     renderer: Renderer, messages: Any, *, tools: Any = None, since: int = 0, **settings: Any
 ) -> list[Sample]:
-    """Like `build_supervised_sample`, but for any `past`: ``"expand"`` makes as many rows as needed.
+    """Like `build_supervised_sample`, but `past` may be ``"expand"``, which makes as many rows as needed.
 
-    ``"expand"`` trains each assistant turn exactly once, in a row that shows what the model would have seen before it.
-    A row continues with the next turn as long as that turn's history is the row so far.
+    It trains each assistant turn exactly once, in a row that shows what the model would have seen before it. A
+    row continues with the next turn as long as that turn's history is the row so far.
     """
     return _built(renderer, SampleSettings(**settings), messages, tools, since)
 
@@ -159,9 +158,9 @@ def build_prompt_response_sample(
 ) -> Sample:
     """A row of one turn: the prompt, the response, the end-of-sequence token; loss on the last two.
 
-    `prompt` is a list of messages, rendered with a generation prompt, or a string that is the prompt already. Prompt
-    and response are encoded separately, as at inference. `eos` is the tokenizer's own by default; a note reports a
-    template that ends turns with a different token.
+    `prompt` is a list of messages, rendered with a generation prompt, or a string. Prompt and response are
+    encoded separately, as at inference. `eos` is the tokenizer's own by default; a note reports a template that
+    ends turns with a different token.
     """
     tokenizer = renderer.tokenizer
     if not isinstance(response, str):
@@ -171,12 +170,14 @@ def build_prompt_response_sample(
     if end_id is None:
         name = tokenizer.name or "the tokenizer"
         raise SampleError(f"{end!r} is not a control token of {name}; name one with eos=")
+    notes: list[str] = []
     if isinstance(prompt, str):
-        head, count, notes = TokenTable.of(tokenizer.encode(prompt), Kind.CONTEXT, 0), 1, list[str]()
+        head, count = TokenTable.of(tokenizer.encode(prompt), Kind.CONTEXT, 0), 1
     else:
         rendered = renderer.render(prompt, tools=tools, add_generation_prompt=True)
         kinds = part_columns(renderer, rendered)["kinds"]
-        head, count, notes = TokenTable.of(rendered.ids, kinds, rendered.messages), len(prompt), list(rendered.notes)
+        head, count = TokenTable.of(rendered.ids, kinds, rendered.messages), len(prompt)
+        notes += rendered.notes
     stops = renderer.turn_stop_ids()
     if stops and end_id not in stops:
         names = ", ".join(repr(tokenizer.decode([index])) for index in sorted(stops))
@@ -190,15 +191,13 @@ def build_prompt_response_sample(
 
 
 class SampleBuilder:
-    """Builds rows with one renderer and one choice of what carries loss. Caches what it learns about the template."""
-
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
         self.renderer = replace(renderer, past=Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
         self._pasts = PastTurns(self.renderer)
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
-        """The rows of one conversation: one, or several if it is expanded. With `keep`, they keep their rendering."""
+        """The rows of one conversation, several if it is expanded. With `keep`, they keep their rendering."""
         since = whole("since", since, error=SampleError)
         if self.settings.past is Past.EXPAND or self.settings.turns is Turns.FLAGGED:
             messages = self.renderer.check_messages(messages, tools=tools)
@@ -215,11 +214,11 @@ class SampleBuilder:
         return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks], keep)]
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
-        """The messages that carry loss, and notes."""
         if since > len(messages):
             raise SampleError(f"since is {since}, but the conversation has {len(messages)} messages")
         if unknown := sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages}):
-            raise SampleError(f"roles names {unknown[0]!r}, which is neither a usual role nor one of this conversation")
+            problem = "which is neither a usual role nor one of this conversation"
+            raise SampleError(f"roles names {unknown[0]!r}, {problem}")
         chosen = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         off = [at for at in chosen if _flag(at, messages[at]) is False]
@@ -228,7 +227,8 @@ class SampleBuilder:
         if self.settings.turns is Turns.LAST:
             return [at for at in chosen if at not in replies[:-1]], []
         off = [at for at in off if at in replies]
-        return chosen, [f"{listed(off)}: flagged not to be trained, but trained: use turns='flagged'"] if off else []
+        note = f"{listed(off)}: flagged not to be trained, but trained: use turns='flagged'"
+        return chosen, [note] if off else []
 
     def _expanded(
         self, messages: Messages, tools: Any, chosen: list[int], notes: list[str], keep: bool
@@ -242,7 +242,8 @@ class SampleBuilder:
             turns = [at]
             if rows:  # does it begin with the row before it, up to the end of that one's last trained turn?
                 before, trained = rows[-1]
-                stop = max((turn.stop for turn in before.turns if turn.message == trained[-1]), default=len(before.ids))
+                stops = (turn.stop for turn in before.turns if turn.message == trained[-1])
+                stop = max(stops, default=len(before.ids))
                 if np.array_equal(rendered.ids[:stop], before.ids[:stop]):
                     turns = [*rows.pop()[1], at]
             rows.append((rendered, turns))
@@ -269,13 +270,10 @@ class SampleBuilder:
         notes = [*map(str, remarks)]
         stop = None
         starts = {turn.start for turn in rendered.turns}  # a turn may go on in the next message
-        endless = [
-            turn.message
-            for turn in rendered.turns
-            if turn.stop_token is None and turn.message in chosen and turn.stop not in starts
-        ]
+        unstopped = [turn for turn in rendered.turns if turn.stop_token is None and turn.message in chosen]
+        endless = [turn.message for turn in unstopped if turn.stop not in starts]
         last = rendered.turns[-1] if rendered.turns else None
-        if last is not None and last.stop_token is None and last.message in chosen and last.stop == len(rendered.ids):
+        if last is not None and last in unstopped and last.stop == len(rendered.ids):
             is_last = last.message == len(messages) - 1
             if is_last or self.settings.past is Past.EXPAND:
                 stop = self._stop_of(messages, last.message, tools)
@@ -327,8 +325,7 @@ class SampleBuilder:
     def _stop_of(self, messages: Messages, at: int, tools: Any) -> int | None:
         """The token that ends turn `at` before the next message or, failing that, before a made-up one.
 
-        If expansion ends a row before the conversation ends, the row has to show how its last turn stopped: no other
-        row trains that stop, and a model that never learns to stop after its calls makes hundreds of them.
+        If expansion ends a row before the conversation ends, no other row trains how its last turn stopped.
         """
         following: dict[str, Any] = {"role": "user", "content": "and then?"}
         for call in (messages[at].get("tool_calls") or ())[:1]:
@@ -365,13 +362,15 @@ _BY_KIND: Final = {
     PartKind.TOOL_CALL: Part.TOOL_CALLS,
     PartKind.STOP: Part.STOP,
 }
-_IS_FIELD: Final = np.asarray([part in (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS) for part in Part], np.bool_)
-_KIND_OF_PART: Final = np.asarray([Kind.SCAFFOLD if part is Part.SCAFFOLD else Kind.CONTEXT for part in Part], np.uint8)
+_IS_FIELD: Final = np.isin([*Part], (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS))
+_KIND_OF_PART: Final = np.where(np.equal([*Part], Part.SCAFFOLD), Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
 """The kind of a token that is not sampled."""
 
 
-def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
-    """The message, `Part` and `Kind` of each token. The parser finds the parts of scaffold inside sampled turns."""
+def part_columns(
+    renderer: Renderer, rendered: RenderedTokens, tools: bool = False
+) -> dict[str, npt.NDArray[Any]]:
+    """The message, `Part` and `Kind` of each token. The parser labels scaffold inside sampled turns."""
     codes = [_field_part(origin) for origin in rendered.rendering.origins]
     parts = rendered.encoded.per_token(np.asarray(codes, np.uint8))
     kinds = _KIND_OF_PART.take(parts)
@@ -394,9 +393,9 @@ def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = Fal
 
 
 def _restore_fields(parsed: npt.NDArray[np.uint8], traced: npt.NDArray[np.uint8]) -> None:
-    """Correct the part of field tokens that the parser misread, and give scaffold next to them a neighbour's part.
+    """Correct the part of field tokens that the parser misread, and give scaffold next to them that part.
 
-    Text may spell a delimiter: ``<tool_call>`` in content opens no call, ``</think>`` in reasoning does not end it.
+    Text may spell a delimiter: ``<tool_call>`` in content opens no call.
     """
     is_field = _IS_FIELD.take(traced)
     if not (traced == Part.REASONING).any():  # else content has no reasoning

@@ -27,13 +27,14 @@ def trajectory_samples(
 ) -> list[Sample]:
     """One row for each branch that owns sampled tokens, in branch order: the branch's whole stream.
 
-    Over all rows, each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions and
-    completions are those of the whole stream, shared prefixes included. A note reports logprobs that do not come from
-    the sampling distribution.
+    Over all rows, each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions
+    and completions are those of the whole stream. A note reports logprobs that do not come from the sampling
+    distribution.
 
-    `reward` goes to each row; by default it is the trajectory's reward (`set_reward`), else ``metadata["reward"]``.
-    `advantage` is a float for all turns, a function of a turn, or one value for each turn of the whole trajectory in
-    write order; it goes to the turn's tokens that carry loss. Raises SampleError if one is not a finite float32.
+    `reward` goes to each row; by default it is the trajectory's reward (`set_reward`), else
+    ``metadata["reward"]``. `advantage` is a float for all turns, a function of a turn, or one value for each turn
+    in write order; it goes to the turn's tokens that carry loss. Raises SampleError if one is not a finite
+    float32.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -50,7 +51,7 @@ def trajectory_samples(
 def each_trajectory_sample(
     trajectory: Trajectory, *, reward: float | None = None, advantage: Advantage | None = None
 ) -> Iterator[Sample]:
-    """The rows of `trajectory_samples`, each made on demand: the rows of many long branches are large."""
+    """The rows of `trajectory_samples`, each made on demand."""
     if not isinstance(trajectory, Trajectory):
         raise SampleError(f"rows are made from a Trajectory, not from {brief(trajectory)}")
     carried = recorded_reward(trajectory) if reward is None else _finite(reward, "the reward", trajectory)
@@ -91,16 +92,14 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
 
 
 def _completion(turn: Turn) -> CompletionSpan:
-    numbers = {
-        name: value
-        for name, value in (turn.sampling or {}).items()
-        if type(value) is float or (type(value) is int and abs(value) < 2**31)
-    }
-    names = ("temperature", "top_p", "min_p", *PENALTIES)
-    how: dict[str, Any] = {name: float(numbers[name]) for name in names if name in numbers}
-    top_k = numbers.get("top_k")
-    how["top_k"] = top_k if type(top_k) is int else None
-    return CompletionSpan(turn.start, turn.stop, turn.logprobs_kind, cached_tokens=turn.cached_tokens, **how)
+    how: dict[str, Any] = {"cached_tokens": turn.cached_tokens}
+    for name, value in (turn.sampling or {}).items():
+        is_whole = type(value) is int and abs(value) < 2**31
+        if name == "top_k" and is_whole:
+            how[name] = value
+        elif name in ("temperature", "top_p", "min_p", *PENALTIES) and (is_whole or type(value) is float):
+            how[name] = float(value)
+    return CompletionSpan(turn.start, turn.stop, turn.logprobs_kind, **how)
 
 
 def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
@@ -111,9 +110,8 @@ def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
         if span.temperature == 0 or span.logprobs_kind not in (LogprobKind.RAW, LogprobKind.UNKNOWN):
             continue
         usual = {"temperature": 1.0, **PENALTIES}
-        changed = [
-            f"{name} {getattr(span, name):g}" for name in usual if getattr(span, name) not in (None, usual[name])
-        ]
+        values = {name: getattr(span, name) for name in usual}
+        changed = [f"{name} {value:g}" for name, value in values.items() if value not in (None, usual[name])]
         changed += ["a required structure"] if (turn.sampling or {}).get("structure") else []
         odd += [f"{span.logprobs_kind}, sampled with {' and '.join(changed)}"] if changed else []
     what = "; ".join(dict.fromkeys(odd))
@@ -135,7 +133,6 @@ def owned_turns(trajectory: Trajectory) -> list[Turn]:
 
 
 def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float]:
-    """The advantage of each turn, by the number of its write."""
     turns = owned_turns(trajectory)
     values: list[Any] = [advantage] * len(turns)
     if callable(advantage) and not isinstance(advantage, type):
@@ -143,8 +140,7 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
     elif (isinstance(advantage, np.ndarray) and advantage.ndim) or isinstance(advantage, list | tuple):
         values = [*advantage]
     if len(values) != len(turns):
-        counts = f"{len(values)} advantages for {len(turns)} turns"
-        what = f"{counts}: give one value for each turn, in write order"
+        what = f"{len(values)} advantages for {len(turns)} turns: give one value for each, in write order"
         raise SampleError(f"trajectory {trajectory.name!r}: {what}")
     advantages: dict[int, float] = {}
     for at, (turn, value) in enumerate(zip(turns, values, strict=True)):
@@ -164,8 +160,8 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
 
 # -- advantages: how a rollout or a turn compares with the others of its group
 #
-# A group is several rollouts of one task. A rollout counts once in it, however many rows it makes. If rollouts cannot
-# be compared (a group of one, equal rewards), their advantage is 0, never NaN, and a note reports it.
+# A group is several rollouts of one task. If they cannot be compared (a group of one, equal rewards), their
+# advantage is 0, never NaN, and a note reports it.
 
 EPSILON: Final = 1e-6
 """Added to the deviation of a group."""
@@ -214,14 +210,12 @@ def relative_to_group(
         values |= dict(zip(group, _compared(list(group.values()), how), strict=True))
     alone = [name for name, group in members.items() if len(group) == 1]
     same = [name for name, group in members.items() if len(group) > 1 and len(set(group.values())) == 1]
-    return Relative(
-        {name: values[name] for name in rewards},
-        (*_note("advantage 0 for groups of one rollout", alone), *_note("advantage 0 for equal-reward groups", same)),
-    )
+    notes = _note("advantage 0 for groups of one rollout", alone)
+    notes += _note("advantage 0 for equal-reward groups", same)
+    return Relative({name: values[name] for name in rewards}, tuple(notes))
 
 
 def _compared(rewards: Sequence[float], how: Baseline) -> list[float]:
-    """The rewards of one group, compared."""
     count = len(rewards)
     if count == 1 or len(set(rewards)) == 1:
         return [0.0] * count
@@ -250,10 +244,9 @@ def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """An advantage for each turn of each rollout, by the rollout's name."""
+    """An advantage for each turn of each rollout with a reward, in write order, by the rollout's name."""
 
     values: Mapping[str, Sequence[float]]
-    """In the order in which turns were recorded. A rollout without a reward is not in here."""
     notes: tuple[str, ...] = ()
 
     def of(self, trajectory: Trajectory) -> Sequence[float] | None:
@@ -270,9 +263,9 @@ def trajectory_advantages(
 ) -> Advantages:
     """Advantages of rollouts within groups: those with the same ``metadata["group"]``. Each needs its own name.
 
-    The reward of the whole rollout (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with its group
-    and goes to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards are compared with the same turn of
-    the others in the group, and added, times the weight. Parts of a turn that was aborted and resumed are one turn.
+    The reward of the whole rollout (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with its
+    group and goes to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards are compared with the
+    same turn of the others, and added, times the weight. Parts of a resumed turn are one turn.
     """
     how = choose(Baseline, "baseline", baseline, SampleError)
     weight = number("turn_weight", turn_weight, -math.inf, math.inf, SampleError)
@@ -301,7 +294,6 @@ def trajectory_advantages(
 def _turn_advantages(
     turns: Mapping[str, Sequence[Turn]], groups: Mapping[str, str], how: Baseline, gamma: float
 ) -> dict[str, list[float]]:
-    """The return of each turn, compared with the same turn of the others in its group."""
     numbers: dict[str, list[int]] = {}
     returns: dict[str, list[float]] = {}
     for name, recorded in turns.items():

@@ -24,7 +24,7 @@ Column = npt.NDArray[Any]
 
 
 class Hunk(NamedTuple):
-    """A difference: one side has its tokens `start` to `stop` where the other has `other_start` to `other_stop`."""
+    """A difference: tokens `start` to `stop` on one side, `other_start` to `other_stop` on the other."""
 
     start: int
     stop: int
@@ -64,8 +64,8 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
 def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
     """Yield the differences from positions `at` and `other_at` on, including what `other` adds at its end.
 
-    After each one, both sides agree for a while. A few equal tokens do not end a difference, since tokens of a template
-    recur everywhere: the larger it is, the more equal tokens it may contain.
+    A few equal tokens do not end a difference, since tokens of a template recur everywhere: the larger it is, the
+    more equal tokens it may contain.
     """
     while True:
         same = common_prefix(one[at:], other[other_at:])
@@ -144,9 +144,8 @@ def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         before.append(ends[at - 1] if at else -1)
         tails[at : at + 1] = [there]
         ends[at : at + 1] = [index]
-    out = []
-    index = ends[-1]
+    rising, index = [], ends[-1]
     while index >= 0:
-        out.append(pairs[index])
+        rising.append(pairs[index])
         index = before[index]
-    return out[::-1]
+    return rising[::-1]

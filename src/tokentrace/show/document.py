@@ -1,13 +1,13 @@
 """One kind of document for every result. Terminals print it, and pages show it.
 
-A `Track` is a row of tokens with columns. A branch of a tree stores only the tokens that its parent lacks. A `Contrast`
-stores where two tracks differ. `Document.to_json` writes each distinct token text once and each run of equal column
-values once, so the size of a page grows only with the number of tokens.
+A `Track` is a row of tokens with columns; a branch of a tree has only the tokens that its parent lacks.
+`Document.to_json` writes each distinct token text and each run of equal column values once.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -51,7 +51,6 @@ ORIGINS: Final = (
 
 HUES: Final = {hue.name: index for index, hue in enumerate(ORIGINS)}
 KIND_HUES: Final = np.array([HUES[kind.name.lower()] for kind in Kind], np.uint8)
-"""The hue of each `Kind`."""
 
 
 class Card(NamedTuple):
@@ -89,7 +88,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class StreamBars:
-    """Streams as bars: the length of each, its sampled ranges, and the positions of its breaks."""
+    """Streams as bars: each has a length, sampled ranges, and positions of breaks."""
 
     title: str
     about: str
@@ -97,7 +96,7 @@ class StreamBars:
 
 
 class Edit(NamedTuple):
-    """A change of text with some context: the text before, the old text, the new text, the text after."""
+    """A change of text, with some text before and after it."""
 
     what: str
     before: str
@@ -121,8 +120,8 @@ class Piece(NamedTuple):
 class Track:
     """Tokens in a row. Each column has one entry per token, or is None if unknown.
 
-    Without `texts` the page shows ids. An id of -1 stands for a piece of text that is not a token. With a `parent`, the
-    first `shared` tokens are those of that track, and the columns start after them.
+    Without `texts`, ids are shown. An id of -1 is a piece of text. With a `parent`, the first `shared` tokens are
+    those of that track, and the columns start after them.
     """
 
     name: str
@@ -144,7 +143,7 @@ class Track:
     roles: Sequence[str] = ()
     """By message. A track without roles uses those of its first parent."""
     means: str = "sampled"
-    """The meaning of the mask."""
+    """What the mask marks."""
     about: str = ""
     cards: Sequence[Card] = ()
     notes: Sequence[str] = ()
@@ -210,7 +209,6 @@ class Document:
 
     @property
     def heading(self) -> str:
-        """The title with the name of the template."""
         return " · ".join(filter(None, (self.title, self.template)))
 
     @property
@@ -229,10 +227,11 @@ class Document:
         places = {track: at for at, track in enumerate(self.all_tracks)}
         tracks = [_track_json(track, words, names, versions) for track in places]
         contrasts = [
-            _fields(one) | {"base": places[one.base], "stop": one.stop or len(one.base.ids), "other": places[one.other]}
+            _fields(one)
+            | {"base": places[one.base], "stop": one.stop or len(one.base.ids), "other": places[one.other]}
             for one in self.contrasts
         ]
-        for one in sorted(contrasts, key=lambda one: (one["base"], one["other"])):  # equal hunks get adjacent numbers
+        for one in sorted(contrasts, key=itemgetter("base", "other")):  # equal hunks get adjacent numbers
             hunks.number(one["hunks"])
         return {
             "title": self.heading,
@@ -250,7 +249,8 @@ class Document:
             "contrasts": [one | {"hunks": _ranges(hunks.number(one["hunks"]))} for one in contrasts],
             "hunks": list(itertools.chain.from_iterable(hunks.values)),
             "tables": [
-                _fields(one) | {"head": list(map(_cell, one.head)), "rows": [list(map(_cell, row)) for row in one.rows]}
+                _fields(one)
+                | {"head": list(map(_cell, one.head)), "rows": [list(map(_cell, row)) for row in one.rows]}
                 for one in self.tables
             ],
             "bars": list(map(_fields, self.bars)),
@@ -316,7 +316,7 @@ def _run_lengths(columns: Sequence[npt.NDArray[np.int64]]) -> list[int]:
 
 
 def _ranges(numbers: Sequence[int]) -> list[int]:
-    """Encode runs of consecutive numbers as (first, count). Steps of a rollout repeat earlier differences."""
+    """Encode runs of consecutive numbers as (first, count)."""
     cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)] if numbers else []
     return [value for start, stop in itertools.pairwise(cuts) for value in (numbers[start], stop - start)]
 
@@ -329,12 +329,13 @@ def _logprob_runs(values: npt.NDArray[Any]) -> list[list[Any]]:
     ]
 
 
-def token_columns(tokenizer: Tokenizer, ids: Ids) -> dict[str, Any]:
-    """Return `texts` and `control` of a track. If several tokens spell one character, the first shows it."""
+def token_columns(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
+    """Return `texts` and `control` of a track; nothing without a tokenizer."""
+    if tokenizer is None:
+        return {}
     vocabulary = tokenizer.vocabulary
-    table = vocabulary.is_control
-    valid = (ids >= 0) & (ids < len(table))
+    valid = (ids >= 0) & (ids < len(vocabulary.is_control))
     texts = spelled(map(vocabulary.token_bytes, ids.tolist()))
     for at in np.flatnonzero((ids < 0) | (ids >= vocabulary.size)).tolist():
         texts[at] = f"⟨no token {ids[at]}⟩"
-    return {"texts": texts, "control": table[np.where(valid, ids, 0)] & valid}
+    return {"texts": texts, "control": vocabulary.is_control[np.where(valid, ids, 0)] & valid}

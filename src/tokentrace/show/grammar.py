@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import PurePath
 from typing import Any
 
 from ..formats.dialects import DIALECTS, dialect_of
 from ..formats.grammar import TurnGrammar
 from ..rendering.renderer import Renderer
 from .document import Document, Table
+from .results import template_name
 
 
 def describe_grammar(renderer: Renderer, tools: Any = None) -> dict[str, Any]:
@@ -26,7 +26,6 @@ def describe_grammar(renderer: Renderer, tools: Any = None) -> dict[str, Any]:
 
 
 def grammar_document(renderer: Renderer, tools: Any = None) -> Document:
-    """Return the grammar of a renderer's turns as a document."""
     data, grammar = describe_grammar(renderer, tools), renderer.grammar(tools)
     notes = list(grammar.notes)
     if grammar.calls is None and grammar.channels is None:
@@ -34,7 +33,7 @@ def grammar_document(renderer: Renderer, tools: Any = None) -> Document:
     stops = " or ".join(map("{} {}".format, data["stop_tokens"], data["stop_token_ids"]))
     turn = [[label, text.replace("\n", "⏎")] for label, text in (*_parts(grammar), ("stop", stops)) if text]
     return Document(
-        f"Grammar of {PurePath(renderer.tokenizer.name).name or 'a tokenizer'}",
+        f"Grammar of {template_name(renderer.tokenizer) or 'a tokenizer'}",
         "tokentrace audit --grammar",
         lead=f"family {renderer.family} · dialect {data['dialect']}",
         notes=notes,
@@ -57,7 +56,8 @@ def _parts(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
     if channels is not None:
         yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
         yield "content", f"{grammar.head}{channels.opening(channels.content)}⟨content⟩"
-        yield "each call", grammar.head + channels.call_text("⟨name⟩", calls.outline() if calls else "⟨arguments⟩")
+        arguments = calls.outline() if calls else "⟨arguments⟩"
+        yield "each call", grammar.head + channels.call_text("⟨name⟩", arguments)
         return
     if grammar.reasoning is not None and not _closes_reasoning(grammar):
         text = grammar.reasoning.wrap("⟨reasoning⟩")

@@ -1,7 +1,7 @@
 """A document as a page: one file without external resources, in which no text can execute.
 
-The page contains the document as JSON, and its script inserts every string as text. The content security policy allows
-only the page's script and style sheet, by hash, and forbids loading anything.
+The page holds the document as JSON, and its script inserts every string as text. The content security policy
+allows only its own script and style sheet, by hash.
 """
 
 import base64
@@ -40,7 +40,6 @@ class Page:
 
     @property
     def html(self) -> str:
-        """The page as text."""
         style, script = asset("viewer.css"), _script()
         parts = {
             "title": str(escape(visible(self.document.heading))),
@@ -53,7 +52,6 @@ class Page:
         return re.sub(r"\{\{ ([a-z-]+) \}\}", lambda match: parts[match[1]], asset("page.html"))
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file."""
         path = Path(path)
         path.write_text(self.html, encoding="utf-8")
         return path
@@ -73,9 +71,8 @@ class Page:
         notes = len(document.notes) + sum(len(track.notes) for track in document.tracks[:1])
         height = min(760, 300 + document.tokens // 3 + 40 * rows + 80 * (notes > 0) + 32 * notes)
         style = f"width:100%;height:{height}px;border:1px solid #8884;border-radius:10px"
-        return (
-            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" style="{style}" title="tokentrace"></iframe>'
-        )
+        source = f'srcdoc="{escape(self.html)}" sandbox="allow-scripts"'
+        return f'<iframe {source} style="{style}" title="tokentrace"></iframe>'
 
 
 def show(value: Any, other: Any = None, *, tokenizer: Any = None, title: str = "") -> Page:
@@ -95,7 +92,6 @@ def show(value: Any, other: Any = None, *, tokenizer: Any = None, title: str = "
 
 @functools.cache
 def asset(name: str) -> str:
-    """Return a file of the page."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 

@@ -1,7 +1,4 @@
-"""Documents of renderings, bridges, rows, trajectories and parsed responses.
-
-A report of another package provides its document itself: ``report.document(tokenizer)``.
-"""
+"""Documents of renderings, bridges, rows, trajectories and parsed responses. Reports have a method `document`."""
 
 import dataclasses
 import functools
@@ -54,8 +51,8 @@ def document_of(
 ) -> Document:
     """Return the document of a result; with `other`, of two results side by side, aligned by token.
 
-    `tokenizer` provides the texts of tokens that the result does not carry (trajectories, bridges, rows from a file);
-    without it the document shows ids. Raises InputError for a value that is not a result.
+    `tokenizer` provides the texts of tokens that the result does not carry (trajectories, bridges, rows from a
+    file); without it the document shows ids. Raises InputError for a value that is not a result.
     """
     tokenizer = tokenizer.tokenizer if isinstance(tokenizer, Renderer) else tokenizer
     document = _document(value, tokenizer) if other is None else _side_by_side(value, other, tokenizer)
@@ -64,7 +61,6 @@ def document_of(
 
 
 def template_name(tokenizer: Tokenizer) -> str:
-    """Return the last part of the tokenizer's path or hub name."""
     return PurePath(tokenizer.name).name
 
 
@@ -83,28 +79,23 @@ def _document(value: Any, tokenizer: Tokenizer | None) -> Document:
     if callable(build := getattr(value, "document", None)):
         document: Document = build(tokenizer)
         return document
-    raise InputError(
-        f"cannot show {type(value).__name__}: pass a rendering, a bridge, a trajectory, samples, a parsed "
-        "response or a report"
-    )
+    expected = "a rendering, a bridge, a trajectory, samples, a parsed response or a report"
+    raise InputError(f"cannot show {kind_of(value)}: pass {expected}")
 
 
 def _single_track(value: Any, tokenizer: Tokenizer | None, name: str) -> Track:
     document = _document(value, tokenizer)
     if len(document.tracks) != 1 or document.contrasts:
-        raise InputError(f"{kind_of(value)} is not one row of tokens: show it on its own page, not side by side")
+        raise InputError(f"{name}: {kind_of(value)} is not one row of tokens: show it on its own page")
     return dataclasses.replace(document.tracks[0], name=name)
 
 
 def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
     """Show results of one track each. An item may be a pair of a name and a result."""
     tracks = []
-    for at, item in enumerate(values):
-        name, value = item if isinstance(item, tuple) and len(item) == 2 else (f"row {at + 1}", item)
-        try:
-            tracks.append(_single_track(value, tokenizer, str(name)))
-        except InputError as error:
-            raise InputError(str(error), field=f"[{at}]") from None
+    for at, item in enumerate(values, 1):
+        name, value = item if isinstance(item, tuple) and len(item) == 2 else (f"row {at}", item)
+        tracks.append(_single_track(value, tokenizer, str(name)))
     return Document(counted(len(tracks), "row"), "tokentrace rows", tracks=tracks)
 
 
@@ -119,7 +110,6 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
 
 
 def excerpt(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tuple[str, str]) -> Contrast:
-    """Return the tokens of both sides in and around a difference."""
     lead = one[max(0, hunk.start - _AROUND) : hunk.start]
     sides = [side[:_LIMIT] for side in hunk.sides(one, other)]
     same = common_ids(one[hunk.stop : hunk.stop + _AROUND], other[hunk.other_stop :])
@@ -134,10 +124,6 @@ def excerpt(tokenizer: Tokenizer, one: Ids, other: Ids, hunk: Hunk, names: tuple
     return Contrast(track(sides[0], hunk.start), track(sides[1], hunk.other_start), parts, names)
 
 
-def _texts(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
-    return {} if tokenizer is None else token_columns(tokenizer, ids)
-
-
 # -- renderings, bridges, rows
 
 
@@ -149,7 +135,6 @@ def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
 
 
 def rendering_track(rendered: RenderedTokens) -> Track:
-    """Return a rendering as a track."""
     hues = np.zeros(len(rendered), np.uint8)
     for start, stop, token in rendered.spans():
         hues[start:stop] = hue_of(token.role, token.field)
@@ -174,21 +159,25 @@ def rendering_track(rendered: RenderedTokens) -> Track:
 def _stop_cards(rendered: RenderedTokens) -> list[Card]:
     ended: dict[str, list[int]] = {}
     for turn in rendered.turns:
-        text = "nothing" if turn.stop_token is None else visible(rendered.decode(slice(turn.stop - 1, turn.stop)))
-        ended.setdefault(text, []).append(turn.message)
+        text = _stop_text(rendered, turn)
+        ended.setdefault("nothing" if text is None else visible(text), []).append(turn.message)
     return [
         Card("Ends with" if at == 0 else "and with", text, _message_list(messages))
         for at, (text, messages) in enumerate(ended.items())
     ]
 
 
+def _stop_text(rendered: RenderedTokens, turn: SampledTurn) -> str | None:
+    return None if turn.stop_token is None else rendered.decode(slice(turn.stop - 1, turn.stop))
+
+
 def _message_list(numbers: list[int], most: int = 8) -> str:
-    text = ", ".join(map(str, numbers[:most]))
-    return f"message{'s' if len(numbers) > 1 else ''} {text}" + (f" … {numbers[-1]}" if len(numbers) > most else "")
+    text = ", ".join(map(str, numbers[:most])) + (f" … {numbers[-1]}" if len(numbers) > most else "")
+    return f"message{'s' if len(numbers) > 1 else ''} {text}"
 
 
 def edit(what: str, before: str, after: str, around: int = 40) -> Edit:
-    """Return the change from one text to another with `around` characters of context."""
+    """Return the change from one text to another, with `around` characters on both sides."""
     prefix = common_prefix(before, after)
     suffix = common_prefix(before[prefix:][::-1], after[prefix:][::-1])
     end = len(before) - suffix
@@ -206,7 +195,7 @@ def _bridge(value: BridgedTokens, tokenizer: Tokenizer | None) -> Document:
         value.ids,
         hues,
         np.concatenate([np.full(stream, -1, np.int32), value.messages]),
-        **_texts(tokenizer, value.ids),
+        **token_columns(tokenizer, value.ids),
         mask=hues == HUES["sampled"],
         roles=["new message"] * value.new_count,
         about=f"{counted(stream)} of stream and {len(value.new_ids):,} new",
@@ -235,7 +224,7 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
         value.ids,
         hues,
         value.messages,
-        **_texts(tokenizer, value.ids),
+        **token_columns(tokenizer, value.ids),
         fields=names,
         mask=value.mask,
         logprobs=value.logprobs,
@@ -258,11 +247,7 @@ def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) ->
 
 
 def json_view(rendered: RenderedTokens) -> dict[str, Any]:
-    """Return a rendering as plain data for ``json.dumps``.
-
-    ``token_ids``, ``tokens``, ``message_indices`` (-1: no message), ``roles``, ``fields`` and ``sampled`` have
-    one entry per token. ``turns`` lists the sampled turns with their stop tokens.
-    """
+    """Return a rendering as plain data. All lists but ``turns`` and remarks have one entry per token."""
     return {
         "text": rendered.text,
         "token_ids": rendered.token_ids,
@@ -277,11 +262,13 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
                 "start": turn.start,
                 "stop": turn.stop,
                 "stop_token_id": turn.stop_token,
-                "stop_token": None if turn.stop_token is None else rendered.decode(slice(turn.stop - 1, turn.stop)),
+                "stop_token": _stop_text(rendered, turn),
             }
             for turn in rendered.turns
         ],
-        **{name: list(map(dataclasses.asdict, getattr(rendered, name))) for name in ("changes", "lost", "dropped")},
+        "changes": list(map(dataclasses.asdict, rendered.changes)),
+        "lost": list(map(dataclasses.asdict, rendered.lost)),
+        "dropped": list(map(dataclasses.asdict, rendered.dropped)),
         "notes": list(rendered.notes),
     }
 
@@ -304,7 +291,7 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
         cards=[
             Card("Turns", f"{len(turns):,}", counted(value.num_writes, "write")),
             Card("Tokens", f"{value.num_tokens:,}", f"{value.num_sampled:,} sampled"),
-            Card("Rows", f"{value.num_samples:,}", f"{len(branches)} branch{'' if len(branches) == 1 else 'es'}"),
+            Card("Rows", f"{value.num_samples:,}", counted(len(branches), "branch")),
             *reward,
         ],
         lead=lead if len(lead) < _LEAD else "",
@@ -338,7 +325,7 @@ def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer:
         tokens.ids,
         KIND_HUES[tokens.kinds],
         tokens.messages,
-        **_texts(tokenizer, tokens.ids),
+        **token_columns(tokenizer, tokens.ids),
         mask=tokens.mask,
         logprobs=trajectory.logprobs(at)[start:] if trajectory.has_logprobs else None,
         turns=turns,
@@ -375,7 +362,7 @@ def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
         "Parsed response",
         "tokentrace parse",
         cards=[
-            Card("Finish", value.finish_reason, f"inside {value.open}" if cut_off else "", "bad" if cut_off else ""),
+            Card("Finish", value.finish_reason, *((f"inside {value.open}", "bad") if cut_off else ())),
             Card("Stop token", stop),
             Card("Calls", f"{len(value.calls):,}", f"of {counted(len(value.tool_calls), 'attempt')}"),
         ],

@@ -62,7 +62,7 @@ def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
 
 
 def plain_view(value: Any, *, limit: int = LIMIT) -> str:
-    """Return any result as plain lines: tokens one line per piece, separated by ``│``, sampled pieces marked ``*``."""
+    """Return any result as plain lines: one for each piece of equal origin, sampled ones marked ``*``."""
     document = document_of(value)
     parts = []
     if report := list(_report(document)):
@@ -88,7 +88,8 @@ def _grid(table: Table) -> Grid:
     out = Grid(box=None, padding=(0, 0, 0, 2), header_style="bold")
     title = f"{table.title[:1].lower()}{table.title[1:]}"
     for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
-        out.add_column(head.text if isinstance(head, Cell) else head, justify="left" if at < table.words else "right")
+        text = head.text if isinstance(head, Cell) else head
+        out.add_column(text, justify="left" if at < table.words else "right")
     for row in table.rows:
         cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
         heading = " bold" if len(cells) == 1 < len(table.head) else ""
@@ -108,7 +109,9 @@ def _report(document: Document) -> Iterator[RenderableType]:
     if document.lead:
         yield Text(flat(document.lead), "dim")
     if document.cards:
-        figures = [f"{one.label.lower()} {one.value}{f' ({one.more})' if one.more else ''}" for one in document.cards]
+        figures = (
+            f"{one.label.lower()} {one.value}" + (f" ({one.more})" if one.more else "") for one in document.cards
+        )
         yield Text("  " + flat(" · ".join(figures)), "dim")
     for table in document.tables:
         yield Text()
@@ -187,12 +190,11 @@ def _track_head(document: Document, track: Track) -> Iterator[RenderableType]:
     if (track.ids < 0).any():  # texts, not tokens
         yield Text(f"{track.about}\n", "bold")
         return
-    head = Text(counted(len(track.ids)), "bold")
-    marked = 0 if track.mask is None else int(track.mask.sum())
-    head.append("   ").append(f"{marked:,} {track.means}", "bold underline")
-    yield head.append(f"   {len(track.roles)} messages" if track.roles else "")
+    tokens, marked, *messages = _size(track)
+    yield Text(f"{tokens}   ", "bold").append(marked, "underline").append("   ".join(["", *messages]))
     for card in track.cards:
-        yield Text(f"{card.label.lower()} ", "dim").append(visible(card.value), CONTROL).append(f" {card.more}", "dim")
+        line = Text(f"{card.label.lower()} ", "dim")
+        yield line.append(visible(card.value), CONTROL).append(f" {card.more}", "dim")
     yield Columns(list(_legend(track)), padding=(0, 3))
     meaning = "sampled by the model" if track.means == "sampled" else "carries loss"
     key = Text("underlined", "bold underline").append(f" = {meaning}   ", "dim")
@@ -204,6 +206,13 @@ def _track_head(document: Document, track: Track) -> Iterator[RenderableType]:
     for note in track.notes:
         yield Text(flat(note) if note.startswith("lost") else f"note     {flat(note)}", "yellow")
     yield Text()
+
+
+def _size(track: Track) -> list[str]:
+    """Return the numbers of tokens, of marked tokens and, if known, of messages."""
+    marked = 0 if track.mask is None else int(track.mask.sum())
+    messages = [counted(len(track.roles), "message")] if track.roles else []
+    return [counted(len(track.ids)), f"{marked:,} {track.means}", *messages]
 
 
 def _legend(track: Track) -> Iterator[Text]:
@@ -250,10 +259,7 @@ def _coloured(track: Track, pieces: Sequence[Piece]) -> Text:
 def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
     if len(document.tracks) > 1:
         yield f"## {flat(track.name)}"
-    marked = 0 if track.mask is None else int(track.mask.sum())
-    messages = f", {len(track.roles)} messages" if track.roles else ""
-    size = f"{len(track.ids)} tokens, {marked} {track.means}{messages}"
-    yield f"# {track.about if (track.ids < 0).any() else size}"
+    yield f"# {track.about if (track.ids < 0).any() else ', '.join(_size(track))}"
     for card in track.cards:
         yield f"# {card.label.lower()} {flat(card.value)}: {flat(card.more)}"
     for one in track.edits:
@@ -261,7 +267,7 @@ def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
         yield f"# changed: {flat(one.what)}: {flat(one.before)}{change}{flat(one.after)}"
     for note in track.notes:
         yield f"# {'' if note.startswith('lost') else 'note: '}{flat(note)}"
-    pieces = list(_join_schemas(track.pieces(limit)))
+    pieces = list(track.pieces(limit))
     width = min(max((len(piece.field) for piece in pieces), default=0), 32)
     for piece in pieces:
         who = "-" if piece.message < 0 else f"{piece.message} {_role(track, piece)}"
@@ -269,14 +275,4 @@ def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
         mark = "*" if piece.marked else " "
         yield f"{piece.start:>6} {mark} {flat(who):<12} {flat(piece.field):<{width}}  {text}"
     if len(track.ids) > limit:
-        yield f"# {len(track.ids) - limit} more tokens"
-
-
-def _join_schemas(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    def key(piece: Piece) -> tuple[Any, ...]:
-        field = ".".join(piece.field.split(".")[:2]) if piece.hue == HUES["tools"] else piece.field
-        return piece.hue, piece.message, field, piece.marked
-
-    for same, group in itertools.groupby(pieces, key=key):
-        joined = list(group)
-        yield Piece(joined[0].start, joined[-1].stop, *same)
+        yield f"# {len(track.ids) - limit:,} more tokens"

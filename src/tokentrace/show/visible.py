@@ -11,7 +11,7 @@ _HIDDEN: Final = (
     r"\u200e-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 )
-"""Characters that are invisible, or hide or reorder their neighbours: control and format characters, fillers, tags."""
+"""Characters that are invisible, or hide or reorder their neighbours."""
 _SELECTORS: Final = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
 """Variation selectors, which belong to the character before them."""
 _JOINERS: Final = r"\u200c-\u200d"
@@ -25,9 +25,8 @@ _UNSEEN: Final = re.compile(
 def visible(text: str) -> str:
     """Replace everything that a terminal or a browser would act on, except newlines and tabs.
 
-    Control characters become their pictures (``␛``). Characters that are invisible, or hide or reorder text, become
-    their numbers. Halves of surrogate pairs become U+FFFD. Joiners and variation selectors stay where they belong to an
-    emoji or a non-ASCII letter.
+    Control characters become their pictures (``␛``), other invisible or reordering characters their numbers, and
+    halves of surrogate pairs U+FFFD. Joiners and variation selectors stay next to an emoji or a non-ASCII letter.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -43,10 +42,9 @@ def _pictured(match: re.Match[str]) -> str:
 
 
 def spelled(pieces: Iterable[bytes]) -> list[str]:
-    """Return the text of each token, from its bytes.
+    """Return the text of each token. Bytes that are not UTF-8 become numbers.
 
-    If several tokens spell one character, the first shows it and the others show nothing. Invalid UTF-8 is shown as the
-    numbers of its bytes.
+    If several tokens spell one character, the first shows it and the others show nothing.
 
     >>> spelled([b"na", b"\\xc3", b"\\xafve", b"\\xff"])
     ['na', 'ï', 've', '⟨FF⟩']
@@ -77,7 +75,8 @@ def counted(count: int, noun: str = "token") -> str:
     >>> counted(1), counted(2000, "row")
     ('1 token', '2,000 rows')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def listed(items: Iterable[Any], last: str = "and") -> str:

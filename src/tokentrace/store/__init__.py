@@ -1,1 +1,1 @@
-"""The store of recorded sessions: SQLite or PostgreSQL, for rollouts and the gateway."""
+"""The store of recorded sessions, for rollouts and the gateway."""

@@ -1,4 +1,4 @@
-"""Stored turns as bytes, compressed. The same turn always gives the same bytes. Pure."""
+"""Stored turns as compressed bytes. Pure."""
 
 import json
 import struct
@@ -13,17 +13,15 @@ from .sql import StoreError
 
 _PLAIN, _DEFLATED = b"\0", b"\1"
 _WORTHWHILE: Final = 64
-"""Shorter data is not compressed."""
 _COUNT = struct.Struct("<I")
 
 
 def as_json(value: Any) -> str:
-    """Return JSON in ASCII, which every database can store."""
+    """JSON in ASCII, which every database can store."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return JSON of any value or struct, as bytes."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -31,7 +29,6 @@ def json_bytes(value: Any) -> bytes:
 
 
 def pack(data: bytes) -> bytes:
-    """Compress bytes if that makes them shorter."""
     small = zlib.compress(data, 1) if len(data) >= _WORTHWHILE else data
     return _DEFLATED + small if len(small) < len(data) else _PLAIN + data if data else b""
 
@@ -47,7 +44,6 @@ def unpack(packed: bytes) -> bytes:
 
 
 def pack_records(records: Sequence[bytes]) -> bytes:
-    """Pack several records."""
     lengths = b"".join(_COUNT.pack(len(record)) for record in records)
     return pack(b"".join((_COUNT.pack(len(records)), lengths, *records)))
 
@@ -67,7 +63,6 @@ def unpack_records(packed: bytes) -> tuple[bytes, ...]:
 
 
 def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
-    """Pack what an engine reports for each token besides its logprob."""
     if not channels:
         return b""
     plain = json.dumps(dict(channels), separators=(",", ":"), default=lambda value: value.tolist())
@@ -75,6 +70,6 @@ def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
 
 
 def unpack_channels(packed: bytes) -> dict[str, list[Any]]:
-    """Undo `pack_channels`: one list per channel, with a value per token."""
+    """One list per channel, with a value per token."""
     channels: dict[str, list[Any]] = json.loads(zlib.decompress(packed)) if packed else {}
     return channels

@@ -1,6 +1,6 @@
-"""Sessions in PostgreSQL: for several gateways behind a load balancer, each of which can serve any session.
+"""Sessions in PostgreSQL, for several gateways behind a load balancer.
 
-Transactions run in threads, never on the event loop, so a cancelled request cannot leave one half done.
+Transactions run in threads, so a cancelled request cannot leave one half done.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from .sql import Execute, Result, Rows, StoreError, prepare
 from .store import Store
 
 _LOCK: Final = 7_460_953
-"""The advisory lock that gateways take to create the tables."""
 _URL: Final = re.compile(
     r"postgres(?:ql)?://(?:[^:@/?#]*(?::[^@/?#]*)?@)?[^@/?#]*(?:/[^@/?#]*)?(?:\?[^#]*)?", re.IGNORECASE
 )
@@ -34,15 +33,15 @@ logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # every operation rep
 
 
 def postgres_store(url: str, *, connections: int = 8, patience: float = 10.0) -> Store:
-    """Return the store in a database, and create its tables if needed. Raises StoreError if it cannot be opened.
+    """Open the store in a database. Raises StoreError if that fails.
 
-    `patience` is how many seconds a connection, a lock or a statement may take. A lost connection is opened again.
+    `patience` is how many seconds a connection, a lock or a statement may take.
     """
     return Store(_Postgres(url, connections, patience))
 
 
 class _Lost(Exception):  # noqa: N818
-    """The connection was lost, or another gateway inserted the same row first: try once more."""
+    """The connection was lost, or a row was inserted meanwhile: try once more."""
 
 
 class _Postgres:
@@ -67,7 +66,7 @@ class _Postgres:
             min_size=0,
             max_size=connections,
             timeout=patience,
-            reconnect_timeout=patience,  # by default it soon waits minutes between attempts: too long after an outage
+            reconnect_timeout=patience,  # the default waits minutes between attempts after an outage
             open=True,
         )
         self._threads = ThreadPoolExecutor(4 * connections, thread_name_prefix="tokentrace-store")
@@ -148,10 +147,8 @@ def _placed(sql: str) -> Any:
 
 
 def _read_url(url: str, patience: float) -> tuple[dict[str, Any], str, str]:
-    unreadable = StoreError(
-        "the URL of the store cannot be read: write it as postgresql://user:password@host:port/database, with "
-        "characters like @ / : ? # in the password as %40 %2F %3A %3F %23"
-    )
+    how = "write it as postgresql://user:password@host:port/database, with %40 for @ in the password"
+    unreadable = StoreError(f"the URL of the store cannot be read: {how}")
     if not _URL.fullmatch(url):
         raise unreadable
     try:

@@ -1,4 +1,4 @@
-"""The tables, and the interface of a database: the same for SQLite and PostgreSQL."""
+"""The tables, and the interface of a database."""
 
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -7,10 +7,10 @@ from ..errors import TokentraceError
 
 TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS format (version INTEGER NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, state TEXT NOT NULL, created DOUBLE PRECISION NOT NULL, "
-    "metadata TEXT NOT NULL, settings TEXT NOT NULL, records INTEGER NOT NULL DEFAULT 0, "
-    "turns INTEGER NOT NULL DEFAULT 0, sampled BIGINT NOT NULL DEFAULT 0, prompted BIGINT NOT NULL DEFAULT 0, "
-    "key TEXT UNIQUE)",
+    "CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, state TEXT NOT NULL, "
+    "created DOUBLE PRECISION NOT NULL, metadata TEXT NOT NULL, settings TEXT NOT NULL, "
+    "records INTEGER NOT NULL DEFAULT 0, turns INTEGER NOT NULL DEFAULT 0, "
+    "sampled BIGINT NOT NULL DEFAULT 0, prompted BIGINT NOT NULL DEFAULT 0, key TEXT UNIQUE)",
     "CREATE INDEX IF NOT EXISTS sessions_by_age ON sessions (created, id)",
     "CREATE INDEX IF NOT EXISTS sessions_by_state ON sessions (state)",
     "CREATE TABLE IF NOT EXISTS turns (session TEXT NOT NULL, number INTEGER NOT NULL, first INTEGER NOT NULL, "
@@ -27,12 +27,11 @@ VERSION: Final = 1
 
 Rows = list[tuple[Any, ...]]
 Execute = Callable[..., Rows]
-"""Runs a statement, with its values, in the current transaction."""
 Result = TypeVar("Result")
 
 
 class StoreError(TokentraceError):
-    """The store cannot be used: its disk is full, it is locked, or its server is gone. Nothing was recorded."""
+    """The store cannot be used: a full disk, a lock, a lost server. Nothing was recorded."""
 
 
 class Database(Protocol):
@@ -41,21 +40,14 @@ class Database(Protocol):
     where: str
     temporary: bool
     contains: str
-    """The SQL function that returns the position of one text in another, or 0."""
+    """The SQL function for the position of one text in another."""
 
-    async def get(self, sql: str, *values: Any) -> Rows:
-        """Read a few small rows by an index."""
-        ...
+    async def get(self, sql: str, *values: Any) -> Rows: ...
 
-    async def read(self, sql: str, *values: Any) -> Rows:
-        """Read rows, which may take a while."""
-        ...
+    async def read(self, sql: str, *values: Any) -> Rows: ...
 
     async def write(self, write: Callable[[Execute], Result]) -> Result:
-        """Run `write` in one transaction: it takes effect whole or not at all, and is on disk when this returns.
-
-        `write` may run twice if the outcome of the first run is unknown.
-        """
+        """Run `write` in one transaction, which is on disk when this returns. `write` may run twice."""
         ...
 
     async def close(self) -> None: ...
@@ -66,10 +58,8 @@ def prepare(execute: Execute, bytes_type: str) -> None:
     execute(TABLES[0])
     versions = execute("SELECT version FROM format")
     if versions and versions[0][0] != VERSION:
-        raise StoreError(
-            f"the store has version {versions[0][0]}, but this tokentrace reads version {VERSION}: use the release "
-            "that created it, or another path"
-        )
+        problem = f"the store has version {versions[0][0]}, but this tokentrace reads version {VERSION}"
+        raise StoreError(f"{problem}: use the release that created it, or another path")
     for statement in TABLES[1:]:
         execute(statement.format(bytes=bytes_type))
     if not versions:

@@ -1,8 +1,8 @@
 """Sessions in one SQLite file: the default store, for one process.
 
-One thread writes. It takes all pending writes, runs each in a savepoint, and commits them together: many sessions share
-one wait for the disk. Short reads run on the event loop, since in WAL mode they never wait for a writer; longer ones
-have their own thread and connection.
+One thread writes. It commits all pending writes together, each in a savepoint: many sessions share one wait for
+the disk. Short reads run on the event loop, since in WAL mode they never wait for a writer; longer ones have
+their own thread.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Waiting = tuple[Callable[[Execute], Any], "asyncio.Future[Any]", asyncio.Abstrac
 
 
 def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> Store:
-    """Return the store in a file that only its owner may read, or a temporary one for None.
+    """Open the store in a file that only its owner may read, or a temporary one.
 
     `patience` is how many seconds to wait while another process locks the file.
     """
@@ -67,7 +67,9 @@ class _SQLite:
         self._closed = False
         self._writes: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="tokentrace-store-reader")
-        self._thread = threading.Thread(target=self._write_all, args=(writer,), name="tokentrace-store", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write_all, args=(writer,), name="tokentrace-store", daemon=True
+        )
         self._thread.start()
 
     # -- opening
@@ -153,10 +155,13 @@ class _SQLite:
                     loop.call_soon_threadsafe(_settle, answers)
 
     def _commit(self, connection: apsw.Connection, writes: list[Callable[[Execute], Any]]) -> list[Any]:
-        """Run writes in one transaction, or each in its own if that fails. Returns their results or errors."""
+        """Run writes in one transaction, or in one each if that fails. Returns results or errors."""
         try:
             connection.execute("BEGIN IMMEDIATE")
-            outcomes = [self._attempt(connection, write) for write in writes]
+            if len(writes) == 1:
+                outcomes = [writes[0](partial(_execute, connection))]
+            else:
+                outcomes = [self._attempt(connection, write) for write in writes]
             connection.execute("COMMIT")
         except Exception as error:  # every caller needs an answer
             if connection.in_transaction:
@@ -168,7 +173,7 @@ class _SQLite:
         return outcomes
 
     def _attempt(self, connection: apsw.Connection, write: Callable[[Execute], Any]) -> Any:
-        """Run a write. Returns its result, or its error after undoing this write alone."""
+        """Run a write. Returns its result, or its error after undoing it."""
         connection.execute("SAVEPOINT one")
         try:
             result = write(partial(_execute, connection))
@@ -176,11 +181,13 @@ class _SQLite:
             if not connection.in_transaction:  # some errors undo everything
                 raise
             connection.execute("ROLLBACK TO one")
-            result = error if isinstance(error, StoreError) else self._failed(error)
+            result = self._failed(error)
         connection.execute("RELEASE one")
         return result
 
     def _failed(self, error: Exception) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
         return StoreError(f"{self.where}: {_describe(error)}; nothing was recorded")
 
     # -- closing

@@ -1,9 +1,8 @@
 """The store of sessions, for rollouts and the gateway alike.
 
-A session's record is append-only. A turn is one `append`: the records of its trajectory (bytes, as in a trajectory's
-file) and its conversation. It is stored whole or not at all, and is on disk when `append` returns. `append` says how
-many records the writer has seen. If another writer was faster, it raises `Conflict`; the writer reads the new turns and
-tries again. So any number of gateways can serve one session, and none can fork its record.
+A session's record is append-only. A turn is one `append`, and on disk when that returns. If another writer was
+faster, it raises `Conflict`; the writer reads the new turns and tries again. So any number of gateways can serve
+one session, and none can fork its record.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .sql import StoreError as StoreError  # noqa: PLC0414
 
 
 class Conflict(StoreError):  # noqa: N818
-    """Another writer was faster: read the new turns, and write again."""
+    """Another writer was faster: read its turns, and write again."""
 
 
 class Closed(StoreError):  # noqa: N818
@@ -33,7 +32,7 @@ class Missing(StoreError):  # noqa: N818
 
 
 class KeyConflict(StoreError):  # noqa: N818
-    """A session cannot be created: its key belongs to another one, or a session with its id has another key."""
+    """A session's key belongs to another one, or it has another key."""
 
 
 class State(StrEnum):
@@ -45,13 +44,10 @@ class State(StrEnum):
     EXPORTED = "exported"
     """Its rows were exported after it was sealed."""
     DROPPED = "dropped"
-    """Its tokens are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A session without its record."""
-
     id: str
     state: State
     created: float
@@ -59,15 +55,12 @@ class SessionInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Forced sampling parameters, budgets, the matcher."""
     records: int = 0
-    """The number of records of its trajectory."""
     turns: int = 0
     sampled: int = 0
-    """Sampled tokens of its turns."""
     prompted: int = 0
     """Prompt tokens of its turns."""
 
     def grown(self, turn: TurnRecord) -> SessionInfo:
-        """Return the session after a turn."""
         return replace(
             self,
             records=turn.first + len(turn.records),
@@ -79,25 +72,22 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One stored turn: its trajectory records and its conversation."""
+    """One stored turn: the records of its trajectory, and its conversation."""
 
     number: int
     first: int
-    """The number of its first record."""
     records: tuple[bytes, ...]
     info: Any
-    """The new messages, the reply, the cause of a branch: see `gateway.turns`."""
+    """See `gateway.turns`."""
     channels: bytes = b""
-    """What the engine reports for each token besides its logprob, packed."""
+    """Packed by `pack_channels`."""
     sampled: int = 0
     prompted: int = 0
-    """Tokens of its completion and of its prompt: `SessionInfo` has their sums."""
+    """Tokens of its completion and of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A reward or another value of a session, or of one of its turns."""
-
     name: str
     value: Any
     turn: int | None = None
@@ -111,14 +101,14 @@ _SESSIONS: Final = 64
 _TURNS: Final = 16
 """How many sessions and turns are read at a time."""
 _BATCH: Final = 500
-"""How many sessions one statement names."""
+"""So many sessions are named in one statement."""
 
 
 class Store:
     """Sessions in the tables of a database. Safe to use from many tasks of one event loop.
 
-    Every method but `close` raises StoreError if the store cannot be used; the next call tries again. A failed write
-    has taken effect completely or not at all. Repeating a write is safe: the second one changes nothing.
+    Methods raise StoreError if the store cannot be used; the next call tries again. A failed write has taken
+    effect completely or not at all, and may be repeated.
     """
 
     def __init__(self, database: Database) -> None:
@@ -126,17 +116,16 @@ class Store:
         self.where = database.where
         """A path, or a URL without its password."""
         self.temporary = database.temporary
-        """True if closing removes it."""
 
     # -- sessions
 
     async def create(self, session: SessionInfo, *, key: str | None = None) -> SessionInfo:
         """Create a session, or return the one that already has this id.
 
-        `key` is a hash. Raises KeyConflict if it belongs to another session, or if the session has another key.
+        `key` is a hash. Raises KeyConflict if another session has it, or the session has another one.
         """
         if not is_storable(session.id + (key or "")):
-            raise StoreError(f"session {session.id!r} cannot be stored: its id or key has a NUL or a lone surrogate")
+            raise StoreError(f"the id or key of session {session.id!r} has a NUL or a lone surrogate")
         values = (session.id, session.state.value, session.created, as_json(session.metadata))
         settings = as_json(session.settings)
 
@@ -159,16 +148,12 @@ class Store:
         return _one(await self._database.get(_BY_ID, id)) if is_storable(id) else None
 
     async def session_of_key(self, key: str) -> SessionInfo | None:
-        """Return the session of a key (its hash)."""
         return _one(await self._database.get(_BY_KEY, key)) if is_storable(key) else None
 
     async def sessions(
         self, *, state: State | None = None, search: str = "", after: SessionInfo | None = None
     ) -> AsyncIterator[SessionInfo]:
-        """Yield sessions, the newest first: in `state`, with `search` in the id or metadata (as JSON), after `after`.
-
-        The search ignores the case of ASCII letters.
-        """
+        """Yield sessions, the newest first: in `state`, with `search` in the id or metadata, after `after`."""
         conditions, values = ["(created, id) < (?, ?)"], list[Any]()
         if state is not None:
             conditions.append("state = ?")
@@ -189,14 +174,13 @@ class Store:
             last = (rows[-1][2], rows[-1][0])
 
     async def count(self, state: State = State.OPEN) -> int:
-        """Count the sessions in a state."""
         rows = await self._database.read("SELECT count(*) FROM sessions WHERE state = ?", state.value)
         return int(rows[0][0])
 
     async def update(
         self, id: str, *, metadata: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
     ) -> SessionInfo:
-        """Replace metadata or settings. None leaves them unchanged. Raises Missing."""
+        """Replace metadata or settings that are not None. Raises Missing."""
         new = {"metadata": metadata, "settings": settings}
         texts = {name: as_json(value) for name, value in new.items() if value is not None}
 
@@ -211,7 +195,7 @@ class Store:
         return info
 
     async def set_state(self, id: str, state: State) -> None:
-        """Seal a session, mark it as exported, or drop it, which deletes its turns, labels and requests.
+        """Seal a session, mark it as exported, or drop it with its turns, labels and requests.
 
         Raises Missing, or Closed if the session is already in a later state.
         """
@@ -231,10 +215,7 @@ class Store:
     # -- turns
 
     async def begin(self, id: str, request: str, info: Mapping[str, Any]) -> None:
-        """Record that a request is under way, so that a crash leaves an incomplete turn behind.
-
-        Raises Missing, or Closed if the session is not open. It can run while the engine samples.
-        """
+        """Record that a request is under way. Raises Missing, or Closed if the session is not open."""
         values = (request, time.time(), as_json(info), id, State.OPEN.value)
         sql = (
             "INSERT INTO requests (session, request, began, info) "
@@ -250,16 +231,15 @@ class Store:
         await self._database.write(write)
 
     async def abandon(self, id: str, request: str, why: str) -> None:
-        """End a request without a turn. Ignores a request that never began or already has a turn."""
+        """End a request, unless it has a turn."""
         sql = "UPDATE requests SET ended = ? WHERE session = ? AND request = ? AND ended IS NULL"
         await self._database.write(lambda execute: execute(sql, _storable(why), id, request))
 
     async def append(self, id: str, turn: TurnRecord, *, request: str, names: Sequence[str] = ()) -> None:
         """Store a turn and end its request; it is on disk when this returns.
 
-        `turn_named` finds it by its `names`, such as the id of a response or the digest of a request. If an earlier
-        turn has one of the names, the name moves to the new turn. Raises Conflict if the session has grown, and Closed
-        if it is not open. Storing the same turn of the same request again changes nothing.
+        `turn_named` finds it by its `names`, which move from earlier turns. Raises Conflict if the session has
+        grown, and Closed if it is not open. Repeating it changes nothing.
         """
         info = json_bytes(turn.info)
 
@@ -272,7 +252,9 @@ class Store:
                 id, State.OPEN.value, turn.first, turn.number,
             )  # fmt: skip
             if not grown:
-                stored = execute("SELECT request, records FROM turns WHERE session = ? AND number = ?", id, turn.number)
+                stored = execute(
+                    "SELECT request, records FROM turns WHERE session = ? AND number = ?", id, turn.number
+                )
                 if stored == [(request, records)]:
                     return
                 raise _refusal(execute, id, turn)
@@ -293,8 +275,7 @@ class Store:
         await self._database.write(write)
 
     async def incomplete(self, id: str) -> list[Mapping[str, Any]]:
-        """Return the requests without a turn, the oldest first: their info with `request`, `began` (a timestamp) and
-        `ended` (why it was abandoned, or None)."""
+        """Return the requests without a turn, the oldest first, with why they `ended` or None."""
         rows = await self._database.read(
             "SELECT request, began, info, ended FROM requests WHERE session = ? ORDER BY began, request", id
         )
@@ -304,7 +285,7 @@ class Store:
         ]
 
     async def turns(self, id: str, first: int = 0) -> AsyncIterator[TurnRecord]:
-        """Yield the turns of a session from number `first` on."""
+        """Yield turns from number `first` on."""
         sql = (
             "SELECT number, first, records, info, channels, sampled, prompted FROM turns "
             f"WHERE session = ? AND number >= ? ORDER BY number LIMIT {_TURNS}"
@@ -312,14 +293,13 @@ class Store:
         while True:
             rows = await self._database.read(sql, id, first)
             for number, start, records, info, channels, sampled, prompted in rows:
-                details = json.loads(unpack(info))
-                yield TurnRecord(number, start, unpack_records(records), details, unpack(channels), sampled, prompted)
+                packed = (unpack_records(records), json.loads(unpack(info)), unpack(channels))
+                yield TurnRecord(number, start, *packed, sampled, prompted)
             if len(rows) < _TURNS:
                 return
             first = rows[-1][0] + 1
 
     async def turn_named(self, id: str, name: str) -> int | None:
-        """Return the number of the turn with a name, or None."""
         if not is_storable(id + name):
             return None
         rows = await self._database.get("SELECT turn FROM names WHERE session = ? AND name = ?", id, name)
@@ -332,7 +312,8 @@ class Store:
 
         Raises Missing, or Closed if the session was dropped.
         """
-        entries = [(id, each.name, as_json(each.value), -1 if each.turn is None else each.turn) for each in labels]
+        turns = [-1 if each.turn is None else each.turn for each in labels]
+        entries = [(id, each.name, as_json(each.value), at) for each, at in zip(labels, turns, strict=True)]
 
         def write(execute: Execute) -> None:
             if execute("SELECT state FROM sessions WHERE id = ?", id) in ([], [(State.DROPPED,)]):
@@ -347,13 +328,12 @@ class Store:
         await self._database.write(write)
 
     async def labels(self, id: str) -> list[Label]:
-        """Return the labels of the session and of its turns, by turn and name."""
         sql = "SELECT name, value, turn FROM labels WHERE session = ? ORDER BY turn, name"
         rows = await self._database.read(sql, id)
         return [Label(name, json.loads(value), None if turn < 0 else turn) for name, value, turn in rows]
 
     async def values(self, name: str, ids: Sequence[str]) -> dict[str, Any]:
-        """Return the value of a session label, by session, for those of `ids` that have it."""
+        """The value of a session label, for those of `ids` that have it."""
         values: dict[str, Any] = {}
         for at in range(0, len(ids), _BATCH):
             some = ids[at : at + _BATCH]
@@ -363,7 +343,6 @@ class Store:
         return values
 
     async def close(self) -> None:
-        """Finish pending writes, and close the store."""
         await self._database.close()
 
 
@@ -390,7 +369,7 @@ def _session(row: tuple[Any, ...]) -> SessionInfo:
 
 
 def is_storable(text: str) -> bool:
-    """True if every database can store a text: it has no NUL and no lone surrogate."""
+    """True if a text has no NUL and no lone surrogate."""
     return text == _storable(text)
 
 
@@ -401,7 +380,7 @@ def _storable(text: str) -> str:
 
 
 def open_store(where: str | None = None) -> Store:
-    """Open the store in a file (SQLite), or at ``postgresql://user@host/database``. Creates it if it is new.
+    """Open the store in a file (SQLite), or at ``postgresql://user@host/database``, or create it.
 
     None and ``":memory:"`` open a temporary store. Raises StoreError if it cannot be opened.
     """
@@ -410,14 +389,11 @@ def open_store(where: str | None = None) -> Store:
         try:
             from .postgres import postgres_store
         except ImportError as error:
-            raise StoreError(
-                f'a PostgreSQL store needs psycopg: pip install "tokentrace[postgres]" ({error})'
-            ) from None
+            needs = 'pip install "tokentrace[postgres]"'
+            raise StoreError(f"a PostgreSQL store needs psycopg: {needs} ({error})") from None
         return postgres_store(str(where))
     if scheme:
-        raise StoreError(
-            f"there is no store for {scheme}://…: use a path for SQLite, or postgresql://user@host/database"
-        )
+        raise StoreError(f"there is no store for {scheme}://…: use a path, or postgresql://user@host/database")
     try:
         from .sqlite import sqlite_store
     except ImportError as error:

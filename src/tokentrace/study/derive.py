@@ -1,7 +1,7 @@
 """Reads a grammar off a template: renders probes, whose trace shows where each field is.
 
-Reasoning with content shows how reasoning opens and closes; content alone shows what is written instead of reasoning,
-and what surrounds content. Calls are in `study.derive_calls`. Nothing here is specific to a model.
+Reasoning with content shows how reasoning opens and closes; content alone shows what is written instead, and what
+surrounds content. Calls are in `study.derive_calls`. Nothing here is specific to a model.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from .reading import TurnReader, WrittenTurn, leading, trailing
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-SEVERAL_MESSAGES: Final = "a turn has several messages, and it is unclear what distinguishes them: reasoning is content"
+SEVERAL_MESSAGES: Final = (
+    "a turn has several messages, and it is unclear what distinguishes them: reasoning is content"
+)
 _FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "function", "id", "type"})
 TWO_TURNS: Final = "the template writes calls after content as a separate turn"
 BARE_CALLS: Final = "nothing separates calls from content: they are found only if no content comes before them"
 
 
 def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:
-    """The grammar of a template's turns, which end with one of the tokens `ends`. `tools` declares a tool."""
+    """The grammar of turns that end with one of the tokens `ends`."""
     alone = study.prompts.alone(tools)
     prompt = (alone.tail or alone.added) if alone is not None else ""
     return _Deriver(study, TurnReader(study, ends, tools), prompt).derive()
@@ -78,7 +80,8 @@ class _Deriver:
         calls = {"tool_calls": [call()]}
         text_calls = {"content": None, "tool_calls": [call(as_text=True)]}
         beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls}, text_calls)
-        names = ("reasoning_content", "reasoning")  # transformers fills `thinking` from both, `reasoning` from neither
+        # transformers fills `thinking` from both, `reasoning` from neither
+        names = ("reasoning_content", "reasoning")
         for variables, name, fields in itertools.product(({}, *self.study.toggles), names, beside):
             turn = self.reader.turn({name: "thought", **fields}, variables)
             if turn.first("reasoning") is not None:
@@ -108,15 +111,15 @@ class _Deriver:
         if not opened or opened == close[0]:
             self.reader.notes.append("nothing opens the reasoning, so it cannot be distinguished from content")
             return None, ""
-        after = between[close.end() :]
-        frame = Frame(open=opened, lead=lead, trail=between[: close.start()], close=close[0], after=leading(after))
+        trail, after = between[: close.start()], between[close.end() :]
+        frame = Frame(opened, lead, trail, close[0], leading(after))
         return frame, after.lstrip() if before_content else ""
 
     def _opening(self, before: str, head: str, close: str) -> tuple[str, str]:
         """The text that opens reasoning, and the white space after it.
 
-        The opening is the last tag before reasoning, or all text after the head, or the end of a longer generation
-        prompt. If a plain answer starts the same way and then closes reasoning, the opening begins at the last tag.
+        It is the last tag before reasoning, or all text after the head, or the end of a longer generation prompt.
+        If a plain answer starts the same way and then closes reasoning, it begins at the last tag.
         """
         tags = list(self.reader.tag.finditer(before))
         if tags and not before[tags[-1].end() :].strip() and (tags[-1][0] not in head or close in head):
@@ -130,10 +133,7 @@ class _Deriver:
         return (opened.strip(), trailing(opened)) if opened.strip() else ("", "")
 
     def _hidden(self, head: str) -> Frame | None:
-        """Delimiters of reasoning that is never shown: the template looks for them in content, or prompts with them.
-
-        The white space that the model writes around reasoning is unknown, so the grammar has only the prompt's.
-        """
+        """Delimiters that the template only looks for in content or prompts with."""
         prompt = self.prompt.rstrip()
         texts = "\n".join((self.prompt, head, *sorted(self.study.template.constants)))
         for left, name, right in dict.fromkeys(re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", texts)):
@@ -144,6 +144,7 @@ class _Deriver:
             if beyond or dropped or prompt.endswith(closed) or (opened in head and closed in head):
                 sight = f"it prompts with {opened} or looks for {closed}"
                 self.reader.notes.append(f"the template never shows reasoning; {sight}")
+                # the prompt's is the only white space around reasoning that is known
                 lead = self.prompt[self.prompt.rindex(opened) + len(opened) :] if beyond else ""
                 return Frame(opened, lead, "", closed, "")
         return None
@@ -153,10 +154,7 @@ class _Deriver:
     def _head(
         self, before: str | None, reasoned: WrittenTurn, frame: Frame | None, opening: str
     ) -> tuple[str, str, str]:
-        """What a turn begins with, what opens content, and the white space after an empty place for reasoning.
-
-        `before` is the text before content without reasoning; None if the template shows no such turn.
-        """
+        """What a turn begins with, what opens content, and the space after empty reasoning."""
         after_empty = frame.after if frame is not None else ""
         prompt, prompted = _split_at_reasoning(self.prompt, frame)
         if before is None:
@@ -194,7 +192,7 @@ class _Deriver:
     # -- channels
 
     def _channels(self, turn: WrittenTurn) -> Channels | None:
-        """Channels, if reasoning and content are separate messages: both follow the same tag, with different headers.
+        """Channels, if reasoning and content follow the same tag, with different headers.
 
         A header has a tag and a channel after it, or a word that names the recipient: ``to=user``.
         """
@@ -213,9 +211,10 @@ class _Deriver:
             (to, equals, first), (other, _, second) = (word.rpartition("=") for word in words)
             if not equals or to != other or first == second:
                 return None
-            return self._channel_calls(Channels(start, "", message, end, first, second, f"{to}=", "", "", "", end))
-        names = (text[: text.rindex(message)].rpartition(channels[0])[2].strip() for text in (lead, between))
-        first, second = names
+            headless = Channels(start, "", message, end, first, second, f"{to}=", "", "", "", end)
+            return self._channel_calls(headless)
+        headers = (text[: text.rindex(message)] for text in (lead, between))
+        first, second = (header.rpartition(channels[0])[2].strip() for header in headers)
         return self._channel_calls(Channels(start, channels[0], message, end, first, second))
 
     def _channel_calls(self, channels: Channels) -> Channels:
@@ -226,7 +225,8 @@ class _Deriver:
             return channels
         recipient, _, namespace = turn.text[: name.start].rsplit(maxsplit=1)[-1].rpartition("=")
         header = turn.between(name, arguments[0])
-        words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
+        begin = header.find(channels.channel) + len(channels.channel)
+        words = header[begin : header.rfind(channels.message)].split()
         after = turn.full[arguments[-1].stop :]
         ending = self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
         call_end = ending[0] if ending else channels.call_end
@@ -234,13 +234,12 @@ class _Deriver:
         return dataclasses.replace(channels, call="".join(words[:1]), content_type=" ".join(words[1:]), **changes)
 
     def _bodies(self, channels: Channels) -> CallGrammar | None:
-        reader = self.reader
-        reader.body = channels.message
-        body = reader.called({"key": "value"})
+        self.reader.body = channels.message
+        body = self.reader.called({"key": "value"})
         arguments = body.arguments(0)
         if not arguments or arguments[0].start == 0:
             return None
-        return CallDeriver(reader, TurnGrammar(), body, WrittenTurn(), WrittenTurn()).derive()
+        return CallDeriver(self.reader, TurnGrammar(), body, WrittenTurn(), WrittenTurn()).derive()
 
     # -- calls
 

@@ -1,7 +1,7 @@
 """Reads the delimiters of tool calls off turns with one call and with two.
 
-Text that both calls have belongs to each call; all other text belongs to the section around them. If the trace shows no
-scaffold among the arguments, they are one JSON object. If name and arguments are in one JSON object, that is the call.
+Text that both calls have belongs to each call; all other text belongs to the section around them. Arguments
+without scaffold among them are one JSON object. A JSON object with name and arguments is the call.
 """
 
 import itertools
@@ -20,12 +20,12 @@ AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 Extent = Callable[[WrittenTurn, int], tuple[int, int, Any] | None]
-"""Where a call is in a turn: from its first field to the end of its arguments. With its value, if it is JSON."""
+"""Where a call is in a turn, and its value if it is JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallDeriver:
-    """Derives how calls are written, from turns with `one` call, one call `beside` content, and `two` calls."""
+    """Derives how calls are written, from turns with `one` call, one `beside` content, and `two`."""
 
     reader: TurnReader
     grammar: TurnGrammar
@@ -67,7 +67,9 @@ class CallDeriver:
 
     def _json_call(self, value: dict[str, Any]) -> CallGrammar | None:
         fields = {"probe1": "name", "call00001": "id", json.dumps(ONE_ARGUMENT): "arguments"}
-        leaves = ((path, leaf if isinstance(leaf, str) else json.dumps(leaf)) for path, leaf in _leaves(value, ()))
+        leaves = (
+            (path, leaf if isinstance(leaf, str) else json.dumps(leaf)) for path, leaf in _leaves(value, ())
+        )
         keys = tuple((fields[leaf], path) for path, leaf in leaves if leaf in fields)
         named_key = value == {"probe1": ONE_ARGUMENT}
         if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
@@ -99,7 +101,8 @@ class CallDeriver:
     def _fields(self, turn: WrittenTurn, number: int = 0) -> list[Hole]:
         arguments = turn.arguments(number)
         floor = arguments[0].start if arguments else len(turn.text)
-        return [hole for hole in turn.holes if hole.call == number and hole.field != "arguments" and hole.stop <= floor]
+        fields = (hole for hole in turn.holes if hole.call == number and hole.field != "arguments")
+        return [hole for hole in fields if hole.stop <= floor]
 
     def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
         fields, arguments = self._fields(turn, number), turn.arguments(number)
@@ -147,7 +150,7 @@ class CallDeriver:
         key_open = reader.common_suffix(to_next[len(value_close) :], to_key[len(begin) :])
         if not key_open.strip():
             key_open = reader.common_suffix(to_key, to_next[len(value_close) :])
-            begin = to_key[: len(to_key) - len(key_open)]
+            begin = to_key.removesuffix(key_open)
         if not value_open.strip() or not key_open.strip() or not value_close.strip():
             return self._not_understood("the arguments have no delimiters")
         other_open = _value_opening(number) or value_open
@@ -162,7 +165,7 @@ class CallDeriver:
         return CallGrammar(Style.PAIRS, ascii=self._ascii(), **tags, **self._values(), **around)
 
     def _numbered(self, begin: str) -> tuple[list[tuple[str, str]], str]:
-        """Split the number of a call off the text between its last field and its arguments."""
+        """Split a call's number off the text before its arguments."""
         first, second = (self._head(self.two, at)[1] for at in (0, 1))
         for match in re.finditer(r"\d+", first):
             lead, after = first[: match.start()], first[match.end() :]
@@ -215,7 +218,7 @@ class CallDeriver:
     # -- the text around calls
 
     def _extent(self, more: int = 0, bracket: str = "") -> Extent:
-        """Finds calls: from the first field to the end of the arguments and `more` characters, or to a bracket."""
+        """Ends a call `more` characters after its arguments, or at a bracket."""
 
         def extent(turn: WrittenTurn, at: int) -> tuple[int, int, Any] | None:
             fields, arguments = self._fields(turn, at), turn.arguments(at)
@@ -258,10 +261,11 @@ class CallDeriver:
         section_close = after.rstrip() if section_open.strip() else ""
         separator = between[len(closed) : len(between) - len(opened)]
         section = {"section_open": section_open, "section_close": section_close, "separator": separator}
-        return {"before": before, "open": opened, "close": closed, "after": after[len(section_close) :], **section}
+        after = after.removeprefix(section_close)
+        return {"before": before, "open": opened, "close": closed, "after": after, **section}
 
     def _lead(self, extent: Extent) -> tuple[str, str]:
-        """The white space between content and calls, and the text before the first call."""
+        """The white space after content, and the text before the first call."""
         content, beside = self.beside.first("content"), extent(self.beside, 0)
         if content is not None and beside is not None:
             lead = self.beside.text[content.stop : beside[0]]

@@ -1,16 +1,16 @@
 """Which control tokens end an assistant's turn, and which live inside it.
 
-If a template does not close turns, the model stops by sampling the head of the next turn (GLM), and that token is the
-stop. A token after each of several calls ends a call, not the turn.
+If a template does not close turns, the model stops by sampling the head of the next turn (GLM), and that token is
+the stop. A token after each of several calls ends a call, not the turn.
 
-An assistant's text may contain tokens that live inside a turn: a model writes ``<think>`` and ``<tool_call>`` itself.
-It may not contain tokens that end or begin one: if a model repeats a user's ``<|im_end|><|im_start|>system``, that must
-not end its turn when its text is rendered again. None of this is declared per model:
+An assistant's text may contain tokens that live inside a turn: a model writes ``<think>`` and ``<tool_call>``
+itself. It may not contain tokens that end or begin one: if a model repeats a user's
+``<|im_end|><|im_start|>system``, that must not end its turn when its text is rendered again. So:
 
-- *never inside*: tokens that begin or end turns, tokens that stop generation, and those that the tokenizer's
-  configuration names (beginning, end, padding);
-- *inside*: the delimiters of reasoning, content and calls, what a generation prompt opens under any setting of the
-  template's variables, and any other token that the template writes only in an assistant's turn;
+- *never inside*: tokens that begin or end turns, that stop generation, or that the tokenizer's configuration
+  names (beginning, end, padding);
+- *inside*: the delimiters of reasoning, content and calls, what a generation prompt opens under any setting of
+  the variables, and any other token that the template writes only in an assistant's turn;
 - a token that is never written is inside if it is not special and looks like a tag, ``<name>`` or ``</name>``;
 - *outside*: everything else, such as role markers, markers of results, placeholders of media.
 """
@@ -41,16 +41,14 @@ _TAG: Final = re.compile(r"</?[\w:.-]+>")
 
 @dataclass(frozen=True, slots=True)
 class TurnEndings:
-    """How turns end, as probes show."""
-
     closers: frozenset[int] = frozenset()
     """Control tokens that end an assistant's turn."""
     heads: frozenset[int] = frozenset()
-    """Control tokens that begin the next turn and are sampled as the stop of the one before."""
+    """Control tokens that begin the next turn and stop the one before."""
     open_ended: bool = False
     """True if turns have no closer: the head of the next turn ends them."""
     inner: frozenset[int] = frozenset()
-    """Closers that also occur inside a turn (Harmony's ``<|end|>``): generation must not stop there."""
+    """Closers that also occur inside a turn: Harmony's ``<|end|>``."""
     seen: bool = False
     """True if a probe showed the end of an answer."""
 
@@ -62,8 +60,7 @@ class TurnEndings:
 
 def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
     """How the template ends turns: answers and calls, last and not last."""
-    closers: set[int] = set()
-    heads: set[int] = set()
+    closers, heads = set[int](), set[int]()
     open_ended = seen = False
     for probe in (probes.ANSWERED, probes.CONTINUED, probes.RETURNED, probes.CALLED):
         ending = _ending(study, probe, tools)
@@ -76,7 +73,7 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
         elif open_ended:
             closer = None
         elif seen and not closers and closer not in study.eos:
-            continue  # answers end in text, and so do calls: the token at their end is a delimiter
+            continue  # answers and calls end in text: this is a delimiter
         elif closer is not None and closer not in closers | study.eos:
             twice = study.readable(probes.CALLED_TWICE, tools)
             if twice is not None and int((study.encode(twice).ids == closer).sum()) > 1:
@@ -85,11 +82,11 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
             closers.add(closer)
         elif head is not None:
             heads.add(head)
-    between: set[int] = set()
-    rendering = study.probe(probes.REASONED, tools)
-    for turn in turn_spans(rendering, {1}) if rendering is not None else ():
-        if rendering is not None and turn.body < turn.body_end:
-            between.update(_control_tokens(study.encode(rendering), turn.body, turn.body_end))
+    between = set[int]()
+    if (rendering := study.probe(probes.REASONED, tools)) is not None:
+        for turn in turn_spans(rendering, {1}):
+            if turn.body < turn.body_end:
+                between.update(_control_tokens(study.encode(rendering), turn.body, turn.body_end))
     return TurnEndings(frozenset(closers), frozenset(heads), open_ended, frozenset(closers & between), seen)
 
 
@@ -114,8 +111,8 @@ def _control_tokens(encoded: Encoded, start: int, end: int) -> list[int]:
 def find_past_close(study: TemplateStudy) -> str:
     """What the template writes after the content of a past answer, in its turn."""
     for rendering in map(study.probe, (probes.CONTINUED, probes.ANSWERED)):
-        for turn in turn_spans(rendering, {1}) if rendering else ():
-            return rendering.text[turn.body_end : turn.end] if rendering else ""
+        if rendering is not None and (turns := turn_spans(rendering, {1})):
+            return rendering.text[turns[0].body_end : turns[0].end]
     return ""
 
 
@@ -123,7 +120,7 @@ def find_past_close(study: TemplateStudy) -> str:
 
 
 class WrittenControlTokens(NamedTuple):
-    """The control tokens that a template writes: in assistants' turns, elsewhere without tools, and all."""
+    """The control tokens that a template writes. `elsewhere` is without tools."""
 
     assistant: set[int]
     elsewhere: set[int]
@@ -149,7 +146,6 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
 
 
 def written_control_tokens(study: TemplateStudy) -> WrittenControlTokens:
-    """The control tokens that the template writes in probe conversations."""
     roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][:64]  # maybe other roles
     role_turns = [(probes.USER, {"role": role, "content": "words"}, probes.USER) for role in roles]
     tokens = WrittenControlTokens(set(), set(), set())
@@ -169,13 +165,14 @@ def written_control_tokens(study: TemplateStudy) -> WrittenControlTokens:
 
 
 def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
-    """The delimiters inside a turn. The headers of channels are not among them."""
+    """The delimiters inside a turn, without headers of channels."""
     for frame in (grammar.reasoning, grammar.content):
         if frame is not None:
             yield from (frame.open, frame.close)
     if (calls := grammar.calls) is not None:
         yield from (calls.section_open, calls.section_close, calls.separator, calls.open, calls.begin, calls.end)
-        yield from (calls.close, calls.key_open, calls.value_open, calls.value_close, calls.string_open, calls.quote)
+        yield from (calls.close, calls.key_open, calls.value_open, calls.value_close)
+        yield from (calls.string_open, calls.quote)
         yield from (*(text for text, _ in calls.head), *(text for _, text in calls.typed_opens))
 
 

@@ -1,7 +1,7 @@
 """Which forms of messages a template reads, learned by tracing.
 
-A probe is rendered in each form, in several places. The template reads a form if the output has the words of a message
-with the origin of their field, whole and alone: not left out, not printed as a Python list, not encoded twice.
+A probe is rendered in each form, in several places. The template reads a form if the output has the words of a
+message with the origin of their field, whole and alone: not printed as a Python list, not encoded twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ..conversation.forms import Silence
 from ..conversation.messages import RESULT_ROLES
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
+from .memory import learned
 from .probes import ANSWER, CONTINUED, INLINE_THOUGHT, RESULT, THOUGHT, TWO_ARGUMENTS, USER, call
+from .turns import shows_field
 
 if TYPE_CHECKING:
     from .probes import Message, Probe
@@ -31,24 +33,25 @@ _PARTS: Final = [{"type": "text", "text": word} for word in ("wordone", "wordtwo
 _ODD_ROLE: Final = "probe_role"
 _TOOLS: Final = (False, True)
 _CALL_CASES: Final = tuple(itertools.product(((RESULT,), ()), _TOOLS))
-"""Calls with a result after them and as the last message, without tools and with them."""
+"""What follows a call, and whether a tool is declared."""
 _WAYS: Final = tuple(itertools.product((True, False), Silence))
-"""Ways to write a call: arguments as a mapping or as text, and each kind of missing content."""
+"""Whether a call's arguments are a mapping, and what it has instead of content."""
 
 
 class TemplateForms:
-    """What one template reads; each fact is found on first use."""
+    """What one template reads."""
 
     def __init__(self, study: TemplateStudy) -> None:
-        self._study = study
+        self._study, self.cache = study, study.cache
         self.calls = ReadCalls(study, self)
 
+    @learned
     def content(self, role: str) -> ReadContent:
-        return self._study.facts.once(("content", role), lambda: ReadContent(self._study, self, role))
+        return ReadContent(self._study, self, role)
 
     @computed
     def alone(self) -> tuple[Silence, ...]:
-        """The kinds of missing content that are written like ``""`` in a message without calls."""
+        """The kinds of missing content that are written alike without calls."""
         renderings: dict[Silence, list[str]] = {}
         for silence in Silence:
             message = {"role": "assistant", **silence.fields}
@@ -60,25 +63,21 @@ class TemplateForms:
 
     @computed
     def prints_roles(self) -> bool:
-        """True if the template prints any role as it is."""
         message = {"role": _ODD_ROLE, "content": "wordone"}
         drawn = [_spans(self._study, [USER, message, *after], 1, role=True) for after in ((), (USER,))]
         expected = {(("role",), _ODD_ROLE), (("content",), "wordone")}
         return any(drawn) and all(spans is None or expected <= set(spans) for spans in drawn)
 
+    @learned
     def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool:
-        """True if the template shows the last reasoning, as a field or inline."""
-
-        def find() -> bool:
-            reply = INLINE_THOUGHT if inline else THOUGHT
-            ways: list[Message] = [{**reply, "tool_calls": [self.calls.readable]} if beside_calls else reply]
-            if beside_calls and not inline:
-                ways.append({**self.calls.message, "reasoning_content": "thought"})
-            spans = (span for way in ways for span in _spans(self._study, [USER, way], 1, beside_calls) or ())
-            names = ("content",) if inline else REASONING_FIELDS
-            return any(path[0] in names and "thought" in text for path, text in spans)
-
-        return self._study.facts.once(("reasoning", beside_calls, inline), find)
+        """Whether the template shows the last reasoning, as a field or inline."""
+        reply = INLINE_THOUGHT if inline else THOUGHT
+        ways: list[Message] = [{**reply, "tool_calls": [self.calls.readable]} if beside_calls else reply]
+        if beside_calls and not inline:
+            ways.append({**self.calls.message, "reasoning_content": "thought"})
+        spans = (span for way in ways for span in _spans(self._study, [USER, way], 1, beside_calls) or ())
+        names = ("content",) if inline else REASONING_FIELDS
+        return any(path[0] in names and "thought" in text for path, text in spans)
 
 
 class ReadContent:
@@ -124,31 +123,31 @@ class ReadContent:
         return [(probe, at, tools) for probe, at in places for tools in _TOOLS]
 
     def _reads(self, case: Case, parts: list[dict[str, str]] | None = None) -> bool:
-        """True if the template reads content as text, or as these parts."""
+        """Whether the template reads content as text, or as these parts."""
         probe, at, tools = case
         expected: dict[FieldPath, str] = {("content",): str(probe[at]["content"])}
         if parts is not None:
             expected = {("content", n, "text"): part["text"] for n, part in enumerate(parts)}
             probe = _replaced(probe, at, parts)
         spans = _spans(self._study, probe, at, tools) or ()
-        actual = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
-        return {path for path, _ in actual} == set(expected) and all(expected[path] == text for path, text in actual)
+        actual = {(path, text.strip('"')) for path, text in spans if path[0] == "content"}
+        return actual == set(expected.items())
 
 
 class ReadCalls:
-    """The forms of tool calls that a template reads. If it reads none, `mapping` is True."""
+    """The forms of tool calls that a template reads."""
 
     def __init__(self, study: TemplateStudy, forms: TemplateForms) -> None:
         self._study, self._forms = study, forms
 
     @computed
     def mapping(self) -> bool:
-        """Arguments that are a mapping."""
+        """Whether arguments may be a mapping."""
         return any(as_mapping for as_mapping, _ in self._good) or not self._good
 
     @computed
     def text(self) -> bool:
-        """Arguments that are JSON text, if a mapping is written the same way or not read."""
+        """Whether arguments may be JSON text, written as a mapping would be."""
         if all(as_mapping for as_mapping, _ in self._good):
             return False
         for after, tools in _CALL_CASES if self.mapping else ():
@@ -160,7 +159,7 @@ class ReadCalls:
 
     @computed
     def silence(self) -> tuple[Silence, ...]:
-        """The kinds of missing content that the template reads next to calls, the best first."""
+        """The kinds of missing content next to calls, the best first."""
         if not self._good:
             return self._forms.alone
         return tuple(silence for silence in Silence if (self.mapping, silence) in self._good)
@@ -171,26 +170,27 @@ class ReadCalls:
 
     @property
     def message(self) -> Message:
-        """A message with the `readable` call and no content."""
         return _calling(self.mapping, self.silence[0] if self.silence else Silence.EMPTY)
 
     @computed
     def are_shown(self) -> bool:
-        """True if the template writes any part of a call, in any form."""
-        renderings = (
-            self._study.probe([USER, _calling(*way), *after], tools) for way in _WAYS for after, tools in _CALL_CASES
-        )
-        return any(origin and origin.field == "tool_calls" for one in renderings if one for origin in one.origins)
+        """Whether the template writes any part of a call, in any form."""
+        for way, (after, tools) in itertools.product(_WAYS, _CALL_CASES):
+            rendering = self._study.probe([USER, _calling(*way), *after], tools)
+            if rendering is not None and shows_field(rendering, ("tool_calls",)):
+                return True
+        return False
 
     @computed
     def _good(self) -> list[tuple[bool, Silence]]:
-        """The forms that are read in every case where any is; if there are none, those read in the first such case."""
-        reads = {
-            way: [self._reads([USER, _calling(*way), *after], tools) for after, tools in _CALL_CASES] for way in _WAYS
-        }
-        cases = [case for case in range(len(_CALL_CASES)) if any(some[case] for some in reads.values())]
-        good = [way for way, some in reads.items() if all(some[case] for case in cases)]
-        return (good or [way for way, some in reads.items() if some[cases[0]]]) if cases else []
+        """The ways that are read in all cases, or else in the first, that any way is read in."""
+        cases = [
+            ways
+            for after, tools in _CALL_CASES
+            if (ways := [way for way in _WAYS if self._reads([USER, _calling(*way), *after], tools)])
+        ]
+        always = [way for way in _WAYS if all(way in ways for ways in cases)]
+        return (always or cases[0]) if cases else []
 
     def _reads(self, probe: Probe, tools: bool) -> bool:
         spans = _spans(self._study, probe, 1, tools)
@@ -215,18 +215,16 @@ def _replaced(probe: Probe, at: int, content: Any) -> Probe:
     return [{**message, "content": content} if index == at else message for index, message in enumerate(probe)]
 
 
-def _spans(study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False) -> Spans | None:
-    """The spans of one message's fields, by their path in the message; None if the template refuses.
-
-    A template that reads only parts gets the other messages as parts.
-    """
+def _spans(
+    study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False
+) -> Spans | None:
+    """The spans of one message's fields; None if the template refuses."""
     rendering = study.probe(probe, tools)
-    if rendering is None:
-        texts = (None if index == at else message.get("content") for index, message in enumerate(probe))
-        as_parts = [
-            {**message, "content": [{"type": "text", "text": text}]} if isinstance(text, str) else message
-            for message, text in zip(probe, texts, strict=True)
-        ]
+    if rendering is None:  # it may read only parts
+        as_parts = list(probe)
+        for index, message in enumerate(probe):
+            if index != at and isinstance(text := message.get("content"), str):
+                as_parts[index] = {**message, "content": [{"type": "text", "text": text}]}
         rendering = study.probe(as_parts, tools)
     if rendering is None:
         return None

@@ -1,27 +1,28 @@
 """Memory: a bounded cache. Each value is computed once, by one thread while others wait."""
 
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Final, TypeVar
-
-MAX_ENTRIES: Final = 1024
-"""A template needs a few hundred."""
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 Value = TypeVar("Value")
+Arguments = TypeVarTuple("Arguments")
 _MISSING: Final[Any] = object()
 
 
 class Memory:
-    def __init__(self, most: int = MAX_ENTRIES) -> None:
+    def __init__(self, most: int = 1024) -> None:
         self._most = most
         self.lock = threading.RLock()
         self._values: dict[Hashable, Any] = {}
         _ALL.add(self)
 
-    def once(self, key: Hashable, find: Callable[[], Value], keep: Callable[[Value], bool] = lambda _: True) -> Value:
-        """The result of `find`, computed once per key. It is not stored if `keep` returns False for it."""
+    def once(
+        self, key: Hashable, find: Callable[[], Value], keep: Callable[[Value], bool] = lambda _: True
+    ) -> Value:
+        """The result of `find`, computed once per key; stored if `keep` says so."""
         value: Value = self._values.get(key, _MISSING)
         if value is not _MISSING:
             return value
@@ -34,6 +35,17 @@ class Memory:
                         self._values.clear()
                     self._values[key] = value
         return value
+
+
+def learned(find: Callable[[Any, *Arguments], Value]) -> Callable[[Any, *Arguments], Value]:
+    """A method whose results the `cache` of its object keeps."""
+
+    @functools.wraps(find)
+    def cached(owner: Any, /, *arguments: *Arguments) -> Value:
+        result: Value = owner.cache.once((find.__name__, *arguments), lambda: find(owner, *arguments))
+        return result
+
+    return cached
 
 
 _ALL: weakref.WeakSet[Memory] = weakref.WeakSet()

@@ -1,17 +1,17 @@
 """Outlines: a template's turns with holes where fields go.
 
-``<|im_start|>assistant\\n<think>\\n⟨reasoning⟩\\n</think>\\n\\n⟨content⟩…``: two templates that write the same text
-count as the same, whatever their names and their source code.
+``<|im_start|>assistant\\n<think>\\n⟨reasoning⟩\\n</think>\\n\\n⟨content⟩…``: two templates that write the same
+text count as the same, whatever their names and their source code.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from ..computed import computed
 from ..errors import RendererError
 from ..formats.families import BY_NAME, FAMILIES
-from ..settings import nearest
 from ..template.chat_template import REASONING_FIELDS, PythonFormat
 from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
@@ -34,7 +34,6 @@ class TemplateOutline:
 
     @computed
     def call(self) -> str:
-        """An assistant's turn with a call, and reasoning and content if allowed."""
         return _turn(self._called, 1)
 
     @computed
@@ -48,7 +47,7 @@ class TemplateOutline:
 
     @computed
     def image(self) -> str:
-        """The placeholder of an image in a user's message: what is missing without it."""
+        """The placeholder of an image in a user's message."""
         part = {"type": "text", "text": "question"}
         image = {"type": "image", "image": "picture"}
         pictured = self._study.probe([{"role": "user", "content": [image, part]}], prompt=True)
@@ -64,9 +63,12 @@ class TemplateOutline:
     @computed
     def _called(self) -> Rendering | None:
         replies: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
-        ways = ({**reply, "tool_calls": [call(as_text=as_text)]} for reply in replies for as_text in (False, True))
-        renderings = (self._study.probe([USER, way, RESULT]) for way in ways)
-        return next((rendering for rendering in renderings if rendering is not None), None)
+        for reply, as_text in itertools.product(replies, (False, True)):
+            called = {**reply, "tool_calls": [call(as_text=as_text)]}
+            rendering = self._study.probe([USER, called, RESULT])
+            if rendering is not None:
+                return rendering
+        return None
 
 
 def _turn(rendering: Rendering | None, message: int) -> str:
@@ -86,18 +88,15 @@ def _hole(origin: Origin | None, text: str) -> str:
     if inside and inside != (KEY,):
         return "⟨key⟩" if last == KEY else "⟨value⟩"
     if path == ("role",) or last in (KEY, "function", "tool_calls") or isinstance(last, int):
-        return text  # scaffold, or the punctuation and the keys of a message written out as JSON
+        return text  # scaffold, or punctuation and keys of JSON
     name = "⟨reasoning⟩" if path[0] in REASONING_FIELDS else f"⟨{last}⟩"
     return f'"{name}"' if text[:1] == '"' else name  # quoted where it was written as JSON
 
 
 def recognise(study: TemplateStudy, renderer: str) -> str:
-    """The name of the family a template belongs to; ``"default"`` if it matches none.
-
-    Raises RendererError if `renderer` is another family; the error says where the template differs.
-    """
+    """The template's family, or ``"default"``. Raises RendererError if `renderer` is another family."""
     if renderer not in BY_NAME and renderer != "auto":
-        raise RendererError(f"there is no renderer {renderer!r}; {nearest(renderer, ['auto', 'default', *BY_NAME])}")
+        raise RendererError(f"there is no renderer {renderer!r}; there are auto, default, {', '.join(BY_NAME)}")
     template = study.template
     if isinstance(template, PythonFormat):
         return next((family.name for family in FAMILIES if family.format is template), "default")

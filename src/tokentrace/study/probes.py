@@ -1,7 +1,6 @@
 """Probe conversations: the small conversations that a template is rendered with to see what it does.
 
-All of them use the same few messages, so that questions which need the same rendering share it (`study.study` renders
-each probe once). Nothing in them spells a control token or a tag.
+They use the same few messages, to share renderings. Nothing in them spells a control token or a tag.
 """
 
 import json
@@ -24,11 +23,9 @@ TWO_ARGUMENTS: Final = {"key": "value", "more": "other"}
 _PARAMETERS: Final = {"type": "object", "properties": {}, "required": []}
 _FUNCTION: Final = {"name": "probe", "description": "", "parameters": _PARAMETERS}
 STAND_IN_TOOL: Final = {"type": "function", "function": _FUNCTION}
-"""The tool that is declared where a probe has tools."""
 
 
 def call(number: int = 1, arguments: Any = ONE_ARGUMENT, *, as_text: bool = False) -> dict[str, Any]:
-    """A tool call; its arguments as a mapping or as JSON text."""
     arguments = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
     function = {"name": f"probe{number}", "arguments": arguments}
     return {"id": f"call0000{number}", "type": "function", "function": function}
@@ -60,14 +57,10 @@ def stringified(message: Message) -> Message:
 
 
 ANSWERED: Final[Probe] = (USER, ANSWER)
-"""An answer that is the last message."""
 CONTINUED: Final[Probe] = (USER, ANSWER, USER)
-"""An answer, and a new question."""
 REASONED: Final[Probe] = (USER, THOUGHT)
 CALLED: Final[Probe] = (USER, calling())
-"""A call that is the last message."""
 RETURNED: Final[Probe] = (USER, calling(), RESULT)
-"""A call, and its result."""
 CALLED_TWICE: Final[Probe] = (USER, calling(call(1), call(2)))
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class GenerationPrompts:
     """Generation prompts of one template.
 
-    A template can make its prompt depend on anything in the conversation. If its syntax proves that it does not
-    (`Template.asks_alike`), every turn has the prompt of a probe. If not, the conversation up to the turn is rendered.
+    If its syntax proves that they do not depend on the conversation (`Template.asks_alike`), every turn has the
+    prompt of a probe. If not, the conversation up to the turn is rendered.
     """
 
     def __init__(self, study: TemplateStudy) -> None:
@@ -40,7 +40,7 @@ class GenerationPrompts:
 
     @computed
     def constant(self) -> GenerationPrompt | None:
-        """The prompt of every turn, if it is the same for all; None if it may not be."""
+        """The prompt of every turn, if it is surely the same for all."""
         if not self._study.template.asks_alike:
             return None
         prompts: list[GenerationPrompt | None] = []
@@ -51,7 +51,7 @@ class GenerationPrompts:
         return prompts[0] if prompts and all(prompt == prompts[0] for prompt in prompts) else None
 
     def alone(self, has_tools: bool, changes: Mapping[str, Any] | None = None) -> GenerationPrompt | None:
-        """The generation prompt after a single question; `changes` are other values of variables."""
+        """The generation prompt after a single question."""
         plain, prompted = (self._study.probe((USER,), has_tools, prompt, changes) for prompt in (False, True))
         return GenerationPrompt.between(plain, prompted)
 
@@ -62,16 +62,15 @@ class GenerationPrompts:
         prompt: GenerationPrompt | None,
         alternatives: Callable[[], Iterable[str]],
     ) -> int | None:
-        """How many characters at the head of a turn are its generation prompt.
+        """How many characters at the head of a turn are its generation prompt; None if it is not there.
 
-        0 if the prompt was written before the turn began; None if it is not found. A turn may begin with one of the
-        `alternatives` instead: prompts of other turns.
+        It may have been written before the turn. A turn may begin with one of the `alternatives` instead.
         """
         tail = None if prompt is None else prompt.tail
         text = encoded.rendering.text
         if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):
             return len(tail)  # nearly all turns
-        # it may begin with the separator that ends the turn before, and end in a field that brings its own ``<think>``
+        # it may begin in the turn before, with a separator, and end in a field that brings its own ``<think>``
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
             end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern

@@ -38,7 +38,7 @@ class Hole:
 
 @dataclass(slots=True)
 class WrittenTurn:
-    """An assistant's turn, without (`text`) and with (`full`) its ending. False if it shows no field."""
+    """A turn, without (`text`) and with (`full`) its ending. False if it shows no field."""
 
     full: str = ""
     text: str = ""
@@ -46,7 +46,7 @@ class WrittenTurn:
 
     @classmethod
     def read(cls, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> WrittenTurn:
-        """The turn from `start` to `stop`. The earliest of `ends` after its last field ends it."""
+        """The turn's text ends at the earliest of `ends` after its last field."""
         holes: list[Hole] = []
         at = 0
         for text, _, origin in rendering.spans(start, stop):
@@ -124,10 +124,7 @@ class TurnReader:
         self._lexeme = re.compile(f"{either}|\\s|\\w+|.", re.DOTALL)
 
     def _control_tag(self, pattern: re.Pattern[str]) -> tuple[list[str], list[str]] | None:
-        """The tokens that begin and end tags of control tokens and a name; None if the template writes no such tags.
-
-        ``<|open|>think<|sep|>…<|close|>think<|sep|>``: two different tokens precede the same name and third token.
-        """
+        """What begins and ends tags such as ``<|open|>think<|sep|>…<|close|>think<|sep|>``."""
         for turn in (self.turn({"content": "answer"}), self.called({"key": "value"})):
             openings: dict[tuple[str, str], str] = {}
             for left, right in itertools.pairwise(pattern.finditer(turn.full)):
@@ -140,7 +137,6 @@ class TurnReader:
     # -- turns
 
     def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> WrittenTurn:
-        """An assistant's turn with these fields; empty if the template refuses it or writes none."""
 
         def render(some: Messages, prompt: bool) -> Rendering | None:
             return self._study.probe(some, self._tools, prompt, variables or {})
@@ -154,7 +150,7 @@ class TurnReader:
         return WrittenTurn.read(rendering, turns[0].start, turns[-1].end, self.ends) if turns else WrittenTurn()
 
     def called(self, *arguments: Any, content: str | None = None) -> WrittenTurn:
-        """A turn with calls, in the first form in which the template shows all of it; empty if there is none."""
+        """A turn with calls, in the first form in which the template shows all of it."""
         contents: tuple[str | None, ...] = (content,) if content else ("", None)
         for text, as_text in itertools.product(contents, (False, True)):
             calls = [call(at, some, as_text=as_text) for at, some in enumerate(arguments, 1)]
@@ -171,10 +167,10 @@ class TurnReader:
     # -- scaffold
 
     def common_prefix(self, one: str, other: str) -> str:
+        """What two texts begin with, in whole lexemes."""
         return "".join(_common(self._lexeme.findall(one), self._lexeme.findall(other)))
 
     def common_suffix(self, one: str, other: str) -> str:
-        """What two texts end with, in whole lexemes."""
         shared = _common(self._lexeme.findall(one)[::-1], self._lexeme.findall(other)[::-1])
         return "".join(reversed(shared))
 

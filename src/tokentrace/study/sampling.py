@@ -1,8 +1,8 @@
 """Which tokens of a rendering the model samples.
 
-A token is sampled if it is in an assistant's turn (`study.turns`), after the generation prompt that the template writes
-at that point of the conversation (`study.prompts`), up to and including the control token that ends the turn
-(`study.endings`). None of this is declared per model.
+A token is sampled if it is in an assistant's turn (`study.turns`), after the generation prompt that the template
+writes at that point of the conversation (`study.prompts`), up to and including the control token that ends the
+turn (`study.endings`). None of this is declared per model.
 """
 
 import bisect
@@ -29,12 +29,12 @@ class SampledTurn:
     stop: int
     stop_token: int | None
     other_prompt: str = ""
-    """The template's generation prompt for this turn, if other ids precede the turn; else empty."""
+    """This turn's generation prompt, if other ids precede the turn."""
 
 
 @dataclass(slots=True)
 class Sampling:
-    """The sampled turns of a rendering, and notes on what is unclear."""
+    """The sampled turns, and notes on what is unclear."""
 
     turns: list[SampledTurn] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Sampling:
         return mask
 
 
-def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
-    """The tokens that the model samples, turn by turn: the loss mask."""
+def find_sampled(
+    study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None
+) -> Sampling:
     run = functools.partial(study.run, tools)
     turns, notes = find_turns(encoded.rendering, messages, run, study.tokenizer)
-    turns = [turn for turn in turns if messages[turn.message]["role"] == "assistant"]
     if not turns:
         return Sampling(notes=notes)
     endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, run)
@@ -81,16 +81,13 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
 
 
 def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> tuple[int, int | None]:
-    """The token at which one turn ends, exclusive, and the stop token before it (None: nothing closes the turn)."""
+    """The token after the turn, and the stop token before it, if any."""
     end = _sampled_turn(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
     return end.stop, end.stop_token
 
 
 def _sampled_turn(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:
-    """A turn's sampled tokens: up to its closer, or up to the next head if that is the stop.
-
-    Sampling begins at character `begin`, which is in token `start`.
-    """
+    """A turn's sampled tokens, from character `begin` in token `start`."""
     message = turn.message
     tokens, ids, starts, ends = encoded.control_tokens
     after = bisect.bisect_left(starts, turn.end)  # the first control token after the turn

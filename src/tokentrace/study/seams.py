@@ -1,17 +1,16 @@
 """Seams: what a template writes after an assistant's turn when more messages follow.
 
-The bridge never renders the past. It renders ``[a small context, an assistant's turn, the new messages]`` and keeps
-what follows that turn's end. This is right only if what follows does not depend on the context. So we check:
+The bridge never renders the past. It renders ``[a small context, an assistant's turn, the new messages]`` and
+keeps what follows that turn's end. This is right only if what follows does not depend on the context. We check:
 
-- *values*: the trace says whose text stands there. Text of the context or of the stand-in for the assistant's turn
-  must not appear after the turn's end, unless it is known to be the true one (the name of the called function).
-- *control flow*: for each shape of new messages, several contexts and several stand-ins are tried once, and all of
-  them have to agree.
+- *values*: by the trace, no text of the context or of the stand-in for the assistant's turn may appear after the
+  turn's end, unless it is known to be the true one (the name of the called function).
+- *control flow*: for each shape of new messages, several contexts and stand-ins are tried once and must agree.
 - *order*: no text of the new messages may come before the turn's end.
 """
 
 import itertools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -20,13 +19,11 @@ from ..conversation.messages import RESULT_ROLES, Messages
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError
-from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
-from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, call, calling, result
 from .sampling import turn_end
-from .turns import TurnSpan
+from .turns import TurnSpan, shows_field
 
 
 class RefusalReason(StrEnum):
@@ -39,7 +36,7 @@ class RefusalReason(StrEnum):
     NO_TURN_END = "no_turn_end"
     """It is unclear where the assistant's turn ends."""
     MOVED = "moved"
-    """The template writes a new message before the assistant's turn: the past would change."""
+    """The template writes a new message before the assistant's turn."""
     CONTEXT_DEPENDENT = "context_dependent"
     """What follows depends on earlier messages, which the bridge does not see."""
     REPEATS_PAST = "repeats_past"
@@ -54,7 +51,7 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BridgeRefusal:
-    """Why there is no bridge; false in a condition. `message` is the one at fault."""
+    """Why there is no bridge; false in a condition. `message` is the new one at fault."""
 
     reason: RefusalReason
     detail: str
@@ -73,7 +70,7 @@ class BridgeRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A rendering of ``[context, assistant, new messages]``, and the token before which the turn stops."""
+    """A rendering of ``[context, assistant, new messages]``. The turn ends before token `stop`."""
 
     encoded: Encoded
     conversation: Messages
@@ -81,7 +78,6 @@ class Continuation:
     stop: int
     stop_token: int | None
     span: TurnSpan
-    spans: list[TurnSpan]
 
     @property
     def tail(self) -> str:
@@ -92,19 +88,13 @@ class Continuation:
         return self.encoded.position(self.stop)
 
     def shows(self, *fields: str) -> bool:
-        """True if the template writes text of one of these fields of the assistant's message."""
         return shows_field(self.encoded.rendering, fields, self.first_new - 1)
 
     @property
     def shows_tools(self) -> bool:
-        """True if the template writes tool schemas after the turn."""
-        cut, rendering = self.cut, self.encoded.rendering
-        ends = zip(rendering.ends, rendering.origins, strict=True)
-        return any(end > cut and origin is not None and origin.source == "tools" for end, origin in ends)
-
-    @property
-    def ids(self) -> Ids:
-        return self.encoded.ids[self.stop :]
+        """Whether the template writes tool schemas after the turn."""
+        after = self.encoded.rendering.spans(self.cut)
+        return any(origin is not None and origin.source == "tools" for _, _, origin in after)
 
 
 EncodedTurns = tuple[Encoded, list[TurnSpan]]
@@ -114,7 +104,6 @@ EncodedTurns = tuple[Encoded, list[TurnSpan]]
 def find_continuation(
     conversation: Messages, first_new: int, encode: Callable[[Messages, int], EncodedTurns], endings: TurnEndings
 ) -> Continuation | BridgeRefusal:
-    """Render a conversation, and find the end of the turn before the new messages."""
     at = first_new - 1
     try:
         encoded, turns = encode(conversation, at)
@@ -124,12 +113,13 @@ def find_continuation(
         raise error.renumbered(first_new) from None
     spans = [span for span in turns if span.message == at and span.start < span.end]
     if not spans:
-        return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not show where the assistant's turn is")
+        problem = "the template does not show where the assistant's turn is"
+        return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
     stop, stop_token = turn_end(encoded, spans[0], endings)
     if stop_token is None and stop and encoded.position(stop) != spans[0].end:
         problem = "a token crosses the end of the assistant's turn"
         return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
-    return Continuation(encoded, conversation, first_new, stop, stop_token, spans[0], turns)
+    return Continuation(encoded, conversation, first_new, stop, stop_token, spans[0])
 
 
 # -- stand-ins
@@ -138,7 +128,6 @@ Context = tuple[Mapping[str, Any], ...]
 
 
 def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
-    """A context with a call in it, in several forms: templates differ in what they accept."""
     ways = itertools.product((False, True), ("", None))
     calls = (calling(call(9, {}, as_text=as_text), content=content) for as_text, content in ways)
     return tuple((*before, message, result(9), *after) for message in calls)
@@ -151,13 +140,7 @@ CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
     _with_call((USER,), ()),
     _with_call((SYSTEM, USER), (ANSWER, USER)),
 )
-"""Conversations before the turn, each in one or more forms: templates differ in what they accept."""
-
-
-def shows_field(rendering: Rendering, fields: Container[str | None], message: int | None = None) -> bool:
-    """True if a rendering has text of one of these fields, of one message or of any."""
-    origins = (origin for origin in rendering.origins if origin is not None)
-    return any(origin.field in fields and message in (None, origin.message) for origin in origins)
+"""Conversations before the turn, in forms that one template or another accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +172,7 @@ class StandIn:
 
 
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
-    """Ways to write the turn, the likeliest first: templates differ in what they accept."""
+    """Ways to write the turn, the likeliest first."""
     if not after_call:
         yield StandIn()
         return
@@ -202,10 +185,8 @@ INLINE: Final = StandIn(str(INLINE_THOUGHT["content"]))
 
 def variants(form: StandIn) -> Iterator[StandIn]:
     """Other ways the turn could have gone: with reasoning, with words, with a call."""
-    contents = dict.fromkeys((form.content, "answer"))
-    for calls, content, reasoning in itertools.product(
-        (True,) if form.calls else (False, True), contents, (False, True)
-    ):
+    contents, all_calls = dict.fromkeys((form.content, "answer")), (True,) if form.calls else (False, True)
+    for calls, content, reasoning in itertools.product(all_calls, contents, (False, True)):
         yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
 
 
@@ -213,12 +194,11 @@ def variants(form: StandIn) -> Iterator[StandIn]:
 
 
 def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
-    """The tool results with which the new messages begin."""
     return list(itertools.takewhile(lambda message: message["role"] in RESULT_ROLES, messages))
 
 
 def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
-    """Everything in the messages that a template's control flow is likely to look at, with the `words` it looks for.
+    """All that a template's control flow is likely to look at, with the `words` it looks for.
 
     Raises InputError for a field that contains itself, or is too deep or too large to print.
     """
@@ -237,15 +217,14 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _sketch(value: Any) -> str:
-    """The kind of a value, and whether it is empty."""
     if isinstance(value, str):
         return "text" if value.strip() else "blank"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_sketch(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(_sketch(item) for item in value) + "]"
-    truth = str(bool(value)) if value is None or isinstance(value, int | float) else ""  # an array has no truth value
-    return type(value).__name__ + truth
+    has_truth = value is None or isinstance(value, int | float)  # an array has none
+    return type(value).__name__ + (str(bool(value)) if has_truth else "")
 
 
 # -- checks on one rendering
@@ -254,10 +233,7 @@ def _sketch(value: Any) -> str:
 def check_continuation(
     continuation: Continuation, name_count: int, *, true_context: bool = False
 ) -> BridgeRefusal | None:
-    """Refuse if anything but the new messages follows the turn, or one of them comes before its end.
-
-    `true_context`: the messages before the turn are the real ones, so the template may repeat them.
-    """
+    """Refuse if old text follows the turn (but for a true context), or new text precedes it."""
     rendering, cut, first, stop = continuation.encoded.rendering, continuation.cut, continuation.first_new, 0
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
         start, stop = stop, end

@@ -1,18 +1,16 @@
 """TemplateStudy: what we learn about one template, once.
 
-A study depends only on a template, its variables and a tokenizer: not on a renderer's settings and not on earlier
-conversations. So one study serves every renderer of a template (`study_of`). It renders each probe conversation at most
-once, and finds each fact on first use, in one thread while others wait.
+A study depends only on a template, its variables and a tokenizer, so it serves every renderer of a template
+(`study_of`). It renders each probe once, and finds each fact on first use, in one thread while others wait.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import weakref
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 from ..computed import computed
 from ..conversation.messages import Messages
@@ -27,38 +25,23 @@ from ..tokens.encoding import ControlPolicy, Encoded, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from . import derive, endings
 from .forms import TemplateForms
-from .memory import Memory
+from .memory import Memory, learned
 from .outline import TemplateOutline
 from .probes import REASONED, STAND_IN_TOOL, Probe, stringified
 from .prompts import GenerationPrompts
 
-Arguments = ParamSpec("Arguments")
-Fact = TypeVar("Fact")
-
-
-def learned(
-    find: Callable[Concatenate[TemplateStudy, Arguments], Fact],
-) -> Callable[Concatenate[TemplateStudy, Arguments], Fact]:
-    """A fact that a study finds once for the same arguments."""
-
-    @functools.wraps(find)
-    def cached(study: TemplateStudy, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Fact:
-        return study.facts.once((find.__name__, *arguments), lambda: find(study, *arguments, **named))
-
-    return cached
-
 
 class TemplateStudy:
-    """What is known about one template with its variables. Create it with `study_of`."""
+    """What is known about one template with its variables."""
 
     def __init__(self, template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
         self.template = template
         self.tokenizer = tokenizer
         self.variables = {**tokenizer.variables, **wrap_variables(variables)}
+        self.cache = Memory()
         self.forms = TemplateForms(self)
         self.prompts = GenerationPrompts(self)
         self.outline = TemplateOutline(self)
-        self.facts = Memory()
         self._tool = wrap_tools([STAND_IN_TOOL])
         self._renderings = Memory()
         self._limit: TemplateLimitError | None = None
@@ -73,11 +56,10 @@ class TemplateStudy:
     def probe(
         self, messages: Probe, tools: bool = False, prompt: bool = False, changes: Mapping[str, Any] | None = None
     ) -> Rendering | None:
-        """A probe conversation, rendered once; None if the template refuses it. Do not modify the result.
+        """A probe, rendered once; None if the template refuses it. Do not modify the result.
 
-        `tools` declares the stand-in tool. A template that `needs_tools` also gets it if it refuses the probe without.
-        `changes` are other values of template variables. Raises TemplateLimitError if the template exceeds a limit,
-        and for every later probe.
+        `tools` declares the stand-in tool. A template that `needs_tools` gets it, too, if it refuses the probe
+        without. `changes` are other values of variables. After one TemplateLimitError, every probe raises it.
         """
         rendering = self._rendered(messages, tools, prompt, changes)
         if rendering is None and not tools and self.needs_tools():
@@ -110,7 +92,7 @@ class TemplateStudy:
         return rendering
 
     def encode(self, rendering: Rendering) -> Encoded:
-        """The ids of a probe. All of its text is ours, so it may spell control tokens."""
+        """The ids of a probe, whose text may spell control tokens: it is ours."""
         return encode_spans(self.tokenizer, rendering, lambda _: Trust.ANY, ControlPolicy.HF_COMPAT)
 
     # -- learning
@@ -123,17 +105,17 @@ class TemplateStudy:
 
     @property
     def toggles(self) -> list[dict[str, Any]]:
-        """Other values of template variables, which may show what is hidden."""
+        """Other values of template variables."""
         return [{name: value} for name in sorted(self.template.variables) for value in (True, False)]
 
     @learned
     def needs_tools(self) -> bool:
-        """True if the template refuses even an answer without tools, and accepts it with them."""
+        """True if the template refuses any answer without tools."""
         return self._rendered(REASONED, False) is None and self._rendered(REASONED, True) is not None
 
     @learned
     def endings(self, tools: bool) -> endings.TurnEndings:
-        """How turns end, with tools or without; without, if the template refuses the tool."""
+        """How turns end with tools (if the template accepts one) or without."""
         seen = endings.find_endings(self, tools)
         return self.endings(False) if tools and not seen.seen else seen
 
@@ -143,7 +125,6 @@ class TemplateStudy:
 
     @learned
     def grammar(self, tools: bool) -> TurnGrammar:
-        """What the model writes in its turns. Tools may change what ends a turn."""
         return self._derived(tools, self.shows_tools(tools))
 
     @learned
@@ -156,7 +137,7 @@ class TemplateStudy:
     def _derived(self, tools: bool, declared: bool) -> TurnGrammar:
         seen = self.endings(tools)
         ends = seen.stops | seen.closers | self.eos
-        return self.facts.once(("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared))
+        return self.cache.once(("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
@@ -166,16 +147,19 @@ class TemplateStudy:
 _SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValueDictionary()
 
 
-def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> TemplateStudy:
-    """The study of a template, shared while anyone uses it: the same one for equal templates and variables.
+def study_of(
+    template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None
+) -> TemplateStudy:
+    """The study of a template, shared for equal templates and plain variables while anyone uses it.
 
-    Variables are compared by their repr, so a study is shared only if they are plain, and it copies them. Two threads
-    that ask first at the same time may get one study each.
+    Two threads that ask first at the same time may get one study each.
     """
     settings = dict(variables or {})
-    wrap_variables(settings)  # raises for values that contain themselves, before anything else walks through them
+    wrap_variables(settings)  # raises for values that contain themselves
     if not is_plain(settings):
         return TemplateStudy(template, tokenizer, settings)
     identity = template.digest if isinstance(template, ChatTemplate) else id(template)
     key = (type(template), identity, id(tokenizer), repr(sorted(settings.items())))
-    return _SHARED.get(key) or _SHARED.setdefault(key, TemplateStudy(template, tokenizer, copy.deepcopy(settings)))
+    return _SHARED.get(key) or _SHARED.setdefault(
+        key, TemplateStudy(template, tokenizer, copy.deepcopy(settings))
+    )

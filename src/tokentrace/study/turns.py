@@ -1,15 +1,14 @@
 """Turns: where each one is in a rendering.
 
 The trace says in whose turn each span was written (`turn_spans`). Some templates collect their whole output in a
-variable and print it at the end, so scaffold has no owner. For these, `find_turns` renders the conversation up to each
-turn: the turn begins where the prompt for it ends, and ends where the conversation with it ends. That is a proof only
-if the template does not rewrite the past.
+variable and print it at the end, so scaffold has no owner. For these, `find_turns` renders the conversation up to
+each turn: the turn begins where the prompt for it ends, and ends where the conversation with it ends. This works
+only if the template does not rewrite the past.
 """
 
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from ..tokens.tokenizer import Tokenizer
 
 Run = Callable[[Messages, bool], Rendering]
 TryRun = Callable[[Messages, bool], Rendering | None]
-"""Runs the template, with a generation prompt or without. If it refuses, raises TokentraceError or returns None."""
+"""Runs the template. A refusal is a TokentraceError or None."""
 
 
 @dataclass(slots=True)
@@ -32,41 +31,51 @@ class TurnSpan:
     start: int
     end: int
     body: int
-    """Where the first text of one of the message's fields begins (`end` if there is none)."""
+    """Where the message's first field begins (`end` if there is none)."""
     body_end: int
-    """Where the last such text ends (`start` if there is none)."""
+    """Where its last field ends (`start` if there is none)."""
     before: int
     """The message whose turn came before (-1: none)."""
 
 
 def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list[TurnSpan]:
-    """The turns of a rendering, or of `only` some messages. A turn has several spans if others interrupt it."""
-    spans: list[TurnSpan] = []
-    ends, before, stop = rendering.ends, -1, 0
-    for message, run in itertools.groupby(rendering.turns):
-        first, stop = stop, stop + len(list(run))
-        if message >= 0 and (only is None or message in only):
-            start, end = ends[first - 1] if first else 0, ends[stop - 1]
-            fields = [
-                span
-                for span, origin in enumerate(rendering.origins[first:stop], first)
-                if origin is not None and not (origin[-1] == "role" and origin.is_role)
-            ]
-            body = (ends[fields[0] - 1] if fields[0] else 0) if fields else end
-            spans.append(TurnSpan(message, start, end, body, ends[fields[-1]] if fields else start, before))
-        before = message if message >= 0 else before
-    return spans
+    """The turns, perhaps of `only` some messages. One has several spans if others interrupt it."""
+    turns: list[TurnSpan] = []
+    turn: TurnSpan | None = None
+    start, current, before = 0, -1, -1
+    for end, message, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
+        if message != current:
+            before, current, turn = current if current >= 0 else before, message, None
+            if message >= 0 and (only is None or message in only):
+                turn = TurnSpan(message, start, end, end, start, before)
+                turns.append(turn)
+        if turn is not None:
+            turn.end, has_body = end, turn.body_end > turn.start
+            if origin is not None and not (origin[-1] == "role" and origin.is_role):
+                turn.body, turn.body_end = turn.body if has_body else start, end
+            elif not has_body:
+                turn.body = end
+        start = end
+    return turns
+
+
+def shows_field(rendering: Rendering, fields: Container[str | None], message: int | None = None) -> bool:
+    """Whether a rendering has text of one of these fields, of one message or of any."""
+    origins = (origin for origin in rendering.origins if origin is not None)
+    return any(origin.field in fields and message in (None, origin.message) for origin in origins)
 
 
 def find_turns(
     rendering: Rendering, messages: Messages, run: TryRun, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of a rendering, and notes on assistants' turns (or `only` one) that are not proven."""
-    turns, notes = turn_spans(rendering), list[str]()
+    """The assistants' turns of a rendering, and notes on those (or `only` one) that are not proven."""
+    notes: list[str] = []
     assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
+    turns = turn_spans(rendering, assistants)
     missing = assistants - {turn.message for turn in turns}
     if missing:  # those that are written but have no turn
-        missing &= {one.message for one in rendering.origins if one is not None and one.field not in (None, "role")}
+        origins = (origin for origin in rendering.origins if origin is not None)
+        missing &= {origin.message for origin in origins if origin.field not in (None, "role")}
     for index in sorted(missing if only is None else missing & {only}):
         start = _after_prompt(rendering, messages[:index], run, tokenizer)
         last = rendered_after(messages[: index + 1], run)
@@ -76,7 +85,8 @@ def find_turns(
             notes.append(f"message {index}: {problem}; none of it counts as sampled")
             continue
         ends = zip(rendering.ends, rendering.origins, strict=True)
-        stops = [at for at, origin in ends if origin is not None and origin.message == index and start < at <= end]
+        places = (at for at, origin in ends if origin is not None and origin.message == index)
+        stops = [at for at in places if start < at <= end]
         turns.append(TurnSpan(index, start, end, start, stops[-1] if stops else start, index - 1))
     return sorted(turns, key=lambda turn: turn.start) if missing else turns, notes
 
@@ -95,7 +105,7 @@ def _after_prompt(rendering: Rendering, messages: Messages, run: TryRun, tokeniz
 
 
 def rendered_after(messages: Messages, run: TryRun, *, prompt: bool = False) -> Rendering | None:
-    """A conversation up to some message; None if the template refuses that."""
+    """A rendered conversation; None if the template refuses it."""
     try:
         return run(messages, prompt)
     except TokentraceError:
@@ -109,12 +119,11 @@ class GenerationPrompt:
     tail: str
     """The text after the last turn."""
     added: str
-    """What asking adds to the text: less than the tail if a template writes the end of a message outside its turn
-    (Llama's first user message with tools), more if it writes the prompt inside a turn."""
+    """What asking adds to the text. The tail may also have the end of a message (Llama's first user message with
+    tools), or lack what was written in a turn."""
 
     @classmethod
     def between(cls, plain: Rendering | None, prompted: Rendering | None) -> GenerationPrompt | None:
-        """The prompt that `prompted` has and `plain` does not."""
         if prompted is None:
             return None
         text = prompted.text
@@ -127,7 +136,6 @@ class GenerationPrompt:
 
 
 def prompt_after(messages: Messages, run: TryRun) -> GenerationPrompt | None:
-    """The prompt after a conversation; None if the template refuses one there."""
     prompted = rendered_after(messages, run, prompt=True)
     return GenerationPrompt.between(None if prompted is None else rendered_after(messages, run), prompted)
 

@@ -1,9 +1,9 @@
 """Whether a template asks for every reply in the same way, read off its syntax tree.
 
-The generation prompt is what a template writes after its loop over the messages. It is the same in every conversation
-if that text depends neither on messages nor on tools. An output depends on the names in it and in the tests and loops
-around it; a name depends on everything it is ever set to, and on the tests and loops around each assignment. Ignoring
-order can only add dependencies. Where a template has state that names do not show, nothing is proven.
+The generation prompt is what a template writes after its loop over the messages. It is always the same if it
+depends neither on messages nor on tools. An output depends on the names in it and in the tests and loops around
+it; a name depends on everything it is ever set to, and on the tests and loops around each assignment. Ignoring
+order can only add dependencies. State that names do not show prevents the proof.
 """
 
 from collections import Counter, defaultdict
@@ -25,17 +25,14 @@ _STATEFUL: Final = frozenset(
 )
 """Filters whose result can be read only once, or varies from call to call."""
 _UNUSUAL: Final = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
-"""Statements that are not analysed. If a template has one, nothing is proven."""
+"""Statements that prevent the proof."""
 
 Names = frozenset[str]
 """Names of variables; `_NO_PROMPT` is ``not add_generation_prompt``."""
 
 
 def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
-    """True if the generation prompt provably depends on nothing but the renderer's template variables.
-
-    `functions` are the names that the environment defines.
-    """
+    """True if the generation prompt provably depends on variables only; `functions` are the environment's."""
     if next(tree.find_all(_UNUSUAL), None) is not None or not _has_plain_namespaces(tree):
         return False
     reading = _Reading()
@@ -64,7 +61,6 @@ def _has_plain_namespaces(tree: nodes.Template) -> bool:
 
 
 def _names(node: nodes.Node) -> Names:
-    """The names that an expression or a whole statement reads or sets."""
     names: set[str] = set()
     negated: set[int] = set()
     for part in with_children(node):
@@ -80,18 +76,14 @@ def _names(node: nodes.Node) -> Names:
 
 @dataclass(slots=True)
 class _Reading:
-    """What the statements of a template print and set, and the names that each depends on."""
-
     outputs: list[Names] = field(default_factory=list)
     loops: list[tuple[nodes.For, range]] = field(default_factory=list)
     """The outermost loops that print, each with its outputs."""
     sources: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """The names that each name depends on."""
     values: defaultdict[str, list[nodes.Node]] = field(default_factory=lambda: defaultdict(list))
-    """The expressions that each name is set to."""
 
     def read(self, body: Iterable[nodes.Node], around: Names, *, in_loop: bool = False) -> None:
-        """Read statements; `around` are the names in the tests and loops around them."""
         for node in body:
             match node:
                 case nodes.Output():
@@ -138,7 +130,7 @@ class _Reading:
         return is_plain and self._are_messages(loop.iter, Names())
 
     def _are_messages(self, items: nodes.Node | None, names: Names) -> bool:
-        """True if an expression is the list of messages, a slice of it, or a name that is set to nothing else."""
+        """True for the list of messages, a slice of it, or a name that is set to nothing else."""
         if isinstance(items, nodes.CondExpr):
             return all(self._are_messages(one, names) for one in (items.expr1, items.expr2))
         if isinstance(items, nodes.Getitem) and isinstance(items.arg, nodes.Slice):
@@ -152,7 +144,6 @@ class _Reading:
         )
 
     def reach(self, names: Iterable[str]) -> set[str]:
-        """These names and all names that they depend on."""
         reached: set[str] = set()
         queue = list(names)
         while queue:

@@ -3,11 +3,9 @@
 A template is somebody else's program. Three rules keep it from running or writing without end:
 
 - each round of a loop, each call and each item of a lazy filter is a step; every few steps the clock is checked;
-- no value may grow past a fixed size. Sizes are checked before a value is made or, for nested containers, before it is
-  printed, compared or hashed;
-- every new value is charged in bytes, so that many harmless values do not add up to gigabytes.
-
-Outside a render nothing is charged, but the limits on a single value still apply.
+- no value may grow past a fixed size, which is checked before the value is made or, for nested containers,
+  before it is printed, compared or hashed;
+- every new value is charged in bytes. Outside a render nothing is charged.
 """
 
 import contextlib
@@ -20,23 +18,21 @@ from typing import Any, Final
 from jinja2.utils import Namespace
 
 MAX_STEPS: Final = 5_000_000
-"""Steps one render may take: a few seconds of Python."""
 MAX_SECONDS: Final = 30
 MAX_BYTES: Final = 512 * 1024 * 1024
-"""Total bytes of values one render may make."""
+"""Total bytes of the values that one render makes."""
 MAX_TEXT: Final = 64 * 1024 * 1024
-"""Characters a single value inside a template may have."""
+"""Characters in a single value."""
 MAX_ITEMS: Final = 2_000_000
-"""Items a single container may have, and pieces a text may be cut into."""
+"""Items in a single container, and pieces that a text is cut into."""
 MAX_BITS: Final = 100_000
-"""Bits a number may have: Python's arithmetic is quadratic in them."""
+"""Bits of a number: Python's arithmetic is quadratic in them."""
 MAX_SEARCH: Final = 1 << 34
 """Character comparisons that one search may take: some of Python's searches are naive."""
 SMALL: Final = 1024
 """Text up to this size is paid for by the step that makes it."""
-
 _FEW: Final = 64
-"""Containers of up to this many items are paid for by the step that makes them."""
+"""So are containers of up to this many items."""
 _ITEM_SIZE: Final = 32
 _VIEWS: Final[tuple[Any, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, *_VIEWS, MappingProxyType, Namespace)
@@ -85,7 +81,6 @@ _active = _Active()
 
 @contextlib.contextmanager
 def charging(budget: RenderBudget) -> Iterator[None]:
-    """Charge what this thread does inside the block to `budget`."""
     before = _active.budget
     _active.budget = budget
     try:
@@ -110,13 +105,11 @@ def charged(size: int, value: Any) -> Any:
 
 
 def check_size(size: int) -> None:
-    """Raise TooLarge if a text of `size` characters would be too long. Call it before making the text."""
     if size > MAX_TEXT:
         raise TooLarge(f"the template tried to build a value of {size} characters (limit {MAX_TEXT})")
 
 
 def check_items(count: int) -> None:
-    """Charge for a container of `count` items before it is made. Raises TooLarge if that is too many."""
     if count > MAX_ITEMS:
         raise TooLarge(f"the template tried to build a value of {count} items (limit {MAX_ITEMS})")
     if count > _FEW:
@@ -140,7 +133,6 @@ def counted(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def listed(items: Iterable[Any]) -> list[Any]:
-    """The items as a list, charged to the budget."""
     out: list[Any] = []
     for item in counted(items):
         out.append(item)
@@ -150,11 +142,9 @@ def listed(items: Iterable[Any]) -> list[Any]:
 
 
 def weigh(value: Any) -> int:
-    """Count the characters and parts of a value. Raises TooLarge if there are too many.
+    """Count the characters and parts of a value. Raises TooLarge, or RecursionError if it is nested too deeply.
 
-    A shared part counts each time, because it is printed, compared and hashed each time: a list that contains another
-    twice, sixty levels deep, has few objects but 2**60 parts. Raises RecursionError if the value is nested too deeply
-    for Python to hash.
+    A shared part counts each time, because it is printed, compared and hashed each time.
     """
     weights: dict[int, int] = {}
 
@@ -165,9 +155,13 @@ def weigh(value: Any) -> int:
             return 1
         if id(part) not in weights:
             weights[id(part)] = 0  # a namespace may contain itself
-            inner = (attributes_of(part),) if isinstance(part, Namespace) else part
-            if isinstance(part, (dict, MappingProxyType)):  # as stored, not as a subclass returns them
-                inner = (*dict.keys(part), *dict.values(part)) if isinstance(part, dict) else (*part, *part.values())
+            inner: Any = part
+            if isinstance(part, Namespace):
+                inner = (attributes_of(part),)
+            elif isinstance(part, dict):  # as stored, not as a subclass returns them
+                inner = (*dict.keys(part), *dict.values(part))
+            elif isinstance(part, MappingProxyType):
+                inner = (*part, *part.values())
             weights[id(part)] = sum(_ITEM_SIZE + weight(one) for one in inner)
         return weights[id(part)]
 
@@ -179,12 +173,11 @@ def weigh(value: Any) -> int:
 
 
 def weighed(value: Any) -> Any:
-    """Return `value` after checking its size: it is about to be compared, hashed or put into a container."""
     if isinstance(value, (list, tuple, dict)):
         weigh(value)
     return value
 
 
 def attributes_of(namespace: Namespace) -> dict[str, Any]:
-    """The attributes of a namespace. Normal attribute access would find the template's names first."""
+    """The attributes of a namespace: normal access would find the template's names first."""
     return object.__getattribute__(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import re
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -39,9 +40,9 @@ class Template:
     """Turns messages into spans: a Jinja template, or a format written in Python."""
 
     constants: frozenset[str]
-    """The string constants it compares values with: roles it knows, words it looks for in content."""
+    """The strings it compares values with: roles it knows, words it looks for in content."""
     fields: frozenset[str] = frozenset()
-    """The names of all fields that it reads, of messages or anything else."""
+    """The names of all fields that it reads."""
     searched: Sequence[str] = ()
     """Constants of two or more characters that it may look for in a message's text."""
     digest: str
@@ -53,7 +54,6 @@ class Template:
     asks_alike = False
     """True if its generation prompt is known to be the same in every conversation: see `asking`."""
     reads_boxed = False
-    """True if it reads boxed messages only."""
 
     def render(
         self,
@@ -63,20 +63,17 @@ class Template:
         add_generation_prompt: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> Rendering:
-        """Render validated `messages`. Raises TemplateError, which names the message being rendered."""
         rows = name_reasoning(messages)
         if self.reads_boxed:
             rows = wrap(rows, Origin(("messages",)))
-        names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
-        return self._run(names, Trace(None if self.reads_boxed else rows))
+        names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return self._run({**names, **(variables or {})}, Trace(None if self.reads_boxed else rows))
 
     def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
         raise NotImplementedError
 
 
-@functools.cache
-def _environment() -> TracingEnvironment:
-    return TracingEnvironment()
+_environment = functools.cache(TracingEnvironment)
 
 
 class ChatTemplate(Template):
@@ -102,13 +99,11 @@ class ChatTemplate(Template):
 
 def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Trace) -> Rendering:
     """Run a compiled template within the budget of `trace`: the only place where a template runs."""
-    context = TracingContext(
-        template.environment, {**template.globals, "documents": None, **names}, template.name, template.blocks
-    )
+    values = {**template.globals, "documents": None, **names}
+    context = TracingContext(template.environment, values, template.name, template.blocks)
     context.trace = trace
     with _running(trace, template):
-        for _ in template.root_render_func(context):
-            pass
+        deque(template.root_render_func(context), maxlen=0)
         return collect(trace.out)
 
 
@@ -123,44 +118,41 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
     except Exception as error:
         message = trace.current if trace.current >= 0 else None
         is_limit = isinstance(error, (RecursionError, MemoryError, TooLarge))
+        text = _plain_names(str(error))
         match error:
             case RecursionError():
                 problem = "the template recurses too deeply"
             case MemoryError():
                 problem = "out of memory"
             case TooLarge():
-                problem = str(error)
+                problem = text
             case jinja2.exceptions.UndefinedError():
-                problem = f"the template needs something that is missing: {_plain_names(str(error))}"
+                problem = f"the template needs something that is missing: {text}"
             case jinja2.exceptions.SecurityError():
-                problem = f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
+                problem = f"the template tried something that is not allowed: {text}"
             case jinja2.exceptions.TemplateError():
                 problem = f"the template refused the conversation: {error.message}"
             case _:
-                failure = f"{type(error).__name__}: {_plain_names(str(error))}"
-                problem = f"the template failed on this conversation: {failure}"
+                problem = f"the template failed on this conversation: {type(error).__name__}: {text}"
         kind = TemplateLimitError if is_limit else TemplateError
         raise kind(problem, message=message, line=_line(error, template)) from error
 
 
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
-    lines = [
-        frame.f_code.co_filename == "<template>" and line for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    last = next(filter(None, reversed(lines)), None)  # some code has no line
-    return None if template is None or last is None else template.get_corresponding_lineno(last)
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>" and line]
+    return template.get_corresponding_lineno(lines[-1]) if template is not None and lines else None
 
 
 def _plain_names(text: str) -> str:
-    """Replace the names of our traced types in an error text from Python or Jinja with the plain ones."""
-    return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), text)
+    return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), text)
 
 
 # -- the inputs of a template
 
 
 def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Plain messages as templates read them, with the reasoning of each under both names that templates know."""
+    """Plain messages, with the reasoning of each under all names that templates know."""
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)
@@ -176,18 +168,17 @@ def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
-    """Tool schemas with their origins."""
     return cast(TracedList, wrap([dict(tool) for tool in tools], Origin(("tools",))))
 
 
 def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Template variables (``enable_thinking=False``, ``documents=…``): strings in them are traced too."""
+    wrapped = dict(variables)
     for name, value in variables.items():
         check_depth(value, Place(field=f"kwargs.{name}"))
-    return {
-        name: value if value is None or isinstance(value, (bool, int, float)) else wrap(value, Origin(("kwargs", name)))
-        for name, value in variables.items()
-    }
+        if value is not None and not isinstance(value, (bool, int, float)):
+            wrapped[name] = wrap(value, Origin(("kwargs", name)))
+    return wrapped
 
 
 # -- compiling
@@ -217,7 +208,6 @@ def parse_template(source: str) -> nodes.Template:
 
 
 def compile_template(tree: nodes.Template) -> jinja2.Template:
-    """Compile a syntax tree, which cannot be used again. Folding constants has a small budget."""
     environment = _environment()
     with _compile_errors(), charging(RenderBudget(**_FOLDING)):
         return jinja2.Template.from_code(environment, environment.compile(tree), dict(environment.globals))
@@ -228,8 +218,9 @@ def _compile_errors() -> Iterator[None]:
     try:
         yield
     except jinja2.exceptions.TemplateSyntaxError as error:
-        raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
-    except (RecursionError, MemoryError, SyntaxError) as error:  # Python's parser, on the code that Jinja generated
+        problem = f"the chat template is not valid Jinja: {error.message}"
+        raise TemplateError(problem, line=error.lineno) from error
+    except (RecursionError, MemoryError, SyntaxError) as error:  # SyntaxError: of the code that Jinja generated
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
 
 
@@ -237,7 +228,7 @@ class PythonFormat(Template):
     """A format with no Jinja template: a generator of the traced pieces that a template would print.
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
-    ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn. `variables` and `also` name what it reads.
+    ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn.
     """
 
     reads_boxed = True
@@ -258,7 +249,6 @@ class PythonFormat(Template):
 
     @computed
     def digest(self) -> str:
-        """A hash of its module's text."""
         module = inspect.getmodule(self._function)
         text = inspect.getsource(module) if module is not None else ""
         return hashlib.sha256(f"python:{self.name}\n{text}".encode()).hexdigest()

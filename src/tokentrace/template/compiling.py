@@ -3,7 +3,7 @@
 Jinja's own code generator handles scopes, macros and blocks. The differences:
 
 - each variable ``l_1_x`` comes with ``o_1_x``, the origin of its value (`expressions.py`, `pairs.py`);
-- printed values go to a flat list of values and origins, neither joined nor converted to ``str``;
+- printed values go to a flat list of values and origins;
 - a loop tells the trace whose turn is being written, and runs over plain items where it can.
 
 For instance, ``{% for m in messages %}<{{ m.role }}>{% endfor %}`` becomes, with shorter names::
@@ -77,7 +77,7 @@ class TracingGenerator(Expressions):
                 self.writeline(f"{origin_name(target)} = {origin}")
 
     def pop_assign_tracking(self, frame: Frame) -> None:
-        """Export no variables to the context: there are no blocks that would read them there."""
+        """Export no variables to the context: no block would read them there."""
         self._assign_stack.pop()
 
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
@@ -95,10 +95,11 @@ class TracingGenerator(Expressions):
         self.pop_assign_tracking(frame)
         key = node.node.arg if isinstance(node.node, nodes.Getitem) else None
         if isinstance(key, nodes.Name) and key.name == self._loop_variable:  # ``{% set message = messages[i] %}``
-            self.writeline(f"if isinstance({ref}, dict): trace.show({ref}, {origin_name(ref)}, {frame.buffer})", node)
+            show = f"trace.show({ref}, {origin_name(ref)}, {frame.buffer})"
+            self.writeline(f"if isinstance({ref}, dict): {show}", node)
 
     def _after_store(self, target: nodes.Node, frame: Frame) -> None:
-        """Clear the origin of a stored value, which is boxed. Tell the trace if a namespace may collect it."""
+        """Clear the origin of a stored value, which is boxed, and tell the trace what a namespace stores."""
         for part in with_children(target):
             if isinstance(part, nodes.Name):
                 self.writeline(f"{origin_name(frame.symbols.ref(part.name))} = None")
@@ -126,7 +127,6 @@ class TracingGenerator(Expressions):
         self.write(", None)")
 
     def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
-        """Write one statement for each part that is computed, together with the constant text before it."""
         if hasattr(node, "line"):
             self.writeline(node.line.replace("OUT", str(frame.buffer)))
             return
@@ -135,7 +135,7 @@ class TracingGenerator(Expressions):
         for child in node.nodes:
             try:
                 constant += self._output_child_to_const(child, frame, finalize)
-            except Exception:  # not a constant, or one that fails: evaluate it when the template runs
+            except Exception:  # not a constant, or one that fails
                 for part in child.nodes if isinstance(child, nodes.Concat) else [child]:
                     self._print(constant, part, frame)
                     constant = ""
@@ -143,7 +143,6 @@ class TracingGenerator(Expressions):
             self.writeline(f"{frame.buffer} += ({constant!r}, None)", node)
 
     def _print(self, before: str, node: nodes.Node, frame: Frame) -> None:
-        """Print some constant text and an expression. A sum of texts is printed summand by summand."""
         if before and any(isinstance(part, nodes.Call) for part in with_children(node)):  # a macro may have tags
             self.writeline(f"{frame.buffer} += ({before!r}, None)", node)
             before = ""
@@ -153,7 +152,8 @@ class TracingGenerator(Expressions):
         if len(codes) == 1 or any(code.is_count for code in codes):
             code = self.code(node, frame)
             value = self.temporary_identifier()
-            test, printed = f"type({value} := {code.value}) in tt_printed", f"{value}, {code.origin}, "
+            test = f"type({value} := {code.value}) in tt_printed"
+            printed = f"{value}, {code.origin}, "
             boxed = f"tt_text_of(tt_box({value}, {code.origin}))"  # box it now: a namespace may change later
         else:
             tests: list[str] = []

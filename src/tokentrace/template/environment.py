@@ -1,9 +1,8 @@
 """The tracing Jinja environment: the semantics of transformers' chat templates, with the trace kept.
 
-Compiled templates (`compiling.py`) work on *pairs*: a plain value and its origin. Whatever compiled code does not do
-itself, it delegates to this class. The first half of its methods take pairs and handle plain values; the second half
-handles boxed values (`traced.py`). The result of a filter, call, method or operator on traced values is of unknown
-origin, unless the operation is one of the few that keep the trace.
+Compiled templates (`compiling.py`) delegate to this class what they do not do themselves. The first half of its
+methods take *pairs* of a plain value and its origin, the second half boxed values (`traced.py`). The result of a
+filter, call, method or operator on traced values is of unknown origin, unless the operation keeps the trace.
 """
 
 import functools
@@ -35,14 +34,6 @@ from .traced import PLAIN_TYPES, TracedDict, TracedList, TracedMarkup, derived, 
 _STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
 _BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
 """Methods that templates cannot call: bytes are not traced."""
-_HANDING_OUT: Final[dict[type, frozenset[str]]] = {
-    **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
-    **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
-    LoopContext: frozenset({"changed", "cycle"}),
-    Cycler: frozenset({"next", "reset"}),
-    TracedStr: _STR_METHODS,
-}
-"""Methods that return their input or a count of it, or keep its trace."""
 _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     **{"*": operator.mul, "**": operator.pow, "-": operator.sub, "%": operator.mod},
     **{"/": operator.truediv, "//": operator.floordiv, "+": operator.add},
@@ -52,7 +43,7 @@ _MISSING: Final = object()
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}``: its own scope, as in transformers, with a boundary at each end."""
+    """``{% generation %}…{% endgeneration %}``: its own scope, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -70,7 +61,7 @@ class TracingContext(Context):
 
 
 class Proven(functools.partial[Any]):
-    """A function that takes care of the trace itself: `call` leaves its result as it is."""
+    """A function that takes care of the trace itself."""
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
@@ -93,14 +84,13 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def round(self) -> bool:
-        """Always True. Takes one step in each round of a filtered loop."""
+        """Always True; takes a step for a round of a filtered loop."""
         step()
         return True
 
     # -- on pairs
 
     def field(self, value: Any, origin: Beside, name: str) -> Any:
-        """``value.name``."""
         if type(value) is TemplateNamespace and name in (attributes := attributes_of(value)):
             return attributes[name]
         if type(value) is dict and origin is not None:
@@ -108,7 +98,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return self.getattr(box(value, origin), name)
 
     def item(self, value: Any, origin: Beside, key: Any) -> Any:
-        """``value[key]``."""
         if type(value) is list and type(key) is int:
             if not -len(value) <= key < len(value):
                 return self.undefined(obj=value, name=key)  # type: ignore[arg-type]
@@ -132,11 +121,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return self.method(context, box(value, origin), "get", key, box(default, beside))
 
     def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> tuple[str, Beside]:
-        """``value|tojson(…)`` with constant options, and its origin."""
         return one_field(value, origin, options) or (self.filters["tojson"](box(value, origin), *options), None)
 
     def cut(self, value: Any, origin: Beside, bounds: slice) -> Any:
-        """``value[start:stop]``."""
         if origin is not None:
             if type(value) is str:
                 return paid(value)[bounds]
@@ -165,7 +152,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return opaque(value) if kind in PLAIN_TYPES and not callable(value) else value
 
     def _string_method(self, text: str, name: str) -> Any:
-        """A method of a string. Unless it is known to keep the trace, its result is of unknown origin."""
         is_markup = isinstance(text, TracedMarkup)
         if name in _STR_METHODS and not is_markup:
             return getattr(promoted(text), name)
@@ -236,7 +222,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return total
 
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
-        """Apply an operator. Raises TooLarge before making a value that is too large."""
         if name == "%" and isinstance(left, str):
             return filters.percent_format(left, right)
         if name == "+" and isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
@@ -256,7 +241,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _check_arguments(owner: Any, args: tuple[Any, ...]) -> None:
-    """Raise TooLarge if a method would compare, hash or search too much."""
     for value in args:
         weighed(value)
         if isinstance(value, str) and isinstance(owner, str):
@@ -275,7 +259,7 @@ def strftime_now(format: str, now: datetime | None = None) -> str:
 
 
 class _TemplateDict:
-    """``dict(…)`` in a template, without the attributes of the type."""
+    """``dict(…)`` without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         weigh([*args, *kwargs.values()])
@@ -299,10 +283,19 @@ class TemplateNamespace(Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a name in a namespace cannot start with an underscore: {name!r}")
+            problem = f"a name in a namespace cannot start with an underscore: {name!r}"
+            raise jinja2.exceptions.SecurityError(problem)
         Namespace.__setitem__(self, name, value)
 
 
 _KEEPING_TRACE: Final = frozenset({Joiner, LoopContext, Proven, _TemplateDict})
 """Callables that return their arguments, or take care of the trace themselves."""
-_HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})
+_HANDING_OUT: Final[dict[type, frozenset[str]]] = {
+    **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
+    **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
+    _TemplateDict: frozenset({"fromkeys"}),
+    LoopContext: frozenset({"changed", "cycle"}),
+    Cycler: frozenset({"next", "reset"}),
+    TracedStr: _STR_METHODS,
+}
+"""Methods that return their input or a count of it, or keep its trace."""

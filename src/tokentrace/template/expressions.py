@@ -1,11 +1,10 @@
-"""Compiles each expression of a chat template into a pair of Python expressions.
+"""Compiles each expression of a chat template into a pair of Python expressions: the value and its origin.
 
-One gives the value, the other its origin. The origin is evaluated after the value, and only if the value is printed or
-stored. ``message.content.strip()`` becomes ``message.get("content").strip()`` and the origin of ``message.content``:
-text that is cut out of a field has the origin of that field.
+The origin is evaluated after the value, and only if the value is printed or stored. ``message.content.strip()``
+becomes ``message.get("content").strip()`` and the origin of ``message.content``.
 
-Each method ``code_X`` compiles one kind of node. Its code first checks that the value is plain, so that the plain form
-cannot fail; in all other cases it calls the environment, which works on boxed values.
+Each method ``code_X`` compiles one kind of node. Its code first checks that the value is plain, so that the plain
+form cannot fail; in all other cases it calls the environment, which works on boxed values.
 """
 
 from collections.abc import Callable
@@ -18,10 +17,10 @@ from jinja2.compiler import CodeGenerator, Frame, operators
 
 from .budget import SMALL
 from .strings import ASKING_METHODS, CUTTING_METHODS, FILTER_METHODS
-from .syntax import DICT_ATTRIBUTES, field_of, is_constant, is_word, json_options, summands
+from .syntax import DICT_ATTRIBUTES, field_of, has_arguments, is_constant, is_word, json_options, summands
 
-_KIND_TESTS: Final = frozenset(
-    ("boolean", "callable", "escaped", "false", "float", "integer", "iterable", "number", "sequence", "true")
+_KIND_TESTS: Final = (
+    *("boolean", "callable", "escaped", "false", "float", "integer", "iterable", "number", "sequence", "true"),
 )
 """Tests with the same result for a plain value and a boxed one."""
 _MAX_WORD: Final = 64
@@ -33,7 +32,7 @@ class Code:
     value: str
     origin: str = "None"
     is_count: bool = False
-    """True for the template's own numbers and booleans: counts, positions, results of tests."""
+    """True for the template's own numbers and booleans."""
 
     @property
     def boxed(self) -> str:
@@ -42,7 +41,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class LoopNames:
-    """A loop that needs no loop object: the names of its index, its items and their origins."""
+    """The names of the index, the items and their origins in a loop that needs no loop object."""
 
     index: str
     items: str
@@ -52,7 +51,8 @@ class LoopNames:
         if attribute in ("previtem", "nextitem"):
             at = f"{self.index} {'-' if attribute == 'previtem' else '+'} 1"
             test, missing = f"0 <= {at} < len({self.items})", "undefined('there is no such item in the loop')"
-            return Code(f"({self.items}[{at}] if {test} else {missing})", f"({self.origins}[{at}] if {test} else None)")
+            item = f"({self.items}[{at}] if {test} else {missing})"
+            return Code(item, f"({self.origins}[{at}] if {test} else None)")
         values = {
             "index0": self.index,
             "index": f"({self.index} + 1)",
@@ -66,10 +66,7 @@ class LoopNames:
 
 
 class Expressions(CodeGenerator):
-    """The part of the code generator that compiles expressions.
-
-    Jinja's own visitors write an expression as one value, so they get it boxed. `code` also gives its origin.
-    """
+    """The part of the code generator that compiles expressions. Jinja's own visitors get them boxed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -78,7 +75,6 @@ class Expressions(CodeGenerator):
         self._codes: dict[nodes.Node, Code] = {}
 
     def code(self, node: nodes.Node, frame: Frame) -> Code:
-        """Value and origin of an expression. Compiles each once: an expression may ask for its parts twice."""
         if node not in self._codes:
             is_folded = self.optimizer is not None and isinstance(node, _FOLDED)
             part = self.optimizer.visit(node, frame.eval_ctx) if is_folded else node  # type: ignore[union-attr]
@@ -96,14 +92,13 @@ class Expressions(CodeGenerator):
         return self._or_none(node, frame)
 
     def _or_none(self, node: nodes.Node, frame: Frame) -> str:
-        """A value that may be None instead of undefined: both are false, and neither is text or equals a text."""
+        """A value that may be None instead of undefined: both are false and no text."""
         is_field = isinstance(node, (nodes.Getattr, nodes.Getitem)) and field_of(node) is not None
         if not is_field or self._loop_of(node.node, frame) is not None:  # type: ignore[attr-defined]
             return self.code(node, frame).value
         return self._field(node, str(field_of(node)), frame, or_none=True).value  # type: ignore[arg-type]
 
     def _source(self, write: Callable[..., None], *args: Any) -> str:
-        """Return what `write` would write."""
         before = self.stream, self._new_lines
         self.stream, self._new_lines = StringIO(), 0
         try:
@@ -158,22 +153,20 @@ class Expressions(CodeGenerator):
         base, key = self.code(node.node, frame), node.arg
         value, index = self.temporary_identifier(), self.temporary_identifier()
         if isinstance(key, nodes.Slice):
-            ends = [
-                self.code(end, frame).boxed if end is not None else "None" for end in (key.start, key.stop, key.step)
-            ]
-            code = f"environment.cut({value} := {base.value}, {base.origin}, {index} := tt_bounds({', '.join(ends)}))"
+            ends = [self.code(end or nodes.Const(None), frame).boxed for end in (key.start, key.stop, key.step)]
+            bounds = f"{index} := tt_bounds({', '.join(ends)})"
+            code = f"environment.cut({value} := {base.value}, {base.origin}, {bounds})"
             return Code(code, self._origin(base, f"tt_of_slice({base.origin}, {value}, {index})"))
         if is_word(key):
             return self._field(node, key.value, frame)
-        code = f"environment.item({value} := {base.value}, {base.origin}, {index} := {self.code(key, frame).boxed})"
+        boxed = self.code(key, frame).boxed
+        code = f"environment.item({value} := {base.value}, {base.origin}, {index} := {boxed})"
         return Code(code, self._origin(base, f"tt_of_item({base.origin}, {value}, {index})"))
 
     def _origin(self, base: Code, origin: str) -> str:
-        """The origin of a part; None if the whole value has no origin."""
         return "None" if base.origin == "None" else origin
 
     def _field(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False) -> Code:
-        """``value.name`` or ``value["name"]``: without a call if a plain dict has it."""
         base, item = self.code(node.node, frame), self.temporary_identifier()
         value = named = base.value
         if not value.isidentifier():
@@ -216,7 +209,7 @@ class Expressions(CodeGenerator):
         self.write(")")
 
     def _text_method(self, base: Code, name: str, args: str, value: str, boxed: str) -> Code | None:
-        """A method of strings. `value` is the name to use for the text; `boxed` is the source for other objects."""
+        """A method of strings. `value` is the name to use for the text, `boxed` the code for other objects."""
         is_plain = f"type({value} := {base.value}) is str"
         text = f"({value} if len({value}) < {SMALL} else tt_paid({value}))"
         if name in ASKING_METHODS:
@@ -245,14 +238,14 @@ class Expressions(CodeGenerator):
     # -- filters and tests
 
     def code_Filter(self, node: nodes.Filter, frame: Frame) -> Code | None:
-        if node.node is None or node.dyn_args or node.dyn_kwargs:
+        if node.node is None:
             return None
         base, value = self.code(node.node, frame), self.temporary_identifier()
-        if node.name == "tojson" and not node.args:
+        if node.name == "tojson":
             options = json_options(node, frame.eval_ctx)
             code = f"({value} := environment.json({base.value}, {base.origin}, {options!r}))[0]"
             return None if options is None else Code(code, f"{value}[1]")
-        if node.args or node.kwargs or node.name not in ("count", "length", "string", *FILTER_METHODS):
+        if has_arguments(node) or node.name not in ("count", "length", "string", *FILTER_METHODS):
             return None
         boxed = f"{self.filters[node.name]}(tt_box({value}, {base.origin}))"
         if node.name in ("length", "count"):
@@ -263,7 +256,7 @@ class Expressions(CodeGenerator):
         return self._text_method(base, FILTER_METHODS[node.name], "", value, boxed)
 
     def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
-        if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs or node.name not in self.tests:
+        if has_arguments(node) or node.name not in self.tests:
             return None
         base, value, test = self.code(node.node, frame).value, self.temporary_identifier(), self.tests[node.name]
         forms = {
@@ -310,7 +303,8 @@ class Expressions(CodeGenerator):
         return Code(f"({no}environment.within({self.code(item, frame).boxed}, {base.boxed}))", is_count=True)
 
     def code_And(self, node: nodes.And | nodes.Or, frame: Frame) -> Code:
-        left, right, first = self.code(node.left, frame), self.code(node.right, frame), self.temporary_identifier()
+        left, right = self.code(node.left, frame), self.code(node.right, frame)
+        first = self.temporary_identifier()
         if isinstance(node, nodes.Or):
             return self._either(f"({first} if ({first} := {left.value}) else {right.value})", first, left, right)
         return self._either(f"({right.value} if ({first} := {left.value}) else {first})", first, right, left)
@@ -351,7 +345,6 @@ class Expressions(CodeGenerator):
         return self._counts(parts, "+", frame) or Code(f"environment.add({', '.join(boxed)})")
 
     def _counts(self, operands: list[nodes.Node], word: str, frame: Frame) -> Code | None:
-        """An operation on the template's own counts; None if an operand is something else."""
         codes = [self.code(operand, frame) for operand in operands]
         if not all(code.is_count for code in codes):
             return None
@@ -362,8 +355,8 @@ class Expressions(CodeGenerator):
 
 
 _FOLDED: Final = (
-    *(nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Pos, nodes.Neg),
-    *(nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),
+    *(nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Pos),
+    *(nodes.Neg, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),
 )
 """Expressions that are computed while compiling if they are constant."""
 

@@ -1,11 +1,7 @@
 """Jinja's filters and tests, and format strings, over traced values.
 
-A filter is in one of four classes, so that no filter can launder text:
-
-- rewritten here to keep the trace;
-- returns its input, whole or item by item;
-- returns its input in another order, after comparing or hashing all of it;
-- everything else: its result is of unknown origin if its input is traced.
+A filter is rewritten here, or hands out its input (whole, item by item or in another order); the result of any
+other is of unknown origin if its input is traced. So no filter can launder text.
 """
 
 import contextlib
@@ -27,7 +23,7 @@ from .strings import FILTER_METHODS, join_traced, join_with, plain_text, promote
 from .traced import TRACED_TYPES, TracedMarkup, as_markup, derived, is_traced, opaque, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
-"""The largest number that a filter takes as an argument, which may be a width or a number of digits."""
+"""The largest number that a filter takes as an argument."""
 _MAX_SLOW: Final = 20_000
 _SLOW: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
 """Filters whose time may grow with the square of their input, which is limited to `_MAX_SLOW`."""
@@ -35,13 +31,16 @@ _AS_IT_IS: Final = frozenset({"attr", "count", "d", "default", "first", "last", 
 _LAZY: Final = frozenset({"batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"})
 """Filters that yield their input item by item (``map`` changes an item only through another filter)."""
 _SORTING: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
+_ESCAPING: Final = frozenset({"e", "escape", "forceescape", "striptags"})
+"""Filters that may make a character of a number: ``&#60;`` is ``<``."""
 
 
 def _tojson(
     value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
     indent = indent if isinstance(indent, str) else plain(indent)
-    return dumps(value, JsonOptions(bool(ensure_ascii), indent, separators and tuple(separators), bool(sort_keys)))
+    options = JsonOptions(bool(ensure_ascii), indent, separators and tuple(separators), bool(sort_keys))
+    return dumps(value, options)
 
 
 @pass_eval_context
@@ -82,10 +81,10 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
 
 
 def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """One of Jinja's filters: rewritten, or with its arguments checked and its result marked unknown if need be."""
+    """One of Jinja's filters, rewritten, or with checked arguments and a result of unknown origin if need be."""
     if name in _REWRITTEN or name in _AS_IT_IS:
         return _REWRITTEN.get(name, function)
-    context = 0 if getattr(function, "jinja_pass_arg", None) is None else 1  # arguments that Jinja itself puts first
+    context = int(hasattr(function, "jinja_pass_arg"))  # arguments that Jinja itself puts first
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +104,7 @@ def traced_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         result = function(*args[:context], *values, **kwargs)
         if name in _SORTING:
             return counted(result) if isinstance(result, GeneratorType) else result
-        if name in ("escape", "forceescape", "striptags", "e"):  # ``&#60;`` is ``<``: a number may become a character
+        if name in _ESCAPING:
             return opaque(result)
         return derived(result, *values, *kwargs.values())
 
@@ -124,7 +123,7 @@ def within(item: Any, container: Any) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """``value is sameas other``. The same field may have been boxed twice."""
+    """``value is sameas other``: the same field may have been boxed twice."""
     is_boxed = type(value) in TRACED_TYPES and type(value) is type(other)
     return plain(value) is plain(other) or (is_boxed and bool(value == other))
 
@@ -141,7 +140,6 @@ _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
 
 
 def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
-    """One of Jinja's tests. Its result is a boolean of the template's own."""
 
     @functools.wraps(test)
     def weighing(*args: Any, **kwargs: Any) -> bool:
@@ -153,8 +151,8 @@ def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
     return _TRACED_TESTS.get(name, weighing)
 
 
-# -- format strings. Those with bare fields only (``%s``, ``%d``, ``{}``, ``{name}``) keep the trace. The result of any
-# other is of unknown origin: ``%c`` turns a number into a character, and the number does not say whose character it is.
+# -- format strings. Only those with bare fields (``%s``, ``%d``, ``{}``, ``{name}``) keep the trace: ``%c`` makes
+# a character of a number, which does not say whose character it is.
 
 _MAX_FIELDS: Final = 10_000
 """Fields that a format string may have: Python's search for a closing parenthesis is quadratic."""
@@ -189,7 +187,6 @@ def percent_format(template: str, values: Any) -> str:
 
 
 def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...], kwargs: Any) -> str:
-    """``template.format(…)``, or ``.format_map(…)`` if that is its `name`."""
     if name == "format_map":
         if kwargs or len(args) != 1:
             raise TypeError("format_map() takes exactly one argument")
@@ -213,7 +210,6 @@ def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...]
 
 
 def _followed(result: str, template: str, pieces: Callable[[], Iterator[str]]) -> str:
-    """`result` with the trace of its `pieces`, if they make the same text; else of unknown origin."""
     if not isinstance(result, Markup) and not is_traced(template):
         with contextlib.suppress(LookupError, ValueError, AttributeError, TypeError):
             whole = join_traced(pieces())
@@ -232,8 +228,6 @@ def _numbers(text: str) -> int:
 
 
 class _Formatter(SandboxedFormatter):
-    """Checks the size of each field before it is printed."""
-
     size = 0
 
     def convert_field(self, value: Any, conversion: Any) -> Any:

@@ -1,7 +1,6 @@
 """``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its own field.
 
-The arguments of a tool call are one field, and so is everything inside a tool's schema: one run, written by Python's
-own encoder. Other values are written part by part.
+The arguments of a tool call are one field, and so is a tool's schema: one run, written by Python's own encoder.
 """
 
 import functools
@@ -53,19 +52,18 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
 
 
 def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, Origin] | None:
-    """The JSON of a value with a single origin, and that origin. None for other values.
-
-    Such a value is a text, or a container that is one field: plain with its `origin`, or boxed.
-    """
+    """The JSON of a text or a container that is one field, and its origin; None for other values."""
     boxed = value if type(value) is TracedDict or type(value) is TracedList else None
     texts: dict[Any, str] = {}
     if boxed is not None:
         value, origin, texts = boxed.raw, boxed.origin, getattr(boxed, "texts", texts)
         if options in texts:
             return texts[options], origin
-    if type(value) is str and value and type(origin) is Origin:  # the quotes of an empty text belong to nobody
+    if type(origin) is not Origin:
+        return None
+    if type(value) is str and value:  # the quotes of an empty text belong to nobody
         text = _escape(options)(value)
-    elif type(origin) is Origin and (origin[-1] == "arguments" or origin[0] == "tools") and type(value) in (dict, list):
+    elif type(value) in (dict, list) and (origin[-1] == "arguments" or origin[0] == "tools"):
         try:
             text = _encoder(options)(value)
         except (TypeError, RecursionError):  # not plain JSON all the way down: `_Writer` converts it, or raises
@@ -82,9 +80,11 @@ def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, O
 
 @functools.lru_cache(maxsize=64)
 def _encoder(options: tuple[Any, ...]) -> Callable[[Any], str]:
-    """``json.dumps`` with fixed options. Without indents, it reuses one C encoder."""
+    """``json.dumps`` with fixed options; reuses one C encoder if there are no indents."""
     ensure_ascii, indent, separators, sort_keys = options
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
     make_encoder = getattr(json.encoder, "c_make_encoder", None)
     if make_encoder is None or indent is not None:
         return encoder.encode
@@ -105,7 +105,6 @@ class _Writer:
         self._comma, self._colon = options.separators or (", " if indent is None else ",", ": ")
 
     def value(self, value: Any, newline: str, origin: Origin | None) -> Iterator[str]:
-        """The JSON of `value`; `origin` is that of the container around it."""
         origin = getattr(value, "origin", origin)
         inner = newline + (self._indent or "")
         if isinstance(value, str):
@@ -118,9 +117,11 @@ class _Writer:
             yield traced(*field)
         elif isinstance(value, dict):
             keys = sorted(dict.keys(value)) if self._options.sort_keys else dict.keys(value)
-            yield from self._container("{}", (self._entry(value, key, inner, origin) for key in keys), newline, origin)
+            entries = (self._entry(value, key, inner, origin) for key in keys)
+            yield from self._container("{}", entries, newline, origin)
         else:
-            yield from self._container("[]", (self.value(item, inner, origin) for item in value), newline, origin)
+            items = (self.value(item, inner, origin) for item in value)
+            yield from self._container("[]", items, newline, origin)
 
     def _container(
         self, brackets: str, entries: Iterable[Iterator[str]], newline: str, origin: Origin | None
@@ -147,9 +148,9 @@ class _Writer:
     def _string(self, value: str, origin: Origin | None) -> str:
         """A JSON string. Escaping works character by character, so each run is escaped on its own."""
         escape = _escape(self._options)
-        if not isinstance(value, TracedStr) or len(value.runs) <= 1:
-            return traced(escape(value), value.runs[0][1] if isinstance(value, TracedStr) and value.runs else origin)
+        runs = value.runs if isinstance(value, TracedStr) else ()
+        if len(runs) <= 1:
+            return traced(escape(value), runs[0][1] if runs else origin)
         quote = traced('"', origin)
-        return join_traced(
-            (quote, *(traced(escape(text)[1:-1], part_origin) for text, part_origin in runs_of(value)), quote)
-        )
+        parts = (traced(escape(text)[1:-1], part_origin) for text, part_origin in runs_of(value))  # type: ignore[arg-type]
+        return join_traced((quote, *parts, quote))

@@ -15,8 +15,7 @@ KEY: Final = "<key>"
 class Origin(FieldPath):
     """Where text came from: a path such as ``("messages", 2, "content")``, equal to that plain tuple.
 
-    It begins with its `source`: ``"messages"``, ``"tools"``, ``"kwargs"`` (variables of the template), or ``"?"`` for
-    text that was derived in a way that cannot be traced.
+    It begins with its `source`: ``"messages"``, ``"tools"``, ``"kwargs"`` (variables) or ``"?"`` (unknown).
 
     >>> origin = Origin.of(2, "tool_calls", 0, "id")
     >>> origin.message, origin.path, origin.is_role, origin.source
@@ -30,7 +29,6 @@ class Origin(FieldPath):
         return cls(("messages", message, *path))
 
     def at(self, *keys: Any) -> Origin:
-        """The origin of something inside: an item of a list, a value of a dict."""
         return Origin(self + keys)
 
     def renumbered(self, numbers: Sequence[int]) -> Origin:
@@ -43,22 +41,18 @@ class Origin(FieldPath):
 
     @property
     def message(self) -> int | None:
-        """The index of the message it came from; None if it came from no message, or from the whole list of them."""
         return self[1] if len(self) > 1 and self[0] == "messages" else None  # type: ignore[return-value]
 
     @property
     def path(self) -> FieldPath:
-        """The path inside the message, or inside another source."""
         return self[2:] if self[0] == "messages" else self[1:]
 
     @property
     def field(self) -> str | None:
-        """The message's field that contains it: ``"content"``, ``"tool_calls"``; None outside messages."""
         return self[2] if len(self) > 2 and self[0] == "messages" else None  # type: ignore[return-value]
 
     @property
     def is_role(self) -> bool:
-        """Whether it is a message's role, which is treated as scaffold."""
         return len(self) == 3 and self[2] == "role" and self[0] == "messages"
 
     @property
@@ -69,7 +63,7 @@ class Origin(FieldPath):
 class InTurn(Origin):
     """The origin of text that was written to a buffer (a set block, a macro, a filter block) in a message's turn.
 
-    Wherever the template prints it, it belongs to that turn. Occurs only in buffers, never in a `Rendering`.
+    It belongs to that turn wherever the template prints it. A `Rendering` has none.
     """
 
     __slots__ = ()
@@ -84,7 +78,6 @@ class InTurn(Origin):
 
     @property
     def origin(self) -> Origin | None:
-        """The origin of the text; None for scaffold."""
         return None if self[:-2] == _SCAFFOLD else Origin(self[:-2])
 
 

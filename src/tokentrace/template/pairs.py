@@ -5,8 +5,8 @@
 - a plain value with None: the template's own;
 - a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin next to it is ignored.
 
-`box` turns a pair into one value. Compiled code handles the most common operations on plain values; the environment
-does everything else on boxed values, so each operation has one meaning.
+`box` turns a pair into one value. Compiled code handles the most common operations on plain values, the
+environment all others on boxed values.
 """
 
 import functools
@@ -35,7 +35,6 @@ Beside = Origin | Origins | None
 
 
 def box(value: Any, origin: Beside) -> Any:
-    """The pair as one value that carries its trace."""
     if origin is None:
         return value
     if type(value) is str and type(origin) is Origin:
@@ -49,19 +48,16 @@ def box(value: Any, origin: Beside) -> Any:
 
 @functools.lru_cache(maxsize=1 << 14)
 def inside(origin: Beside, key: Any) -> Origin | None:
-    """The origin of ``value.key``, or of ``value["key"]``."""
     return Origin(origin + (key,)) if type(origin) is Origin else None
 
 
 def _origins(value: list[Any], origin: Beside) -> Origins:
-    """The origins of the items of a list that is a field, or has items of several origins."""
     if type(origin) is Origin:
         return tuple(map(inside, itertools.repeat(origin), range(len(value))))
     return origin  # type: ignore[return-value]
 
 
 def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
-    """The origin of ``value[key]``, with a key that is only known when the template runs."""
     if origin is not None and type(value) is dict:
         return inside(origin, plain(key))
     if origin is None or type(value) is not list or type(key) is not int or not -len(value) <= key < len(value):
@@ -70,7 +66,6 @@ def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
 
 
 def bounds(*ends: Any) -> slice:
-    """A slice. A field's `TracedNone` counts as None."""
     return slice(*(None if type(end) is TracedNone else end for end in ends))
 
 
@@ -81,24 +76,21 @@ def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
 
 
 def of_pieces(origin: Beside, pieces: Any) -> Beside:
-    """The origins of the pieces that a text is split into."""
     return (origin,) * len(pieces) if type(origin) is Origin and type(pieces) is list else None
 
 
 def keeps_items(value: list[Any]) -> bool:
-    """True if the items of a list that is a field can stay as they are."""
     return _ITEMS.issuperset(map(type, value))
 
 
 def paid(text: str) -> str:
-    """Return `text` after charging for it: a part of it is about to be copied."""
+    """Return `text` after charging for a copy."""
     if len(text) >= SMALL:
         charge((len(text) if text.isascii() else 4 * len(text)) + 128)
     return text
 
 
 def split(text: str, name: str, *args: Any) -> list[str]:
-    """``text.split(…)`` or ``text.splitlines()``."""
     paid(text)
     check_items(text.count(args[0] if args else "\n"))
     parts: list[str] = getattr(text, name)(*args)
@@ -110,7 +102,6 @@ def split(text: str, name: str, *args: Any) -> list[str]:
 
 
 def rows(value: Any, origin: Beside) -> tuple[Sequence[Any], Origins]:
-    """The items that a loop runs over, and the origin of each."""
     if type(value) is list and origin is not None and (type(origin) is not Origin or keeps_items(value)):
         check_items(len(value))
         return value, _origins(value, origin)
@@ -124,5 +115,8 @@ def item_rows(value: Any, origin: Beside, items: Callable[[Any], Any]) -> list[t
     if type(value) is dict and type(origin) is Origin:
         check_items(len(value))
         if {str}.issuperset(map(type, value)) and keeps_items(list(value.values())):
-            return [(key, inside(inside(origin, key), KEY), item, inside(origin, key)) for key, item in value.items()]
+            origins = [inside(origin, key) for key in value]
+            return [
+                (key, inside(at, KEY), item, at) for (key, item), at in zip(value.items(), origins, strict=True)
+            ]
     return [(key, None, item, None) for key, item in listed(items(box(value, origin)))]

@@ -1,7 +1,7 @@
 """Text that knows where each of its characters came from.
 
-Every method that cuts, joins or maps text keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` that is
-joined with traced text is the template's own: scaffold.
+A method keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` that is joined with traced text is
+scaffold: the template's own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _BACKWARDS: Final = slice(None, None, -1)
 
 
 class TracedStr(str):
-    """A ``str`` that knows the origin of each of its characters.
+    """A ``str`` whose `runs`, pairs of an end and an origin, cover it without gaps.
 
-    `runs` are pairs of an end and an origin that cover the text without gaps. Methods that are not redefined here
-    return plain values; the environment marks their text as UNKNOWN.
+    Methods that are not redefined here return plain values; the environment marks their text as UNKNOWN.
     """
 
     __slots__ = ("runs",)
@@ -111,7 +110,7 @@ class TracedStr(str):
         return tuple(self._located(str.rpartition(self, sep), ""))  # type: ignore[return-value]
 
     def _located(self, parts: Iterable[str], sep: str | None) -> list[str]:
-        """Cut the `parts` out of self: they follow one another, with `sep` or (None) white space between them."""
+        """Cut out the `parts`, which follow one another with `sep` or (None) white space between them."""
         out: list[str] = []
         start = 0
         for part in parts:
@@ -141,7 +140,7 @@ class TracedStr(str):
 
 
 def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], TracedStr]:
-    """A method that maps position by position if the length stays, else run by run, else to UNKNOWN text."""
+    """Map position by position if the length stays, else run by run, else to UNKNOWN text."""
 
     @functools.wraps(function)
     def method(self: TracedStr) -> TracedStr:
@@ -163,10 +162,11 @@ for _name in _CASES:
 TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
 """Methods that keep the trace."""
 CUTTING_METHODS: Final = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
-"""Traced methods whose result is a part of the text, or the text in another case: it keeps the text's origin."""
+"""Traced methods whose result keeps the text's origin: a part of it, or the text in another case."""
 ASKING_METHODS: Final = frozenset(
-    name for name in dir(str) if name.startswith("is") or name.strip("r") in ("count", "endswith", "find", "index")
-) | {"startswith"}
+    {"count", "endswith", "find", "index", "rfind", "rindex", "startswith"}
+    | {name for name in dir(str) if name.startswith("is")}
+)
 """Methods that return a count, a position or a boolean."""
 FILTER_METHODS: Final = {"trim": "strip", "upper": "upper", "lower": "lower", "capitalize": "capitalize"}
 """Filters that do what a method does."""
@@ -189,7 +189,6 @@ def traced(text: str, origin: Origin | None) -> TracedStr:
 
 
 def promoted(text: str) -> TracedStr:
-    """A constant of the template as a traced string, so that text it is joined with keeps its trace."""
     return text if isinstance(text, TracedStr) else traced(text, None)
 
 
@@ -201,7 +200,6 @@ def runs_of(text: TracedStr) -> Iterator[tuple[str, Origin | None]]:
 
 
 def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
-    """``source[start:stop]`` for 0 <= start <= stop <= len(source)."""
     runs = source.runs
     if start == 0 and stop == len(source):
         return source
@@ -215,7 +213,6 @@ def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
 
 
 def join_traced(parts: Iterable[str]) -> TracedStr:
-    """Join the parts. Plain strings count as scaffold."""
     parts = list(parts)
     runs: list[Run] = []
     start = 0

@@ -13,7 +13,7 @@ DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
 """Attributes of ``loop`` that need no loop object."""
 _NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
-"""More of them, for a loop over single items. A loop over keys and values stores its items in another form."""
+"""More of them, for a loop over single items."""
 
 
 # -- expressions
@@ -46,7 +46,7 @@ def key_of(node: nodes.Node) -> str:
 
 
 def field_of(node: nodes.Node) -> str | None:
-    """The field that an expression names; None if it may be a method of dicts."""
+    """The field that an expression names; None if it may be a method."""
     name = key_of(node)
     return name if name and name not in DICT_ATTRIBUTES else None
 
@@ -56,12 +56,12 @@ def is_word(node: nodes.Node | None) -> TypeGuard[nodes.Const]:
 
 
 def is_constant(node: nodes.Node) -> bool:
-    """True for a string, a number, a boolean or None."""
     return isinstance(node, nodes.Const) and (node.value is None or isinstance(node.value, (str, int, float)))
 
 
 def json_options(node: nodes.Filter, context: nodes.EvalContext) -> tuple[Any, ...] | None:
-    """The options of ``value|tojson(…)``; None if they are not constants of the usual kinds."""
+    if node.args or node.dyn_args or node.dyn_kwargs:
+        return None
     options: dict[str, Any] = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
     for option in node.kwargs:
         try:
@@ -76,9 +76,13 @@ def json_options(node: nodes.Filter, context: nodes.EvalContext) -> tuple[Any, .
 # -- loops
 
 
+def has_arguments(node: nodes.Filter | nodes.Test | nodes.Call) -> bool:
+    return bool(node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+
+
 def items_of(node: nodes.Node) -> nodes.Expr | None:
     """The ``x`` of ``x.items()`` or ``x|items``."""
-    if not isinstance(node, (nodes.Filter, nodes.Call)) or node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
+    if not isinstance(node, (nodes.Filter, nodes.Call)) or has_arguments(node):
         return None
     if isinstance(node, nodes.Filter):
         return node.node if node.name == "items" else None
@@ -88,8 +92,8 @@ def items_of(node: nodes.Node) -> nodes.Expr | None:
 def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
     """The variables of a loop that needs no loop object; None for a loop that does.
 
-    The loop runs over single items, or over the keys and values of ``x.items()``, has no ``{% else %}``, and its body
-    reads only counts and neighbours from ``loop``.
+    It runs over single items or ``x.items()``, has no ``{% else %}``, and reads only counts and neighbours from
+    ``loop``.
     """
     items = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
     names = [name for name in items if isinstance(name, nodes.Name)]
@@ -107,7 +111,7 @@ def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
 
 
 def _uses_of_loop(node: nodes.Node) -> Iterator[nodes.Node]:
-    """The places below `node` where its ``loop`` is read: as ``loop.something``, or (a bare name) in another way."""
+    """The places where the ``loop`` of `node` is read: ``loop.something`` or the bare name."""
     for child in node.iter_child_nodes():
         if isinstance(child, nodes.For):  # its body has its own ``loop``
             parts = [child.iter, *child.else_] + ([child.test] if child.test is not None else [])
@@ -131,7 +135,7 @@ def leaves(body: Iterable[nodes.Node]) -> bool:
 
 
 class Inliner(NodeTransformer):
-    """Replaces ``{% block %}`` and ``{% autoescape false %}`` with plain scopes, as no template extends this one.
+    """Replaces ``{% block %}`` and ``{% autoescape false %}`` with plain scopes.
 
     Raises TemplateError for a statement that needs another template, or would escape text for HTML.
     """
@@ -144,7 +148,8 @@ class Inliner(NodeTransformer):
         if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise TemplateError("a chat template cannot include, import or extend another", line=node.lineno)
         if isinstance(node, nodes.Block) and self._depth and not node.scoped:  # Jinja would hide outer variables
-            raise TemplateError(f"the block {node.name!r} has variables around it; mark it as scoped", line=node.lineno)
+            problem = f"the block {node.name!r} has variables around it; mark it as scoped"
+            raise TemplateError(problem, line=node.lineno)
         has_locals = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)) or (
             isinstance(node, (nodes.Block, nodes.Scope)) and any(node.find_all((nodes.Assign, nodes.AssignBlock)))
         )
@@ -162,7 +167,8 @@ class Inliner(NodeTransformer):
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Scope:
         if any(getattr(option.value, "value", True) for option in node.options):
-            raise TemplateError("{% autoescape true %} is not supported: it escapes text for HTML", line=node.lineno)
+            problem = "{% autoescape true %} is not supported: it escapes text for HTML"
+            raise TemplateError(problem, line=node.lineno)
         self.generic_visit(node)
         return nodes.Scope(node.body, lineno=node.lineno)
 
@@ -173,7 +179,6 @@ class Inliner(NodeTransformer):
 def variables_of(tree: nodes.Template) -> set[str]:
     """The names that a template may read before it sets them.
 
-    Excludes a name that is always set first, like the ``content`` of a loop that begins with ``{% set content %}``.
     Jinja includes a name that only one branch sets, whether or not it is read outside that branch.
     """
     return jinja2.meta.find_undeclared_variables(tree) & set(_reads(tree.body, set()))
@@ -201,11 +206,13 @@ def _reads(body: Iterable[nodes.Node], bound: set[str]) -> Iterator[str]:
                 for default in node.defaults:
                     yield from _unset(default, bound)
                 bound.add(node.name)
-                yield from _reads(node.body, bound.union(("caller", "kwargs", "varargs"), *map(names_in, node.args)))
+                inner = bound.union(("caller", "kwargs", "varargs"), *map(names_in, node.args))
+                yield from _reads(node.body, inner)
             case nodes.Assign() | nodes.AssignBlock():
                 yield from _reads(getattr(node, "body", ()), set(bound))
                 yield from _unset(node.node if isinstance(node, nodes.Assign) else node.filter, bound)
-                yield from {getattr(node.target, "name", "")} - bound if isinstance(node.target, nodes.NSRef) else ()
+                if isinstance(node.target, nodes.NSRef):
+                    yield from {node.target.name} - bound
                 bound |= names_in(node.target)
             case nodes.Scope():
                 yield from _reads(node.body, set(bound))
@@ -220,20 +227,19 @@ def _unset(node: nodes.Node | None, bound: set[str]) -> Iterator[str]:
 
 
 def _refuses(node: nodes.Node) -> bool:
-    calls = node.nodes if isinstance(node, nodes.Output) else ()
-    return any(isinstance(call, nodes.Call) and getattr(call.node, "name", "") == "raise_exception" for call in calls)
+    parts = node.nodes if isinstance(node, nodes.Output) else ()
+    called = (getattr(part.node, "name", "") for part in parts if isinstance(part, nodes.Call))
+    return "raise_exception" in called
 
 
 # -- the words that a template looks for
 
 
 def constants_of(tree: nodes.Template) -> frozenset[str]:
-    """Strings that the template compares values with, looks for in them, or cuts them at."""
     return frozenset(text for node, _ in _searches(tree) for text in _strings(node))
 
 
 def fields_of(tree: nodes.Template) -> frozenset[str]:
-    """The names of all fields that the template reads, of messages or anything else."""
     keys = {key_of(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem))}
     gets = (call.args[0] for call in tree.find_all(nodes.Call) if key_of(call.node) == "get" and call.args)
     return frozenset(keys | {key.value for key in gets if is_word(key)}) - DICT_ATTRIBUTES - {""}
@@ -245,10 +251,12 @@ def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str
     The others are compared with other fields (a role, a schema's type), or looked up in mappings.
     """
     called = {id(call.node) for call in tree.find_all(nodes.Call)}
-    accesses: list[Any] = [node for node in tree.find_all((nodes.Getattr, nodes.Getitem)) if id(node) not in called]
-    mappings = {node.node.name for node in accesses if isinstance(node.node, nodes.Name) and key_of(node)}
-    kinds = [test for test in tree.find_all(nodes.Test) if test.name in ("string", "mapping", "iterable", "sequence")]
-    mappings -= {test.node.name for test in kinds if isinstance(test.node, nodes.Name)}  # it may be either
+    accesses: list[Any] = list(tree.find_all((nodes.Getattr, nodes.Getitem)))
+    named = (node for node in accesses if id(node) not in called and isinstance(node.node, nodes.Name))
+    mappings = {node.node.name for node in named if key_of(node)}
+    kinds = ("string", "mapping", "iterable", "sequence")
+    tested = (test.node for test in tree.find_all(nodes.Test) if test.name in kinds)
+    mappings -= {node.name for node in tested if isinstance(node, nodes.Name)}  # it may be either
 
     def may_be_text(operand: nodes.Node) -> bool:
         if isinstance(operand, (nodes.Const, nodes.List, nodes.Tuple, nodes.Dict)):
@@ -263,7 +271,6 @@ def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str
 
 
 def _searches(tree: nodes.Template) -> Iterator[tuple[nodes.Node, list[nodes.Node]]]:
-    """Comparisons, tests and method calls, each with its operands."""
     for compare in tree.find_all(nodes.Compare):
         yield compare, [compare.expr, *(operand.expr for operand in compare.ops)]
     for test in tree.find_all(nodes.Test):

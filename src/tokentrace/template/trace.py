@@ -24,8 +24,8 @@ Span = tuple[str, int, Origin | None]
 class Rendering:
     """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
 
-    `turns[k]` is the message in whose turn the span was written (-1: outside every turn), `origins[k]` the field its
-    text came from (None: the template wrote it). `generation` holds the character ranges inside the template's own
+    `turns[k]` is the message in whose turn the span was written (-1: outside every turn), `origins[k]` the field
+    its text came from (None: the template wrote it). `generation` holds the character ranges inside
     ``{% generation %}`` tags. `tail` is where the text after the last turn starts: the generation prompt, if any.
     """
 
@@ -38,7 +38,6 @@ class Rendering:
 
     @property
     def last_field(self) -> int:
-        """Where the last text that came from a message ends."""
         spans = zip(reversed(self.ends), reversed(self.origins), strict=True)
         return next((end for end, origin in spans if origin is not None and origin.source == "messages"), 0)
 
@@ -48,12 +47,11 @@ class Rendering:
         start, stop = max(start, 0), len(text) if stop is None else stop
         window = slice(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1)
         ends = ends[window]
-        rows = zip([start, *ends], ends, self.turns[window], self.origins[window], strict=False)  # one start too many
+        rows = zip([start, *ends], ends, self.turns[window], self.origins[window], strict=False)
         return [(text[begin : min(end, stop)], turn, origin) for begin, end, turn, origin in rows if begin < stop]
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> Rendering:
-        """Put spans together; the tail starts after the last turn."""
         rendering = cls("")
         texts: list[str] = []
         end = 0
@@ -74,27 +72,27 @@ class Rendering:
 TURN: Final = Origin(("@turn",))
 """In place of an origin: the value is the message whose turn begins (-1: none).
 
-A value below -1 is a round of a loop over something other than messages (their indices, say). It belongs to the
-message whose text is printed in that round, if there is exactly one.
+A value below -1 is a round of a loop over something else (indices, say). It belongs to the message whose text is
+printed in that round, if there is exactly one.
 """
 GENERATION: Final = Origin(("@generation",))
 """In place of an origin: the value is the length of the text in a ``{% generation %}`` block that begins here."""
 
 _MESSAGES: Final = Origin(("messages",))
 _MAX_ENTRIES: Final = 4 * MAX_ITEMS
-"""Values and origins that may be written before they are laid out as spans, or joined."""
+"""Values and origins that a buffer may have."""
 
 
 class Trace:
     """The state of one run: what it wrote, whose turn is being written, and what it may still do.
 
-    `out` is a flat list: a value, its origin (see `pairs`), the next value, and so on.
+    `out` is a flat list: a value, its origin (see `pairs`), the next value, and so on. `messages` is None if they
+    are boxed.
     """
 
     __slots__ = ("blocks", "budget", "collected", "current", "messages", "out", "rounds", "stack")
 
     def __init__(self, messages: list[Any] | None = None) -> None:
-        """`messages` are the messages of the run; None if they are boxed."""
         self.messages = messages
         self.current = -1
         self.rounds = -1
@@ -113,11 +111,10 @@ class Trace:
         self.stack.append(self.current)
 
     def leave(self, out: list[Any]) -> None:
-        """End a loop: the turn that was open before it continues."""
         self._begin(self.stack.pop(), out)
 
     def round(self, item: Any, origin: Any, out: list[Any]) -> None:
-        """Start a loop's next round, with `item` as its variable. It takes a step, and may begin a turn."""
+        """Start a loop's next round. It takes a step, and may begin the turn of `item`."""
         budget = self.budget
         budget.steps = steps = budget.steps - 1
         if not steps & 31:
@@ -140,16 +137,15 @@ class Trace:
         if type(origin) is not Origin:  # a dict that the template built from a message
             texts = [value for value in (item.get("role"), item.get("content")) if type(value) is TracedStr]
             origins = [text.runs[0][1] for text in texts if text.runs]
-            messages = [one.message for one in origins if one is not None and one.message is not None and one.path]
-            self._begin(messages[0] if messages else self.current, out)
+            messages = (one.message for one in origins if one and one.path and one.message is not None)
+            self._begin(next(messages, self.current), out)
         elif len(origin) == 2 and origin[0] == "messages":
             self._begin(origin[1], out, item)
 
     def _begin(self, message: Any, out: list[Any], item: dict[Any, Any] | None = None) -> None:
-        """Begin a turn.
+        """Begin a turn. Inside another message's turn, only later messages that are no assistant's begin one.
 
-        Inside another message's turn, only later messages begin one (results, written with the call they answer).
-        Looking back, or at an assistant's message, begins no turn.
+        Those are results, which some templates write with the call they answer.
         """
         around = self.stack[-1] if item is not None and self.stack else -1
         if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):  # type: ignore[arg-type]
@@ -162,24 +158,16 @@ class Trace:
                 out += (message, TURN)
 
     def end_block(self, out: list[Any]) -> None:
-        """End a ``{% generation %}`` block. In a macro or a set block it covers what the template writes next.
-
-        So it does in transformers, wherever the text of the macro is printed.
-        """
+        """End a ``{% generation %}`` block. In a macro it covers what is written next, as in transformers."""
         start = self.blocks.pop()
         if not self.blocks:
             place = start if out is self.out else len(self.out)
             entries = zip(out[start::2], out[start + 1 :: 2], strict=True)
-            texts = (
-                value if type(value) is str else text_of(box(value, at)) for value, at in entries if at is not TURN
-            )
-            self.out[place:place] = (sum(map(len, texts)), GENERATION)
+            size = sum(len(text_of(box(value, origin))) for value, origin in entries if origin is not TURN)
+            self.out[place:place] = (size, GENERATION)
 
     def store(self, namespace: Namespace, name: str) -> None:
-        """Assign text that a namespace collects to the turn in which it was put together, wherever it is printed.
-
-        Text without scaffold, or without a field of the turn's message, belongs to the turn in which it is printed.
-        """
+        """Assign text that a namespace collects to the turn in which it was put together."""
         values, key = attributes_of(namespace), (id(namespace), name)
         value = values[name]
         if type(value) is TracedStr or type(value) is list:
@@ -191,7 +179,7 @@ class Trace:
 
 
 def _collected(value: Any, before: Any, turn: int) -> Any:
-    """`value`, with text added after `before` assigned to the turn if it mixes scaffold and a field of its message."""
+    """`value`; text after `before` is assigned to the turn if it mixes scaffold and a field of its message."""
     if type(value) is list:
         start = len(before) if type(before) is list and before == value[: len(before)] else 0
         return value[:start] + [_collected(item, "", turn) for item in value[start:]]
@@ -206,7 +194,6 @@ def _collected(value: Any, before: Any, turn: int) -> Any:
 
 
 def join_output(out: list[Any]) -> TracedStr:
-    """Join the contents of a buffer. Text that was written after a turn began remembers its turn."""
     pieces: list[str] = []
     turn: int | None = None
     entries = iter(out)
@@ -220,16 +207,14 @@ def join_output(out: list[Any]) -> TracedStr:
 
 
 def _in_turn(text: TracedStr, turn: int) -> TracedStr:
-    """`text`, marked as written in a turn. Parts that an inner buffer assigned to a turn keep it."""
-    parts = (
+    """`text`, marked as written in a turn, except where an inner buffer marked it."""
+    return join_traced(
         traced(part, origin if type(origin) is InTurn else InTurn.within(origin, turn))
         for part, origin in runs_of(text)
     )
-    return join_traced(parts)
 
 
 def collect(out: list[Any]) -> Rendering:
-    """Lay out what a template wrote as spans. Raises TemplateLimitError if it wrote too much."""
     spans = Rendering("")
     ends, turns, origins = spans.ends, spans.turns, spans.origins
     texts: list[str] = []
@@ -263,7 +248,8 @@ def collect(out: list[Any]) -> Rendering:
     spans.text = "".join(texts)
     if turns and min(turns) < -1:
         _settle_rounds(spans)
-    spans.tail = next((end for end, turn in zip(reversed(ends), reversed(spans.turns), strict=True) if turn >= 0), 0)
+    backwards = zip(reversed(ends), reversed(spans.turns), strict=True)
+    spans.tail = next((end for end, turn in backwards if turn >= 0), 0)
     return spans
 
 
@@ -282,7 +268,7 @@ def _extend(spans: Rendering, text: TracedStr, start: int, turn: int) -> None:
 
 
 def _settle_rounds(spans: Rendering) -> None:
-    """Assign each round of a loop over something other than messages to the one message it printed, or to none."""
+    """Assign each round of a loop over something else to the one message it printed, or to none."""
     printed: dict[int, set[int]] = {}
     for turn, origin in zip(spans.turns, spans.origins, strict=True):
         if turn < -1:

@@ -1,14 +1,13 @@
 """Values that remember where they came from: *boxed* values.
 
-A ``TracedStr`` is a ``str`` that also carries *runs*: ``(end, origin)`` pairs that cover it without gaps. An origin is
+A ``TracedStr`` has an origin for each character; numbers, None and containers have one. An origin is
 
-- a path such as ``("messages", 2, "content")``: the text came from that field;
+- a path such as ``("messages", 2, "content")``: the value came from that field;
 - ``None``: the template itself wrote it (scaffold);
 - an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the template);
 - ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
 
-Numbers, None and containers carry one origin. A number computed from a field's number is of unknown origin. Counts
-(lengths, positions) are the template's own.
+A number computed from a field's number is UNKNOWN. Counts (lengths, positions) are the template's own.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from .strings import TracedStr, join_traced, plain_text, promoted, traced, with_
 
 
 def _print(self: Any) -> str:
-    """``str(…)`` of a value that came from a field: text of that field."""
     return traced(repr(self), self.origin)
 
 
@@ -39,7 +37,7 @@ class TracedFloat(float):
 
 
 class TracedBool(int):
-    """A boolean with an origin. ``bool`` cannot be subclassed; the tests of the environment know this type."""
+    """A boolean. ``bool`` cannot be subclassed; the tests of the environment know this type."""
 
     origin: Origin = UNKNOWN
     __str__ = _print
@@ -49,7 +47,7 @@ class TracedBool(int):
 
 
 class TracedNone:
-    """None with an origin. Equal to None and false, and ``is none`` in a template."""
+    """None with an origin: equal to None, false, and ``is none`` in a template."""
 
     __slots__ = ("origin",)
 
@@ -72,14 +70,15 @@ class TracedNone:
 
 
 class TracedDict(dict[Any, Any]):
-    """A dict whose keys and values are traced. Values are wrapped when they are first read."""
+    """A dict whose keys and values are traced. Values are wrapped when they are first read.
+
+    `raw` is the wrapped dict, `texts` its JSON by options (see `jsonify`).
+    """
 
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
     raw: dict[Any, Any]
-    """The wrapped dict."""
     texts: dict[Any, str]
-    """Its JSON, by options (see `jsonify`)."""
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
@@ -117,8 +116,6 @@ class TracedDict(dict[Any, Any]):
 
 
 class TracedList(list[Any]):
-    """A list whose items are traced (they are wrapped at once)."""
-
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
     raw: list[Any]
@@ -127,7 +124,7 @@ class TracedList(list[Any]):
 
 
 class TracedMarkup(TracedStr):
-    """The result of ``|safe`` and ``|escape``: text that escapes plain text that is added to it, as Markup does."""
+    """The result of ``|safe`` and ``|escape``. As Markup does, it escapes plain text that is added to it."""
 
     __slots__ = ()
 
@@ -160,7 +157,9 @@ def _escaped(text: str) -> str:
     return text if result == text else opaque(result) if is_traced(text) else result
 
 
-TRACED_TYPES: Final = frozenset({TracedStr, TracedDict, TracedList, TracedInt, TracedFloat, TracedBool, TracedNone})
+TRACED_TYPES: Final = frozenset(
+    {TracedStr, TracedDict, TracedList, TracedInt, TracedFloat, TracedBool, TracedNone}
+)
 PLAIN_TYPES: Final[dict[type, type]] = {
     **{TracedList: list, TracedInt: int, TracedFloat: float},
     **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
@@ -171,7 +170,7 @@ _NUMBERS: Final[dict[type, Any]] = {bool: TracedBool, int: TracedInt, float: Tra
 
 
 def wrap(value: Any, origin: Origin) -> Any:
-    """`value` with its origin. Values that are not JSON-like are converted first, as in transformers."""
+    """`value` with its origin; converted first if it is not JSON-like, as in transformers."""
     kind = type(value)
     if kind is str:
         return traced(value, origin)
@@ -198,7 +197,6 @@ def wrap(value: Any, origin: Origin) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value without its trace (for keys of paths and for error texts)."""
     if isinstance(value, TracedStr):
         return plain_text(value)
     for base, kind in _NUMBERS.items():
@@ -208,7 +206,7 @@ def plain(value: Any) -> Any:
 
 
 def is_traced(value: Any) -> bool:
-    """True if any part of `value` carries a trace. Values that cannot be inspected count as traced."""
+    """True if any part of `value` carries a trace, or cannot be inspected."""
     seen: set[int] = set()
 
     def has_trace(part: Any) -> bool:
@@ -227,17 +225,14 @@ def is_traced(value: Any) -> bool:
 
 
 def derived(result: Any, *values: Any) -> Any:
-    """The result of an operation on `values` that may have lost their trace. Raises TooLarge for a huge number."""
+    """The result of an operation on `values` that may have lost their trace. Raises TooLarge if it is huge."""
     if isinstance(result, int):
         check_bits(result.bit_length())
     return opaque(result) if is_traced(values) else result
 
 
 def opaque(value: Any) -> Any:
-    """`value`, made from traced values in a way that may have lost the trace.
-
-    Text and numbers in it become UNKNOWN; parts that are known to come from a field keep their origin.
-    """
+    """`value` with text and numbers of unknown origin, except for parts that are known to come from a field."""
     kind = type(value)
     if isinstance(value, TracedStr):
         runs = tuple((end, _doubt(origin)) for end, origin in value.runs)
@@ -269,7 +264,7 @@ def _doubt(origin: Origin | None) -> Origin:
 
 
 def text_of(value: Any) -> str:
-    """``str(value)`` with its trace: the one way a value becomes text inside a template."""
+    """``str(value)`` with its trace."""
     kind = type(value)
     if kind is TracedStr or kind is str:
         return cast(str, value)

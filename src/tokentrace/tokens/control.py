@@ -1,7 +1,7 @@
 """Finds the control tokens in a text as ``tokenizers`` does, but only where the text may contain them.
 
-``tokenizers`` first searches for the added tokens that are not normalized. Then it normalizes each piece between them
-and searches there for the others, by their own normalized text.
+``tokenizers`` first searches for the added tokens that are not normalized. Then it normalizes each piece between
+them and searches there for the others, by their own normalized text.
 """
 
 import bisect
@@ -155,7 +155,8 @@ def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator
     at = position = 0
     while pattern.regex is not None and (match := pattern.regex.search(text, position)):
         start = match.start()
-        allowed = (pair for pair in pattern.at(match) if spans.forbidding(pair[0], start, start + pair[1]) is None)
+        pairs = pattern.at(match)
+        allowed = (pair for pair in pairs if spans.forbidding(pair[0], start, start + pair[1]) is None)
         token, length = next(allowed, (None, 0))
         if token is None:
             position = start + 1
@@ -175,8 +176,9 @@ def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator
 
 @functools.lru_cache(maxsize=4096)
 def is_word(character: str) -> bool:
-    """Whether a character belongs to a word according to ``tokenizers``, whose Unicode tables are not Python's."""
-    return _word_finder().token_to_id("x") not in _word_finder().encode(f"{character}x", add_special_tokens=False).ids
+    """Whether a character belongs to a word: ``tokenizers`` has Unicode tables of its own."""
+    encoding = _word_finder().encode(f"{character}x", add_special_tokens=False)
+    return _word_finder().token_to_id("x") not in encoding.ids
 
 
 @functools.cache

@@ -1,12 +1,12 @@
 """Spans to ids: each token knows its span, and only trusted text becomes control tokens.
 
-The whole text is encoded in one call, as in transformers, so the merges are the same. The byte lengths of the tokens
-add up to their positions in the text. If a control token touches untrusted text, or if the lengths do not add up
-(Unicode normalization, byte-fallback prefixes), the text is split: control tokens are found only in trusted text, and
-the pieces between them are encoded with a tokenizer that has no control tokens.
+The whole text is encoded in one call, as in transformers, so the merges are the same. The byte lengths of the
+tokens add up to their positions in the text. If a control token touches untrusted text, or if the lengths do not
+add up (Unicode normalization, byte-fallback prefixes), the text is split: control tokens are found only in
+trusted text, and the pieces between them are encoded with a tokenizer that has no control tokens.
 """
 
-import bisect
+import functools
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,7 +95,6 @@ class Encoded:
 
     @computed
     def control_tokens(self) -> ControlTokens:
-        """The control tokens, and where they are."""
         at = self.control.nonzero()[0]
         columns = (at, self.ids[at], self.starts[at], self.ends[at])
         return ControlTokens(*(column.tolist() for column in columns))
@@ -129,8 +128,8 @@ def encode_spans(
 ) -> Encoded:
     """The ids of a rendering, and where each token is.
 
-    `inner` returns the control tokens that live inside a turn; it is called only if text that may contain only those
-    spells a control token. Raises ForgedControl under `REJECT`, and UnicodeEncodeError for a lone surrogate.
+    `inner` returns the control tokens that live inside a turn, and is called only if it matters. Raises
+    ForgedControl under `REJECT`, and UnicodeEncodeError for a lone surrogate.
     """
     text, raw = rendering.text, rendering.text.encode("utf-8")
     is_checked = policy is not ControlPolicy.HF_COMPAT
@@ -166,8 +165,9 @@ def _is_composed(raw: bytes) -> bool:
     """Whether text is in Unicode's composed form. Checks only non-ASCII text and the character before it."""
     at = np.flatnonzero(np.frombuffer(raw, np.int8) < 0)
     gaps = np.flatnonzero(np.diff(at) > _NEAR)
-    pieces = zip(at[np.append(0, gaps + 1)].tolist(), at[np.append(gaps, -1)].tolist(), strict=True)
-    return all(unicodedata.is_normalized("NFC", raw[max(start - 1, 0) : end + 1].decode()) for start, end in pieces)
+    bounds = zip(at[np.append(0, gaps + 1)].tolist(), at[np.append(gaps, -1)].tolist(), strict=True)
+    pieces = (raw[max(start - 1, 0) : end + 1].decode() for start, end in bounds)
+    return all(unicodedata.is_normalized("NFC", piece) for piece in pieces)
 
 
 def _encode_whole(tokenizer: Tokenizer, rendering: Rendering, raw: bytes) -> Encoded | None:
@@ -201,15 +201,18 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
 
 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
-    control, begin, first = encoded.control_tokens, 0, 0
-    for end, origin in zip(encoded.rendering.ends, encoded.rendering.origins, strict=True):
-        if origin is not None:
-            first = bisect.bisect_right(control.ends, begin, first)
-            if first < len(control.starts) and control.starts[first] < end and (trust := trust_of(origin)) < Trust.ANY:
-                touching = control.ids[first : bisect.bisect_left(control.starts, end, first)]
-                if trust is Trust.NONE or not inner().issuperset(touching):
-                    return True
-        begin = end
+    """True if a control token touches a span that may not contain it."""
+    control, ends, origins, span = encoded.control_tokens, encoded.rendering.ends, encoded.rendering.origins, 0
+    allowed = functools.cache(inner)
+    for token, start, end in zip(control.ids, control.starts, control.ends, strict=True):
+        while ends[span] <= start:
+            span += 1
+        touching = span
+        while touching < len(ends) and (touching == span or ends[touching - 1] < end):
+            origin, touching = origins[touching], touching + 1
+            trust = Trust.ANY if origin is None else trust_of(origin)
+            if trust is Trust.NONE or (trust is Trust.INNER and token not in allowed()):
+                return True
     return False
 
 

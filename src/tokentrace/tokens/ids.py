@@ -13,14 +13,20 @@ INT32_MAX: Final = 2**31 - 1
 
 
 def check_ids(
-    value: Any, name: str, *, vocab_size: int | None = None, error: type[TokentraceError] = InputError, first: int = 0
+    value: Any,
+    name: str,
+    *,
+    vocab_size: int | None = None,
+    error: type[TokentraceError] = InputError,
+    first: int = 0,
 ) -> Ids:
     """A sequence of token ids as int32. Raises an error that names the wrong entry, counted from `first`."""
     ids = check_integers(value, name, error, first)
     if not len(ids):
         return np.zeros(0, np.int32)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    largest = int((ids.view(np.uint32) if ids.dtype == np.int32 else ids).max())  # a negative int32 becomes a large one
+    unsigned = ids.view(np.uint32) if ids.dtype == np.int32 else ids  # a negative int32 becomes a large one
+    largest = int(unsigned.max())
     if largest > limit or (ids.dtype != np.int32 and int(ids.min()) < 0):
         where = int(((ids < 0) | (ids > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
@@ -29,13 +35,12 @@ def check_ids(
 
 
 def check_sampled(value: Any, name: str, vocab_size: int) -> Ids:
-    """Ids that a model may have sampled: an embedding may be padded past the vocabulary, but not to twice its size."""
+    """Ids that a model may have sampled. Its embedding may be padded, but not to twice the vocabulary."""
     ids = check_ids(value, name)
     return ids if ids.max(initial=0) < 2 * vocab_size else check_ids(ids, name, vocab_size=vocab_size)
 
 
 def _kind(value: Any) -> str:
-    """The type of a value that is not a list of ids, and a hint if it has `ids`."""
     return f"{type(value).__name__}{'; pass its .ids' if hasattr(value, 'ids') else ''}"
 
 
@@ -57,12 +62,14 @@ def check_integers(
         value = np.asarray(value) if hasattr(value, "__array__") else list(value)
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
-            raise _error(error, name, f"must be a flat array of integers, not {value.dtype} of shape {value.shape}")
+            problem = f"must be a flat array of integers, not {value.dtype} of shape {value.shape}"
+            raise _error(error, name, problem)
         return value
-    for kind in set(map(type, value)):
-        if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool | np.timedelta64)):
+    for kind in {*map(type, value)} - {int}:
+        if not issubclass(kind, int | np.integer) or issubclass(kind, bool | np.timedelta64):
             where = next(at for at, item in enumerate(value) if type(item) is kind)
-            raise _error(error, name, f"is {brief(value[where])}; pass a list of integer token ids", first + where)
+            problem = f"is {brief(value[where])}; pass a list of integer token ids"
+            raise _error(error, name, problem, first + where)
     try:
         return np.fromiter(value, np.int64, len(value))
     except OverflowError:

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +16,12 @@ _FILES: Final = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
 )
-_REFUSALS: Final[Mapping[str, Sequence[str]]] = {
-    "the hub requires a login for it": ["GatedRepoError"],
-    "the hub has no such model, or it needs a login": ["RepositoryNotFoundError"],
-    "the hub has no such revision of it": ["RevisionNotFoundError"],
-    "that is not the name of a model on the hub": ["HFValidationError"],
-    "the hub could not be reached": ["LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "OSError"],
+_REFUSALS: Final = {
+    "GatedRepoError": "the hub requires a login for it",
+    "RepositoryNotFoundError": "the hub has no such model, or it needs a login",
+    "RevisionNotFoundError": "the hub has no such revision of it",
+    "HFValidationError": "that is not the name of a model on the hub",
+    "OSError": "the hub could not be reached",
 }
 """Why the hub returns nothing, by the names of huggingface_hub's errors; subclasses come before their bases."""
 
@@ -67,7 +67,7 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
     except Exception as error:  # its errors are pages long and differ by version, so their names decide
         names = {kind.__name__ for kind in type(error).__mro__}
-        reasons = (words for words, kinds in _REFUSALS.items() if not names.isdisjoint(kinds))
+        reasons = (reason for kind, reason in _REFUSALS.items() if kind in names)
         unknown = f"it could not be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
         raise TokenizerError(f"{name!r} is not a folder here, and {next(reasons, unknown)}") from error
 

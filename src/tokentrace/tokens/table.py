@@ -64,7 +64,8 @@ class TokenTable:
                 self._defer(name, column)
             elif column is not None or name not in _OPTIONAL:
                 if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
-                    raise SampleError(f"{name} must be a flat numpy array of {_WORDS[codes]}, not {brief(column)}")
+                    expected = f"a flat numpy array of {_WORDS[codes]}"
+                    raise SampleError(f"{name} must be {expected}, not {brief(column)}")
                 if len(column) != len(self.ids):
                     raise SampleError(f"{name} has {len(column)} entries, but there are {len(self.ids)} ids")
         if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):

@@ -21,10 +21,11 @@ from .vocabulary import TOKEN_FLAGS, Vocabulary
 Ids = npt.NDArray[np.int32]
 
 _SAMPLE: Final = (
-    "The quick brown fox; it's 1234567 o'clock — they'LL say \"naïve café\" I'd've.\n\n\tdef f(x):\n        return "
-    '{\'a\': [1, 2.5e-3], "b": None}  # TODO\r\n<a href="x?y=1&z=2">Ärger</a>   trailing  \n \n日本語のテキスト、'
-    "中文字符。한국어 العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧‍👦🇩🇪 e\u0301\u0323 ﬁ Å Ω ½ x²  \u200b\u00a0\ufeff !!??…\n\n\n"
-    "snake_case CamelCase SCREAMING 0x1F \\n \\u00e9 ``` $\\alpha$ a@b.c //path/to/file.py:12 +-*/=<>|~^%"
+    "The quick brown fox; it's 1234567 o'clock — they'LL say \"naïve café\" I'd've.\n\n\tdef f(x):\n        "
+    'return {\'a\': [1, 2.5e-3], "b": None}  # TODO\r\n<a href="x?y=1&z=2">Ärger</a>   trailing  \n \n日本語の'
+    "テキスト、中文字符。한국어 العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧‍👦🇩🇪 e\u0301\u0323 ﬁ Å Ω ½ x²"
+    "  \u200b\u00a0\ufeff !!??…\n\n\nsnake_case CamelCase SCREAMING 0x1F \\n \\u00e9 ``` $\\alpha$ a@b.c "
+    "//path/to/file.py:12 +-*/=<>|~^%"
 )
 """Text on which fastokens must give the ids of tokenizers before it is used."""
 
@@ -41,8 +42,8 @@ LONG_S: Final = "\u017f"
 class Tokenizer:
     """Text to ids and back. Never re-encodes decoded text. Immutable and safe to share between threads.
 
-    `templates` are chat templates by name, `variables` the special tokens by their template names (``bos_token``…),
-    `eos_ids` the ids at which generation ends according to the model's configuration.
+    `templates` are chat templates by name, `variables` the special tokens by their template names
+    (``bos_token``…), `eos_ids` the ids at which generation ends according to the model's configuration.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class Tokenizer:
 
     @property
     def backend(self) -> str:
-        """Which library encodes now: ``"fastokens"`` or ``"tokenizers"``."""
+        """The library that encodes now."""
         return "tokenizers" if self.core.fast is None else "fastokens"
 
     def warm_up(self) -> None:
-        """Load and check fastokens now. Otherwise that happens once 20,000 characters have been encoded."""
+        """Load and check fastokens now, not only once 20,000 characters have been encoded."""
         self.core.fast_for(_WORTH)
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text`, control tokens recognised, nothing added. Raises InputError for anything but text."""
+        """The ids of `text`, control tokens recognised, nothing added. Raises InputError if it is not text."""
         try:
             return self.core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
@@ -118,7 +119,7 @@ class Tokenizer:
 class _Core:
     """Everything that follows from a ``tokenizer.json`` alone; all tokenizers with the same file share it.
 
-    tokenizers loads quickly and encodes first. After `_WORTH` characters fastokens takes over, if its ids are right.
+    tokenizers encodes first. After `_WORTH` characters fastokens takes over, if its ids are right.
     """
 
     def __init__(self, spec_json: bytes, name: str, fast: bool) -> None:
@@ -151,16 +152,16 @@ class _Core:
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(spec)
         except Exception as error:
-            raise TokenizerError(
-                f"{self._name or 'the tokenizer'} does not load: tokenizers {tokenizers.__version__} does not support "
-                "its tokenizer.json; a newer version may"
-            ) from error
+            problem = (
+                f"tokenizers {tokenizers.__version__} does not support its tokenizer.json; a newer version may"
+            )
+            raise TokenizerError(f"{self._name or 'the tokenizer'} does not load: {problem}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
     def fast_for(self, characters: int) -> Any:
-        """fastokens' tokenizer, loaded if enough characters were encoded; None if it is not loaded or not usable."""
+        """fastokens' tokenizer, once enough characters were encoded; None before, or if it is not usable."""
         if self.fast is None and self.may_be_fast:
             self._encoded += characters
             if self._encoded >= _WORTH:
@@ -266,7 +267,7 @@ class _Core:
 
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
 _unpickled: dict[str, _Core] = {}
-"""The last two cores from pickles: a worker receives the same tokenizer with each task, and drops it afterwards."""
+"""The last two cores from pickles: a worker receives the same tokenizer with each task, and drops it."""
 
 
 def with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:

@@ -62,8 +62,8 @@ class ControlToken:
 class Vocabulary:
     """Tables over the token ids of a ``tokenizer.json``.
 
-    A control token is any added token, special or not, that is not mere white space (Gemma's runs of newlines are
-    ordinary text). The parsed file is not stored: it is large.
+    A control token is any added token, special or not, that is not mere white space: Gemma's runs of newlines are
+    ordinary text.
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -85,13 +85,15 @@ class Vocabulary:
         parts = [*_nodes(spec.get("decoder")), *splitters]
         self.byte_level = any(node.get("type") == "ByteLevel" for node in parts)
         self.byte_fallback = bool(model.get("byte_fallback"))
-        self.spaced = not self.byte_level and any("▁" in str(node) for node in parts + normalizers if "type" in node)
+        self.spaced = not self.byte_level and any(
+            "▁" in str(node) for node in parts + normalizers if "type" in node
+        )
         """Whether ``▁`` spells a space."""
         unknown = model.get("unk_id")
         self.unknown: int | None = pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown)
         """The id for text that the vocabulary cannot spell, if there is one."""
         self.plain_model = self._is_plain_model(model, pieces)
-        """Whether the model without added tokens never makes a control token: then a plain tokenizer can share it."""
+        """Whether the model never makes a control token by itself: then a plain tokenizer can share it."""
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
         """Whether the tokenizer composes Unicode text (NFC) before it encodes."""
@@ -110,7 +112,7 @@ class Vocabulary:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The whole file, parsed on each access."""
+        """The whole file, parsed on each access, because it is large."""
         spec: dict[str, Any] = json.loads(self._raw.decode("utf-8", "surrogatepass"))
         return spec
 
@@ -121,11 +123,10 @@ class Vocabulary:
             texts = _byte_level(names)
         else:
             matches = [_BYTE_FALLBACK.fullmatch(name) if self.byte_fallback else None for name in names]
+            literals = [name.replace("▁", " ") if self.spaced else name for name in names]
             texts = [
-                bytes([int(match[1], 16)])
-                if match
-                else (name.replace("▁", " ") if self.spaced else name).encode("utf-8", "surrogatepass")
-                for name, match in zip(names, matches, strict=True)
+                bytes([int(match[1], 16)]) if match else name.encode("utf-8", "surrogatepass")
+                for name, match in zip(literals, matches, strict=True)
             ]
         for index, text in zip(pieces.values(), texts, strict=True):
             spelled[index] = text
@@ -190,27 +191,24 @@ class Vocabulary:
     def plain_spec(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
         """The same tokenizer without control tokens: all text stays text.
 
-        `first`: the text begins the input; some tokenizers write a space before the first word only. `normalized`: the
-        text has been normalized already.
+        `first`: the text begins the input; some tokenizers write a space before the first word only.
+        `normalized`: the text has been normalized already.
         """
         spec, whole = self.plain_parts(first=first, normalized=normalized), self.spec
         if self.white_space:  # rows keep their places: tokenizers counts ids and ignores those in the file
-            spec["added_tokens"] = [
-                row
-                if row["content"] not in self.control
-                else {**row, "content": _UNREACHABLE + row["content"], "normalized": False}
-                for row in whole["added_tokens"]
-            ]
+            spec["added_tokens"] = whole["added_tokens"]
+            for row in spec["added_tokens"]:
+                if row["content"] in self.control:
+                    row |= {"content": _UNREACHABLE + row["content"], "normalized": False}
         model = whole["model"]
         pieces = _pieces(model)
-        hidden = {name for name in self.control if name in pieces}
+        hidden = {name: _UNREACHABLE + name for name in self.control if name in pieces}
         if hidden and isinstance(model["vocab"], dict):
-            model["vocab"] = {_UNREACHABLE + name if name in hidden else name: at for name, at in pieces.items()}
-            model["merges"] = [merge for merge in model.get("merges") or [] if hidden.isdisjoint(_merged(merge))]
+            model["vocab"] = {hidden.get(name, name): at for name, at in pieces.items()}
+            merges = model.get("merges") or []
+            model["merges"] = [merge for merge in merges if hidden.keys().isdisjoint(_merged(merge))]
         elif hidden:
-            model["vocab"] = [
-                [_UNREACHABLE + name if name in hidden else name, score] for name, score in model["vocab"]
-            ]
+            model["vocab"] = [[hidden.get(name, name), score] for name, score in model["vocab"]]
         if model.get("unk_token") in self.control:
             model["unk_token"] = _UNREACHABLE + model["unk_token"]
         spec["model"] = model

@@ -1,4 +1,4 @@
-"""Side channels: values other than logprobs that an engine returns for each sampled token, such as routed experts."""
+"""Side channels: more values that an engine returns for each sampled token, such as routed experts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Packed:
     shape: tuple[int, ...] = ()
 
     def entries(self) -> Entries:
-        """The entries: a read-only array, or a new list. Raises ValueError for bytes that are neither."""
+        """A read-only array, or a new list. Raises ValueError for bytes that are neither."""
         if self.dtype is not None:
             return np.frombuffer(self.data, self.dtype).reshape(self.count, *self.shape)
         reader = zlib.decompressobj()
@@ -65,8 +65,8 @@ class Packed:
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     """Check and pack the channels of a completion of `count` tokens; a completion without tokens has none.
 
-    Integers of one shape become the smallest array that holds them, arrays of finite numbers keep their type, and
-    everything else must be JSON.
+    Integers of one shape become the smallest array that holds them, arrays of finite numbers keep their type;
+    anything else must be JSON.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(f"channels must map names to one entry for each token, not {brief(channels)}")
@@ -77,8 +77,9 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
     if isinstance(entries, Packed):
         entries.check(what)
         return entries
-    if not isinstance(entries, np.ndarray | list | tuple) or (isinstance(entries, np.ndarray) and not entries.ndim):
-        raise TrajectoryError(f"{what} must be a list or an array with an entry for each token, not {brief(entries)}")
+    is_scalar = isinstance(entries, np.ndarray) and not entries.ndim
+    if is_scalar or not isinstance(entries, np.ndarray | list | tuple):
+        raise TrajectoryError(f"{what} must be a list or an array of entries, not {brief(entries)}")
     if len(entries) != count:
         raise TrajectoryError(f"{what} has {len(entries)} entries for {count} tokens: give one for each token")
     array = entries if isinstance(entries, np.ndarray) else _integers(entries)
@@ -100,7 +101,6 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
 
 
 def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
-    """Integers of one shape, in the smallest type that holds them; None for anything else."""
     try:
         array = np.array(entries)
     except Exception:  # lists of different lengths, and any error from objects that claim to be arrays
@@ -122,7 +122,6 @@ def _has_bools(entries: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it: arrays and tuples become lists, mappings dicts. Raises TypeError for other keys."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -153,7 +152,8 @@ class Channel:
         for start, entries in self.pieces:
             ends += [start, start + len(entries)]
         if any(after < before for before, after in pairwise([*ends, self.length])):
-            raise TrajectoryError(f"channel pieces must be in order, without overlap, within its {self.length} tokens")
+            law = f"in order, without overlap, within its {self.length} tokens"
+            raise TrajectoryError(f"channel pieces must be {law}")
 
     @classmethod
     def of(cls, entries: Iterable[Any]) -> Channel:
@@ -164,7 +164,6 @@ class Channel:
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
-        """True for tokens that have an entry."""
         mask = np.zeros(self.length, np.bool_)
         for start, entries in self.pieces:
             is_array = isinstance(entries, np.ndarray)
@@ -179,7 +178,7 @@ class Channel:
         return out
 
     def array(self, fill: float) -> npt.NDArray[Any]:
-        """Entries as one array, with `fill` where there is none. Raises `TrajectoryError` if they fit no array."""
+        """Entries as one array, with `fill` where there is none. Raises TrajectoryError if they fit no array."""
         try:
             arrays = [
                 (start + at, np.asarray(run))
@@ -202,7 +201,6 @@ class Channel:
         return out
 
     def slice(self, start: int, stop: int) -> Channel:
-        """The channel of the tokens `start` to `stop`, with positions from 0."""
         pieces = []
         for first, entries in self.pieces:
             low, high = max(first, start), min(first + len(entries), stop)

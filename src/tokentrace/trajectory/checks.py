@@ -1,10 +1,11 @@
 """Checks of everything that enters a trajectory.
 
-A check returns exactly the values it was passed, in the dtypes that a trajectory stores, or raises `TrajectoryError`.
+A check returns the same values in the dtypes that a trajectory stores, or raises `TrajectoryError`.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +34,7 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> Kinds:
     """One kind per token as uint8; a single kind applies to all.
 
-    The first `skip` may be of any kind. The others may not be SAMPLED, and may be PROMPT only if they open a branch.
+    After the first `skip`, none may be SAMPLED, and PROMPT only if they open a branch.
     """
     is_single = isinstance(value, int | np.integer) and not isinstance(value, bool)
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
@@ -50,9 +51,9 @@ def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> 
 
 
 def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> Logprobs | None:
-    """One logprob per sampled token as float32, exact for float32 input; None in a trajectory that records none."""
+    """One logprob per sampled token as float32, exact for float32 input; None if none are recorded."""
     if not recorded and value is not None:
-        raise TrajectoryError("the trajectory was made with logprobs=False: pass None, or make it with logprobs=True")
+        raise TrajectoryError("the trajectory was made with logprobs=False: pass None")
     if not recorded:
         return None
     if value is None:
@@ -96,19 +97,20 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
         start, stop = (as_count(at, what) for at in place)
         is_integer = isinstance(version, int | np.integer) and not isinstance(version, bool)
         if not isinstance(version, str) and not (is_integer and -(2**63) <= int(version) < 2**63):
-            raise TrajectoryError(f"a version must be a str, a 64-bit int, or spans of these, not {brief(version)}")
+            kinds = "a str, a 64-bit int, or spans of these"
+            raise TrajectoryError(f"a version must be {kinds}, not {brief(version)}")
         spans.append(VersionSpan(version if isinstance(version, str) else int(version), start, stop))
     starts, ends = [span.start for span in spans], [0, *(span.stop for span in spans)]
-    if starts != ends[:-1] or ends[-1] != length or (len(spans) > 1 and len({*ends}) < len(ends)):
-        raise TrajectoryError(f"version: spans must cover the {length} sampled tokens in order, and none may be empty")
+    if starts != ends[:-1] or ends[-1] != length or (len(spans) > 1 and any(a >= b for a, b in pairwise(ends))):
+        law = f"cover the {length} sampled tokens in order, and none may be empty"
+        raise TrajectoryError(f"version: spans must {law}")
     return tuple(spans)
 
 
 def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, first: int = 0) -> Ids:
     """The message of each of `length` tokens, -1 for none, from rows ``(start, stop, message)``.
 
-    The rows come in order, do not overlap, are not empty, and name messages below `messages`. Their positions count
-    from `start`; `first` is added to their messages.
+    Their positions count from `start`; `first` is added to their messages, which must be below `messages`.
     """
     owners = np.full(length, -1, np.int32)
     reached = start
@@ -126,7 +128,6 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
 
 
 def _rows(value: Any, name: str, shape: str) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Rows of three values, each with its name."""
     for number, row in enumerate(items(f"{name}, rows of {shape},", value, TrajectoryError)):
         if not isinstance(row, list | tuple) or len(row) != 3:
             raise TrajectoryError(f"{name}[{number}] must be {shape}, not {brief(row)}")
@@ -139,7 +140,7 @@ def as_count(value: Any, what: str) -> int:
 
 
 def mapping_json(value: Mapping[str, Any], what: str) -> str:
-    """A mapping as JSON text that reads back as an equal value; raises `TrajectoryError` if JSON would change it."""
+    """A mapping as JSON text that reads back as an equal value."""
     if not isinstance(value, Mapping):
         raise TrajectoryError(f"{what} must be a mapping, not {type(value).__name__}")
     try:
@@ -153,5 +154,5 @@ def mapping_json(value: Mapping[str, Any], what: str) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse strict JSON: no NaN, no Infinity. Raises ValueError or RecursionError."""
+    """Parse JSON without NaN or Infinity. Raises ValueError or RecursionError."""
     return json.loads(text, parse_constant=no_constant)

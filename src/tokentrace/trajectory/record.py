@@ -23,10 +23,7 @@ from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write
 
 @dataclass(slots=True)
 class _Stream:
-    """The ids of one branch, which are only ever appended.
-
-    A full array moves to a larger one. Views that `ids` returned earlier keep the old array, so they never change.
-    """
+    """The ids of one branch. A full array moves to a larger one, so views that `ids` returned never change."""
 
     branch: int = -1
     length: int = 0
@@ -65,7 +62,7 @@ class Record:
             vocab_size = whole("vocab_size", vocab_size, least=1, most=INT32_MAX, error=TrajectoryError)
         self.vocab_size: Final = vocab_size
         self.name: Final = instance("name", name, str, TrajectoryError)
-        self.has_logprobs: Final = instance("logprobs, whether they are recorded,", logprobs, bool, TrajectoryError)
+        self.has_logprobs: Final = instance("logprobs", logprobs, bool, TrajectoryError)
         """Whether every sampled token has a logprob; otherwise none does."""
         self.reward: float | None = None
         """The reward of the whole rollout, None if there is none. Turns have their own."""
@@ -75,12 +72,13 @@ class Record:
         self._stream = _Stream()
 
     def __copy__(self) -> Self:
-        """A copy that can be written to while this one stays as it is. Shares the tokens of all writes."""
+        """A copy that can be written to. Shares the tokens of all writes."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
         twin._writes = [*self._writes]
         twin._by_branch = [[*writes] for writes in self._by_branch]
-        twin._stream = _Stream()
+        stream = self._stream  # new ids of the copy do not fit into this part of the array: they get their own
+        twin._stream = _Stream(stream.branch, stream.length, stream.array[: stream.length])
         return twin
 
     # -- one stream
@@ -114,11 +112,10 @@ class Record:
         return np.full(len(table), np.nan, np.float32) if table.logprobs is None else table.logprobs
 
     def turns(self, branch: int | None = None) -> list[Turn]:
-        """The turns along a stream, inherited ones included. A turn is `cut` if the branch starts in its middle."""
+        """The turns along a stream, inherited ones included. A turn is `cut` if the branch starts inside it."""
         return [write for write in self._along(self._index(branch)) if isinstance(write, Turn)]
 
     def channels(self, branch: int | None = None) -> dict[str, Channel]:
-        """The side channels along a stream, by name; shared prefixes included. None for tokens without an entry."""
         pieces: dict[str, list[tuple[int, Entries]]] = {}
         for turn in self.turns(branch):
             for name, packed in turn.channels:
@@ -126,11 +123,9 @@ class Record:
         return {name: Channel(self.length(branch), tuple(runs)) for name, runs in pieces.items()}
 
     def message_count(self, branch: int | None = None) -> int:
-        """How many messages the conversation of a branch holds."""
         return self._last(branch).messages
 
     def length(self, branch: int | None = None) -> int:
-        """How many tokens the stream of a branch has."""
         return self._last(branch).stop
 
     # -- the whole record
@@ -157,7 +152,6 @@ class Record:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata, as a new dict."""
         return dict(from_json(self._metadata))
 
     @property
@@ -169,11 +163,9 @@ class Record:
     def branches(self) -> tuple[Branch, ...]:
         branches = []
         for index, writes in enumerate(self._by_branch):
-            opening = writes[0]
             sampled = sum(len(write) for write in writes if isinstance(write, Turn))
-            cause = opening.cause if isinstance(opening, Context) else ""
-            place = (index, _parent(writes), opening.start, writes[-1].stop)
-            branches.append(Branch(*place, sampled, cause))
+            cause = getattr(writes[0], "cause", "")
+            branches.append(Branch(index, _parent(writes), writes[0].start, writes[-1].stop, sampled, cause))
         return tuple(branches)
 
     @property
@@ -200,13 +192,13 @@ class Record:
         return len({write.branch for write in self._writes if isinstance(write, Turn) and len(write)})
 
     def __len__(self) -> int:
-        """The length of the current stream."""
         return self._writes[-1].stop if self._writes else 0
 
     def __repr__(self) -> str:
         label = f"{self.name!r}, " if self.name else ""
         label += f"{self.num_branches} branches, " if self.num_branches > 1 else ""
-        return f"Trajectory({label}{self.num_tokens} tokens, {self.num_sampled} sampled, {self.num_writes} writes)"
+        counts = f"{self.num_tokens} tokens, {self.num_sampled} sampled, {self.num_writes} writes"
+        return f"Trajectory({label}{counts})"
 
     # -- the tree
 
@@ -253,7 +245,6 @@ class Record:
 
 
 def frozen(table: TokenTable) -> TokenTable:
-    """The table, with read-only columns."""
     for column in table.columns().values():
         column.flags.writeable = False
     return table
@@ -271,5 +262,6 @@ def cut(write: Write, limit: int) -> Write:
     tokens = write.tokens.slice(0, limit - write.start)
     if isinstance(write, Context):
         return replace(write, stop=limit, tokens=tokens)
-    versions = (span._replace(stop=min(span.stop, len(tokens))) for span in write.versions if span.start < len(tokens))
-    return replace(write, stop=limit, tokens=tokens, versions=tuple(versions), cut=True)
+    spans = (span for span in write.versions if span.start < len(tokens))
+    versions = tuple(span._replace(stop=min(span.stop, len(tokens))) for span in spans)
+    return replace(write, stop=limit, tokens=tokens, versions=versions, cut=True)

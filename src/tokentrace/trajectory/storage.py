@@ -1,7 +1,4 @@
-"""A trajectory as bytes and in files: a format that can be appended to, and read up to where it was cut off.
-
-docs/trajectory.md is the specification.
-"""
+"""A trajectory as bytes and in files, which can be read up to where they were cut off: see docs/trajectory.md."""
 
 import json
 import os
@@ -25,7 +22,6 @@ from .turns import Turn, Write
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line endings damages it."""
 VERSION: Final = 3
-"""The version of the format that is written and read."""
 
 _HEAD = struct.Struct("<QB")  # length of the payload, type
 _U32 = struct.Struct("<I")
@@ -88,7 +84,7 @@ class _Reward(_Record):
 
 
 _TYPES: Final = (_Header, _Open, _Context, _Completion, _Reward)
-"""The type of a record is its number here, counted from 1."""
+"""A record's type is its number here, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,6 @@ class Loaded:
 
     @property
     def truncated(self) -> bool:
-        """Whether anything was left out."""
         return self.problem is not None
 
 
@@ -111,7 +106,6 @@ class Loaded:
 
 
 def to_bytes(trajectory: Trajectory) -> bytes:
-    """The whole trajectory."""
     header = _Header(trajectory.name, trajectory.vocab_size, trajectory.has_logprobs, trajectory.metadata)
     turns = (write for write in trajectory.writes() if isinstance(write, Turn))
     rewards = (*((turn.write, turn.reward) for turn in turns), (-1, trajectory.reward))
@@ -136,7 +130,8 @@ def _write_record(write: Write) -> bytes:
         logprobs = [] if tokens.logprobs is None else [np.asarray(tokens.logprobs, _LOGPROBS).tobytes()]
         completion = _Completion(*place, write.finish_reason, version, write.continues, *how, channels)
         return _record(completion, ids, *logprobs, *(packed.data for _, packed in write.channels))
-    spans = [(first + write.start, last + write.start, message) for first, last, message in tokens.message_spans()]
+    start = write.start
+    spans = [(first + start, last + start, message) for first, last, message in tokens.message_spans()]
     context = _Context(*place, write.messages, spans)
     if write.parent is not None:
         context = _Open(*place, write.messages, spans, write.parent, write.cause)
@@ -154,10 +149,9 @@ def _record(fields: _Record, *arrays: bytes) -> bytes:
 
 
 def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
-    """Read a trajectory up to its last whole record; `Loaded.truncated` says whether anything was left out.
+    """Read a trajectory up to its last whole record; it may be empty.
 
-    Raises `TrajectoryError` for bytes of another format or version, and for a whole record that no
-    trajectory could have written. Bytes that end before the header is whole give an empty trajectory.
+    Raises `TrajectoryError` for bytes of another format or version, and for a whole record that is not valid.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TrajectoryError(f"a trajectory is read from bytes, not from {brief(data)}")
@@ -200,7 +194,7 @@ def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> None:
 
 
 def restore(data: bytes) -> Trajectory:
-    """Read a trajectory from bytes that must be whole. Unpickling calls this."""
+    """Read a trajectory from bytes that must be whole: for unpickling."""
     loaded = from_bytes(data)
     if loaded.truncated:
         raise TrajectoryError(f"the trajectory is not whole: {loaded.problem}")
@@ -231,7 +225,6 @@ def _fits(view: memoryview, start: int, stop: int) -> bool:
 
 
 def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
-    """Add one whole record to a trajectory; the header makes a new one."""
     kind = _HEAD.unpack_from(record)[1]
     if not 0 < kind <= len(_TYPES) or (_TYPES[kind - 1] is _Header) != (trajectory is None):
         raise TrajectoryError(f"a record of type {kind} cannot appear here")
@@ -260,7 +253,6 @@ def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
 
 
 def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
-    """Add the tokens of a record to a trajectory."""
     turn = fields if isinstance(fields, _Completion) else None
     width = _KINDS.itemsize if turn is None else _LOGPROBS.itemsize * trajectory.has_logprobs
     middle = fields.tokens * _IDS.itemsize
@@ -269,7 +261,8 @@ def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
     for one in () if turn is None else turn.channels:
         if one.name in channels:
             raise TrajectoryError(f"channel {brief(one.name)} appears twice")
-        channels[one.name] = Packed(fields.tokens, bytes(arrays[at : at + one.bytes]), one.dtype, tuple(one.shape))
+        data = bytes(arrays[at : at + one.bytes])
+        channels[one.name] = Packed(fields.tokens, data, one.dtype, tuple(one.shape))
         at += one.bytes
     if at != len(arrays):
         raise TrajectoryError(f"{len(arrays)} bytes of arrays do not hold {fields.tokens} tokens")

@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 class Trajectory(ShowsItself, Record):
     """Ids, kinds, logprobs and turns of one rollout; a tree of branches where its history was rewritten.
 
-    It is append-only. Every write is checked as a whole before anything changes: one that fails raises
-    `TrajectoryError` and leaves the trajectory as it was. Only `append_completion` records tokens as
+    A write that fails raises `TrajectoryError` and changes nothing. Only `append_completion` records tokens as
     `Kind.SAMPLED`. Methods work on the current branch, the one last written to, unless `branch` names another.
     Views are read-only and never change. Not safe for writers in several threads.
 
-    `vocab_size` bounds the ids. With `logprobs=False` the trajectory has no logprobs and accepts none; otherwise every
-    sampled token has one. `metadata` is any dict that JSON can hold, stored exactly.
+    `vocab_size` bounds the ids. With `logprobs=False` the trajectory has no logprobs; otherwise every sampled
+    token has one. `metadata` is any dict that JSON can hold, stored exactly.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -50,7 +49,7 @@ class Trajectory(ShowsItself, Record):
     """
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save to a file that only its owner may read, completely or not at all. See `load_trajectory`."""
+        """Save to a file that only its owner may read, completely or not at all."""
         from .storage import to_bytes
 
         write_whole(Path(path), [to_bytes(self)], private=True)
@@ -61,11 +60,16 @@ class Trajectory(ShowsItself, Record):
         return restore, (to_bytes(self),)
 
     def begin(
-        self, prompt_ids: IdsLike, *, kinds: KindsLike = Kind.PROMPT, messages: int = 0, message_spans: SpansLike = ()
+        self,
+        prompt_ids: IdsLike,
+        *,
+        kinds: KindsLike = Kind.PROMPT,
+        messages: int = 0,
+        message_spans: SpansLike = (),
     ) -> None:
         """Record the first prompt, which holds `messages` messages."""
         if self._writes:
-            raise TrajectoryError("the trajectory has begun: use extend_to(), or branch() for a rewritten history")
+            raise TrajectoryError("the trajectory has begun: use extend_to() or branch()")
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         owners = as_owners(message_spans, len(ids), as_count(messages, "messages"))
         self.record_context(0, 0, ids, kinds, owners, messages, parent=-1)
@@ -79,10 +83,10 @@ class Trajectory(ShowsItself, Record):
         messages: int = 0,
         branch: int | None = None,
     ) -> None:
-        """Record tokens after the stream that were not sampled: tool results, scaffold, a generation prompt, a close.
+        """Record tokens after the stream that were not sampled: tool results, scaffold, a generation prompt.
 
-        It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`, and
-        the number of the new message, counted from 0. The cost depends on the new ids alone.
+        It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`,
+        and the number of the new message, counted from 0.
         """
         last, added = self._last(branch), as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
@@ -93,10 +97,10 @@ class Trajectory(ShowsItself, Record):
         """Record the new tokens of a bridge that was made for this stream."""
         stream = self.stream(branch)
         if not hasattr(bridge, "stream_length"):
-            raise TrajectoryError(f"append_bridge takes BridgedTokens, not {brief(bridge)}; was the bridge refused?")
+            raise TrajectoryError(f"append_bridge takes BridgedTokens, not {brief(bridge)}")
         length, end = bridge.stream_length, stream[len(stream) - len(bridge.completion) :]
         if length != len(stream) or not np.array_equal(end, bridge.completion):
-            raise TrajectoryError(f"the bridge of {length} ids is for another stream: make it from the recorded ids")
+            raise TrajectoryError(f"the bridge of {length} ids is for another stream")
         new, spans = bridge.new, bridge.new.message_spans()
         self.append_context(new.ids, new.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
 
@@ -118,11 +122,11 @@ class Trajectory(ShowsItself, Record):
 
         - `version`: the weights, one version for all tokens, or rows ``(version, start, stop)`` that cover them.
         - `logprobs_kind` and `sampling`: the distribution the logprobs come from, and the temperature, top-p and
-          top-k of the request. Without both, the meaning of a logprob is unknown.
+          top-k of the request.
         - `cached_tokens`: how many ids of the prompt the engine had cached.
-        - `channels`: more values per token by name, such as routed experts or top logprobs: arrays or JSON values.
+        - `channels`: more values per token by name, such as routed experts: arrays or JSON values.
         - `continues`: this completion continues the message of the turn before, which ended with ``"abort"`` or
-          ``"length"`` or was empty, with no new message in between. Otherwise a completion follows a prompt or context.
+          ``"length"`` or was empty, with no new message in between.
         """
         index = self._index(branch)
         last = self._last(index)
@@ -168,8 +172,8 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole next prompt; returns how many of its ids are new.
 
-        Raises `ExtensionError`, naming the first difference, unless it begins with the stream. `kinds`, `message_spans`
-        and `messages` (how many it holds) describe the whole prompt, of which only the new part is recorded.
+        Raises `ExtensionError`, naming the first difference, unless it begins with the stream. `kinds`,
+        `message_spans` and `messages` (how many it holds) describe the whole prompt.
         """
         index = self._index(branch)
         last = self._last(index)
@@ -187,7 +191,7 @@ class Trajectory(ShowsItself, Record):
         if len(ids) > shared:
             self.record_context(index, shared, ids, kinds, owners, total, skip=shared)
         elif total != last.messages:
-            raise TrajectoryError(f"messages is {total}, but the prompt of {last.messages} messages has no new token")
+            raise TrajectoryError(f"messages is {total}, but the {last.messages} messages have no new token")
         return len(ids) - shared
 
     def branch(
@@ -201,9 +205,9 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
-        It shares the longest prefix that is recorded anywhere in the tree, which stays with the branch that owns it.
-        Arguments are as in `extend_to`; by default no message is new. Raises `TrajectoryError` for a prompt that begins
-        with a branch's whole stream: use `extend_to`. To sample a prompt again, branch after its first completion.
+        It shares the longest prefix that is recorded anywhere in the tree. Arguments are as in `extend_to`; by
+        default no message is new. Raises `TrajectoryError` for a prompt that begins with a branch's whole stream:
+        use `extend_to`. To sample a prompt again, branch after its first completion.
         """
         self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
@@ -230,10 +234,10 @@ class Trajectory(ShowsItself, Record):
         *,
         skip: int = 0,
     ) -> None:
-        """Record ids at `start` of a branch, which then holds `messages` messages. All contexts are recorded here.
+        """Record ids at `start` of a branch, which then holds `messages` messages.
 
-        With a `parent`, the branch that owns the token before `start` (-1 for none), it opens the next branch. The
-        first `skip` ids are recorded already.
+        With a `parent`, the branch that owns the token before `start` (-1 for none), it opens the next branch.
+        The first `skip` ids are recorded already.
         """
         count, opening, ids = self.num_branches, parent is not None, prompt[skip:]
         if parent is None:
@@ -241,10 +245,9 @@ class Trajectory(ShowsItself, Record):
             if not len(ids):
                 raise TrajectoryError("no new ids: there is nothing to record")
         elif branch != count or not (self._owns(parent, start) if start else parent == -1 and len(ids)):
-            raise TrajectoryError(
-                f"branch {branch} cannot open at {start} of branch {parent} with {len(ids)} ids: the next branch is "
-                f"{count}, its parent owns the tokens on both sides, and a prompt needs at least one id"
-            )
+            law = f"the next branch is {count}, its parent owns the tokens on both sides, and no prompt is empty"
+            place = f"at {start} of branch {parent} with {len(ids)} ids"
+            raise TrajectoryError(f"branch {branch} cannot open {place}: {law}")
         instance("cause", cause, str, TrajectoryError)
         before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
         if as_count(messages, "messages") < before:
@@ -261,22 +264,20 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"there is no branch {branch} that ends at {start}")
 
     def _owns(self, branch: int, position: int) -> bool:
-        """Whether a branch owns the tokens on both sides of a position."""
-        return 0 <= branch < self.num_branches and self._by_branch[branch][0].start < position < self.length(branch)
+        is_branch = 0 <= branch < self.num_branches
+        return is_branch and self._by_branch[branch][0].start < position < self.length(branch)
 
     def _continued(self, index: int) -> int:
-        """The message that a completion with `continues` continues."""
         writes = self._by_branch[index]
         turn = next((write for write in reversed(writes) if isinstance(write, Turn)), None)
         if turn is None or turn.messages != writes[-1].messages:
-            raise TrajectoryError("there is no turn to continue, or new messages came after it: omit continues=True")
+            raise TrajectoryError("continues=True: there is no turn to continue, or new messages came after it")
         if turn.finish_reason not in ("abort", "length") and len(turn):
             problem = f"the turn before finished with {turn.finish_reason!r}"
             raise TrajectoryError(f"{problem}: a message continues only after 'abort' or 'length'")
         return turn.message
 
     def _add(self, write: Write) -> None:
-        """Append a checked write to its branch, which may be new."""
         if write.branch == self.num_branches:
             self._by_branch.append([])
         self._by_branch[write.branch].append(write)

@@ -1,4 +1,4 @@
-"""The parts of a trajectory: turns, contexts and branches."""
+"""Turns, contexts and branches: the parts of a trajectory."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ POSITIVE_NOISE: Final = 1e-4
 
 
 class LogprobKind(StrEnum):
-    """The distribution that logprobs come from. Kinds differ if temperature is not 1, or top-p or top-k exclude ids."""
+    """The distribution that logprobs come from."""
 
     PROCESSED = "processed"
     """The distribution that was sampled from: temperature, top-p and top-k included."""
     SCALED = "scaled"
     """After temperature, before top-p and top-k. Equals `PROCESSED` if these exclude nothing."""
     RAW = "raw"
-    """The model's own, before temperature, top-p and top-k. Always the kind of greedy completions (temperature 0)."""
+    """The model's own, before temperature, top-p and top-k. Greedy completions have this kind."""
     UNKNOWN = "unknown"
-    """The engine did not report it."""
 
 
 class VersionSpan(NamedTuple):
@@ -57,7 +56,6 @@ class SharedPrefix(NamedTuple):
     branch: int
     """The branch that shares most of it, the oldest of several; -1 if nothing is shared."""
     length: int
-    """How many ids are shared."""
     extends: int
     """The branch whose whole stream the prompt begins with, if none shares more; else -1."""
 
@@ -70,7 +68,7 @@ class Turn:
     """
 
     write: int
-    """The number of the write that recorded it: unique in the trajectory, and growing with time."""
+    """The number of the write that recorded it."""
     branch: int
     """The branch that owns it, and trains it."""
     start: int
@@ -90,12 +88,11 @@ class Turn:
     reward: float | None = field(default=None, compare=False)
     """The reward that `Trajectory.set_reward` had recorded when this turn was read."""
     channels: tuple[tuple[str, Packed], ...] = field(default=(), compare=False, repr=False)
-    """Names and packed entries of its side channels; `Trajectory.channels` has them along a stream."""
+    """Names and packed entries of its side channels."""
     tokens: TokenTable = field(kw_only=True, compare=False, repr=False)
 
     @property
     def messages(self) -> int:
-        """How many messages its branch holds after it."""
         return self.message + 1
 
     @property
@@ -105,7 +102,6 @@ class Turn:
 
     @property
     def sampling(self) -> dict[str, Any] | None:
-        """The sampling parameters."""
         return None if self.sampling_json is None else json.loads(self.sampling_json)
 
     def __len__(self) -> int:
@@ -114,7 +110,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """Tokens added to a stream without sampling: a prompt, a rewritten one, or what follows a completion."""
+    """Tokens added to a stream without sampling: a prompt, or what follows a completion."""
 
     branch: int
     start: int
@@ -127,7 +123,6 @@ class Context:
     parent: int | None = None
     """Set if this write opened the branch: the branch that owns the token before `start`, -1 for none."""
     cause: str = ""
-    """Why it opened a branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +134,6 @@ class Branch:
     """The branch that owns the token before `start`; -1 if nothing is shared."""
     start: int
     stop: int
-    """The length of its stream when it was read."""
     sampled: int
     """How many of the tokens that it owns were sampled."""
     cause: str

@@ -1,7 +1,4 @@
-"""The page's routes, for administrators: its files, the session list, tokens and turns.
-
-A browser may run only the page's own files. Data from agents is sent as JSON and shown as text.
-"""
+"""The page's routes, for administrators. A browser may run only the page's own files."""
 
 import asyncio
 import functools
@@ -33,7 +30,7 @@ from ..session import SessionRecord
 
 TOKENS: Final = 4_000
 _AROUND: Final = 4
-"""This many tokens on either side are decoded too, since a character may span several tokens."""
+"""More tokens are decoded on either side, as a character may span several."""
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -48,7 +45,6 @@ _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"
 
 
 def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> dict[str, Any]:
-    """A branch's stream token by token, and as pieces that share a kind, message and turn."""
     trajectory, branch = session.trajectory, query.branch
     ids, table = trajectory.stream(branch), trajectory.table(branch)
     limit = min(len(ids), query.start + TOKENS)
@@ -59,7 +55,9 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
     numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
     for turn in trajectory.turns(branch):  # inherited ones included
         turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get((turn.branch, turn.start), -1)
-    logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(turns)
+    logprobs = [None] * len(turns)
+    if trajectory.has_logprobs:
+        logprobs = trajectory.logprobs(branch)[start:stop].tolist()
     counts = np.bincount(table.kinds, minlength=len(Kind)).tolist()
     first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)  # so that texts do not depend on the cut
     columns = token_columns(tokenizer, ids[first:last])
@@ -77,7 +75,7 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
     ]
     newest = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
     conversation = [] if newest is None else session.conversation(newest.number)
-    shown = sorted({int(message) for message in np.unique(messages)} & set(range(len(conversation))))
+    present = sorted({int(message) for message in np.unique(messages)} & set(range(len(conversation))))
     return {
         "branch": branch,
         "start": start,
@@ -90,7 +88,7 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
         "control": np.flatnonzero(columns["control"][inside]).tolist(),
         "logprobs": [_number(value) for value in logprobs],
         "pieces": pieces,
-        "roles": {str(number): visible(str(conversation[number].get("role"))) for number in shown},
+        "roles": {str(number): visible(str(conversation[number].get("role"))) for number in present},
     }
 
 
@@ -130,14 +128,13 @@ async def _file(gateway: Gateway, http: HTTPRequest) -> Response:
 
 @functools.cache
 def page_files() -> dict[str, bytes]:
-    """The page's files by name, including those of the token viewer."""
     folder = resources.files(__package__).iterdir()
     files = {file.name: file.read_bytes() for file in folder if file.name.rpartition(".")[2] in _TYPES}
     return files | {name: asset(name).encode() for name in SHARED}
 
 
 async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
-    """The newest sessions, the session that the query names, and the gateway's state."""
+    """The newest sessions, the chosen one, and the gateway's state."""
     query, store = read_query(http), gateway.store
     infos = await find_sessions(gateway, query)
     chosen = await gateway.sessions.find(query.session)
@@ -146,7 +143,8 @@ async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
     under_way = Counter(claim.session_id for claim in gateway.admission.claims)
     glances = [_glance(gateway, info, rewards.get(info.id), under_way[info.id]) for info in listed]
     if chosen is not None:  # when these counts change, the page reads the session again
-        counts = {"labels": len(await store.labels(chosen.id)), "incomplete": len(await store.incomplete(chosen.id))}
+        counts = {"labels": len(await store.labels(chosen.id))}
+        counts["incomplete"] = len(await store.incomplete(chosen.id))
     about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
     return {
         "sessions": glances[: len(infos[: query.limit])],
@@ -158,7 +156,7 @@ async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
 
 
 def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) -> dict[str, Any]:
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in info.metadata.items()}
+    texts = {name: one if isinstance(one, str) else json.dumps(one) for name, one in info.metadata.items()}
     metadata = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
     glance = {
         **{name: getattr(info, name) for name in ("id", "state", "created", "turns", "sampled")},
@@ -189,7 +187,8 @@ async def _turn(gateway: Gateway, http: HTTPRequest) -> Any:
     async with gateway.sessions.locked(id) as live:
         turns = len(live.session.turns)
         if not (turn.isascii() and turn.isdigit() and len(turn) < 20 and int(turn) < turns):
-            raise RequestError(f"there is no turn {brief(turn)}; the session has {turns}", status=404, code="no_turn")
+            problem = f"there is no turn {brief(turn)}; the session has {turns}"
+            raise RequestError(problem, status=404, code="no_turn")
         return await asyncio.to_thread(turn_view, live.session, int(turn), labels)
 
 
