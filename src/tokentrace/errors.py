@@ -44,7 +44,9 @@ class ControlTokenError(InputError):
 class LostTextError(InputError):
     """Text of the input reached no token, and the setting is ``lost="error"``. `lost` lists all of it."""
 
-    def __init__(self, problem: str, *, message: int | None, field: str | None, lost: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, problem: str, *, message: int | None, field: str | None, lost: Sequence[Any] = ()
+    ) -> None:
         self.lost = list(lost)
         super().__init__(problem, message=message, field=field)
 

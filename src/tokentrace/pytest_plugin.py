@@ -22,7 +22,9 @@ def assert_safe() -> Callable[..., AuditReport]:
     """``assert_safe(renderer, uses)`` fails the test unless the renderer's template is safe for these uses."""
     audits: dict[Any, AuditReport] = {}
 
-    def check(renderer: Any, uses: str | Iterable[str], *, partly: bool = False, **settings: Any) -> AuditReport:
+    def check(
+        renderer: Any, uses: str | Iterable[str], *, partly: bool = False, **settings: Any
+    ) -> AuditReport:
         """Audit a renderer, or a tokenizer with settings for `create_renderer`, once per run of pytest.
 
         Fails the test unless the template is safe for all `uses`. With `partly`, being safe for some turns is
@@ -39,7 +41,9 @@ def assert_safe() -> Callable[..., AuditReport]:
             if not required:
                 raise InputError(f"name at least one use: {', '.join(Use)}")
             if isinstance(renderer, Renderer) and settings:
-                raise InputError(f"a renderer has its settings already: {', '.join(settings)} cannot be set here")
+                raise InputError(
+                    f"a renderer has its settings already: {', '.join(settings)} cannot be set here"
+                )
             earlier = audits.get(renderer) if isinstance(renderer, Renderer) else None
             report = earlier or audit_template(renderer, **settings)
         except TokentraceError as error:

@@ -22,7 +22,9 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 
 @command
 @click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...", type=click.Path())
-@click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name a TOKENIZER.")
+@click.option(
+    "-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name a TOKENIZER."
+)
 @options.audit_options
 @options.input_file("--on", "Instead, compare this conversation in production, rollout and training.")
 @options.index_option
@@ -163,7 +165,9 @@ def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
     if path.suffix != ".jinja":
         return {"tokenizer": name, "chat_template": template}
     if template is not None:
-        raise InputError(f"{name} is a template, but --chat-template names another one; give the model's folder")
+        raise InputError(
+            f"{name} is a template, but --chat-template names another one; give the model's folder"
+        )
     if not path.is_file():
         raise InputError(f"there is no file {name}")
     if not path.with_name("tokenizer.json").is_file():

@@ -114,7 +114,9 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
             inputs,
             model,
             limit=options["limit"],
-            engine=None if engine is None else lambda: connect_engine(engine, getattr(model, "tokenizer", model)),
+            engine=None
+            if engine is None
+            else lambda: connect_engine(engine, getattr(model, "tokenizer", model)),
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
     show_report(report, report.to_json(), options, tokenizer=model)

@@ -39,7 +39,9 @@ def write_file(path: Path, text: str, *, launch: bool = False) -> None:
         click.launch(str(path))
 
 
-def write_page(path: Path, result: Any, *, title: str = "", tokenizer: Any = None, launch: bool = False) -> None:
+def write_page(
+    path: Path, result: Any, *, title: str = "", tokenizer: Any = None, launch: bool = False
+) -> None:
     """Write a result as a self-contained page."""
     from ..show.page import show
 

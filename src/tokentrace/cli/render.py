@@ -117,7 +117,9 @@ def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> N
         raise InputError(f"{mismatch}, not with the embedded pocket model: name it with -t")
     if mismatch:
         note(f"{mismatch}, not with {tokenizer}: the texts on the page may be wrong")
-    write_page(html or _temporary("page.html"), result, title=path.name, tokenizer=spelling, launch=html is None)
+    write_page(
+        html or _temporary("page.html"), result, title=path.name, tokenizer=spelling, launch=html is None
+    )
 
 
 def _read(file: str, path: Path, rows: int) -> Any:
@@ -201,4 +203,6 @@ def families(*, name: str | None, as_json: bool) -> None:
     else:
         for key, label in _DETAILS.items():
             if rows[0][key]:
-                click.echo(f"{label}:\n" + "".join(f"  {line}\n" for line in rows[0][key].splitlines()), nl=False)
+                click.echo(
+                    f"{label}:\n" + "".join(f"  {line}\n" for line in rows[0][key].splitlines()), nl=False
+                )

@@ -115,7 +115,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     if not job.quiet:
         _summarize(summary, metrics, circuits, job.as_json)
     if problem is not None:
-        raise InputError(f"{problem}; the trajectories are kept: fix this, and the same command writes the rows")
+        raise InputError(
+            f"{problem}; the trajectories are kept: fix this, and the same command writes the rows"
+        )
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
@@ -207,10 +209,14 @@ class _Display(ProgressBars):
     def outage(self, outage: str | None) -> None:
         """Report from time to time that the engine does not answer, and once that it answers again."""
         now = time.monotonic()
-        if self._quiet or (outage is not None and self._reported and now - self._reported < self._OUTAGES_EVERY):
+        if self._quiet or (
+            outage is not None and self._reported and now - self._reported < self._OUTAGES_EVERY
+        ):
             return
         self._reported = 0.0 if outage is None else now
-        text = "the engine answers again: continuing" if outage is None else f"{outage}{_circuits(self._engine)}"
+        text = (
+            "the engine answers again: continuing" if outage is None else f"{outage}{_circuits(self._engine)}"
+        )
         self._console.print(text, style="green" if outage is None else "yellow", markup=False, highlight=False)
 
 

@@ -56,7 +56,9 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @flag("--public-health", text="With --keys: answer /healthz and /readyz without a key.")
 @value("--grace", "SECONDS", "Seconds to finish on exit.", type=click.FloatRange(0), default=30.0)
 @flag("-q", "--quiet", text="Log only warnings.")
-def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any) -> None:
+def serve(
+    *, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any
+) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
     Prints its URL when it is ready; the log goes to stderr, one line of JSON per request. Give an OpenAI client
@@ -80,7 +82,9 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, qui
     from .inputs import make_renderer
 
     if engine == "embedded" and options["tokenizer"] not in (None, "pocket"):
-        raise InputError("the embedded engine has its own tokenizer: leave out --tokenizer, or add --engine URL")
+        raise InputError(
+            "the embedded engine has its own tokenizer: leave out --tokenizer, or add --engine URL"
+        )
     if engine != "embedded" and options["tokenizer"] is None:
         raise InputError("name the model that the engine serves: --tokenizer PATH")
     version = options["weights"]
@@ -96,7 +100,9 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, qui
             waiting=options["max_waiting"],
         ),
     )
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING if quiet else logging.INFO, format="%(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING if quiet else logging.INFO, format="%(message)s"
+    )
     for name in ("httpx", "httpx2", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
     renderer = make_renderer(options, control_tokens=control_tokens, calls=calls)

@@ -231,7 +231,11 @@ def _text_of(part: Any, place: Place) -> str:
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
     """Parse a JSON object; empty text is an empty one. Raises InputError for repeated keys and infinities."""
     advice = "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
-    lossless: dict[str, Any] = {"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite}
+    lossless: dict[str, Any] = {
+        "object_pairs_hook": unique,
+        "parse_constant": no_constant,
+        "parse_float": finite,
+    }
     try:
         value = parse_json(text, place, strict=False, **lossless) if text.strip() else {}
     except InputError as error:

@@ -88,7 +88,11 @@ def is_usual(message: Any) -> bool:
 
 def _is_usual_call(call: Any) -> bool:
     function = call.get("function") if type(call) is dict else None
-    if type(function) is not dict or type(function.get("name")) is not str or type(call.get("id", "")) is not str:
+    if (
+        type(function) is not dict
+        or type(function.get("name")) is not str
+        or type(call.get("id", "")) is not str
+    ):
         return False
     arguments = function.get("arguments")
     return type(arguments) is str or is_flat(arguments)

@@ -130,12 +130,16 @@ class ItemReader:
                     message["tool_call_id"] = id = place.string(item, "call_id")
                     if not self.open_calls and not self._is_called(id):
                         problem = f"no function_call before it has the id {brief(id)}"
-                        raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
+                        raise place.at("call_id").error(
+                            f"{problem}; send the call too, or previous_response_id"
+                        )
                 self.messages.append({**message, "content": _content(_parts(place, item, "output"))})
             case "item_reference":
                 id = place.string(item, "id")
                 if response_of_item(id) is None:
-                    problem = f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
+                    problem = (
+                        f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
+                    )
                     raise place.error(f"item_reference: {problem}")
                 self._turn_of(item)
                 self.references.setdefault(self.turn, []).append(id)

@@ -27,7 +27,13 @@ _CALLERS: Final = frozenset({"function_call", "tool_call"})  # speakers whose va
 _CALL_FIELDS: Final = ("id", "type", "function", "name", "arguments")
 _LOSS: Final = ("weight", "train")  # choose what is trained
 _CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
-_FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # not Anthropic's
+_FOREIGN: Final = (
+    "tool_calls",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # not Anthropic's
 _TOOL_BLOCKS: Final = ("tool_use", "tool_result")
 _THINKING_BLOCKS: Final = ("thinking", "redacted_thinking")
 
@@ -187,7 +193,11 @@ def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
     expected = "a mapping" if kinds is Mapping else "a mapping or a JSON string"
     arguments = place.get(fields, key, kinds, expected)
     id = {"id": place.string(fields, "id")} if fields.get("id") is not None else {}
-    return {**id, "type": "function", "function": {"name": place.string(fields, "name"), "arguments": arguments}}
+    return {
+        **id,
+        "type": "function",
+        "function": {"name": place.string(fields, "name"), "arguments": arguments},
+    }
 
 
 def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:

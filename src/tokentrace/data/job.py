@@ -228,7 +228,9 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
         yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
         return
     workers = min(workers, 61) if sys.platform == "win32" else workers  # the limit of Windows
-    context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # threads of encoders and progress bars do not survive a fork
     pool = ProcessPoolExecutor(workers, context, _start_worker, (tokenizer.settings,))
     try:
         yield from in_order(((batch, pool.submit(_tokenize, batch.rows)) for batch in batches), 2 * workers)

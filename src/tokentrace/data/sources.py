@@ -106,7 +106,9 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
     """Return the files with rows. Raises InputError if there are several splits."""
-    paths = [path for path in sorted(folder.rglob("[!.]*")) if any(map(path.match, _PATTERNS)) and path.is_file()]
+    paths = [
+        path for path in sorted(folder.rglob("[!.]*")) if any(map(path.match, _PATTERNS)) and path.is_file()
+    ]
     files = {path: _words(path.relative_to(folder).as_posix()) for path in paths if path.name not in _NO_ROWS}
     if split is not None:
         files = {path: words for path, words in files.items() if _words(split) <= words}

@@ -146,7 +146,9 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
             columns[name] = entries
             del values[name]
     try:
-        text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if values else None
+        text = (
+            json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if values else None
+        )
     except ValueError as error:
         raise SampleError(f"channels {sorted(values)} cannot be written as JSON: {error}") from error
     return {**columns, "channels": text}

@@ -95,7 +95,11 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
     if purpose == "look_up":
         for item, number in question.table.items():
             if item.casefold() == " ".join(value.split()).casefold():
-                styles = {"number": str(number), "pair": f"{item}: {number}", "json": json.dumps({item: number})}
+                styles = {
+                    "number": str(number),
+                    "pair": f"{item}: {number}",
+                    "json": json.dumps({item: number}),
+                }
                 return styles.get(question.style, f"The {question.field} of {item} is {number}.")
         return f"Error: no entry for {value[:40]!r}"
     if purpose == "check":

@@ -58,7 +58,9 @@ class Blame:
         return f"line {self.line}: `{self.source}`"
 
 
-def find_blame(study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool) -> Blame | None:
+def find_blame(
+    study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool
+) -> Blame | None:
     """Find the line behind a difference at character `at`, or else the line that writes there."""
     one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or common_prefix(one.text, other.text) != at:
@@ -110,7 +112,9 @@ def _blame_writer(run: TracedRun, at: int) -> Blame | None:
     start = max(offset for offset in offsets if offset <= at)
     end = min(offset for offset in offsets if offset > at)
     text = run.text[at:end][:20]
-    writes = [event for event in run.events if event.part.kind == WRITE and event.offset == start and event.value]
+    writes = [
+        event for event in run.events if event.part.kind == WRITE and event.offset == start and event.value
+    ]
     event = next((event for event in writes if text in event.value), writes[-1] if writes else None)
     return None if event is None else Blame(event.part.line, event.part.source)
 
@@ -214,7 +218,9 @@ class _Instrument(NodeTransformer):
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         values = [nodes.Const(one.data) if isinstance(one, nodes.TemplateData) else one for one in node.nodes]
-        node.nodes = [self._hook(WRITE, value, one.lineno) for value, one in zip(values, node.nodes, strict=True)]
+        node.nodes = [
+            self._hook(WRITE, value, one.lineno) for value, one in zip(values, node.nodes, strict=True)
+        ]
         return self.generic_visit(node)
 
     def _tested(self, node: Any) -> Any:

@@ -119,7 +119,9 @@ class Case:
         turn = f" in the turn of the {role}" if role and not self.completion else ""
         if match.cause is Cause.UNKNOWN and self.hunk.other_start == len(self.prompt):
             gone = counted(len(self.stream) - self.hunk.start)
-            return f"the prompt ends {gone} before the stream: the request was repeated, or goes back in history"
+            return (
+                f"the prompt ends {gone} before the stream: the request was repeated, or goes back in history"
+            )
         meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
         return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
 
@@ -174,7 +176,9 @@ class Case:
         ours, theirs = ([*accumulate(map(len, side))] for side in sides)
         for end in sorted({*ours} & {*theirs}):
             at, other = start + bisect_left(ours, end) + 1, other_start + bisect_left(theirs, end) + 1
-            shared = other < len(self.prompt) and at < len(self.stream) and self.stream[at] == self.prompt[other]
+            shared = (
+                other < len(self.prompt) and at < len(self.stream) and self.stream[at] == self.prompt[other]
+            )
             if 0 < end <= same and (at == len(self.stream) or shared):
                 return Match(Cause.BPE_REMERGE, hunk=Hunk(start, at, other_start, other))
         return None
@@ -213,7 +217,9 @@ class Case:
         if opened and opened not in {opening for opening, _ in self.reasoning}:  # the prompt may open reasoning
             return None
         completion = self.stream[slice(*last)].tolist()
-        solid = next((index for index in following.tolist() if self.vocabulary.token_bytes(index).strip()), None)
+        solid = next(
+            (index for index in following.tolist() if self.vocabulary.token_bytes(index).strip()), None
+        )
         if solid not in self.heads.structural or solid in completion[:-1] or len(completion) < 2:
             return None
         return Match(Cause.ZEROED_ANCHOR)
@@ -305,7 +311,10 @@ class Case:
             return None
         heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads)).tolist()
         start, stop = self.completion or ([0, *heads][-1], self._turn_stop(self.stream, self.hunk.start))
-        sides = self.stream[start:stop], self.prompt[start : self._turn_stop(self.prompt, self.hunk.other_start)]
+        sides = (
+            self.stream[start:stop],
+            self.prompt[start : self._turn_stop(self.prompt, self.hunk.other_start)],
+        )
         turns = [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
         ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
         match = next(filter(None, map(_compare_calls, ours, theirs)), None)

@@ -148,7 +148,10 @@ def _prove(cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[s
     no_tools = before.get("tools") is None and after.get("tools") is None
     if cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (cause is Cause.CHANGED_TOOLS and no_tools):
         return cause, words
-    return Cause.UNKNOWN, f"it looks like {cause}, but messages and tools of both requests are the same: {words}"
+    return (
+        Cause.UNKNOWN,
+        f"it looks like {cause}, but messages and tools of both requests are the same: {words}",
+    )
 
 
 def conversation_change(

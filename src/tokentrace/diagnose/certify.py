@@ -105,7 +105,9 @@ class AuditReport(ShowsItself):
                 Table("What it is safe for", ["", " "], verdicts, words=2, code=True),
                 _overview([self]),
                 *[Table("What goes wrong", ["", " "], findings, words=2, code=True)] * bool(findings),
-                Table("What else is known", ["", " "], [(name, _words(facts[name])) for name in facts], words=2),
+                Table(
+                    "What else is known", ["", " "], [(name, _words(facts[name])) for name in facts], words=2
+                ),
             ],
         )
 
@@ -308,5 +310,7 @@ def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]
     renderings = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name, tools in probes)
     printed = {name for name, rendering in renderings if rendering is not None and _VALUE in rendering.text}
     names -= printed - compared.keys()
-    choices = {name: dict.fromkeys(compared.get(name, (False, True))) for name in sorted(names)[:_MAX_VARIABLES]}
+    choices = {
+        name: dict.fromkeys(compared.get(name, (False, True))) for name in sorted(names)[:_MAX_VARIABLES]
+    }
     return {name: [one for one in choices[name] if repr(settings.get(name)) != repr(one)] for name in choices}

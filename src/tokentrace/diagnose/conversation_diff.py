@@ -72,7 +72,9 @@ def changed_tools(
         "changed tools": [name for name in ours if name in theirs and ours[name] != theirs[name]],
         "template variables": sorted(name for name in {*now, *before} if now.get(name) != before.get(name)),
     }
-    words = [f"{what}: {', '.join(name[:60] for name in names[:9])}" for what, names in changes.items() if names]
+    words = [
+        f"{what}: {', '.join(name[:60] for name in names[:9])}" for what, names in changes.items() if names
+    ]
     text = "; ".join(words) or "the tools are in another order, or formatted differently"
     return Finding(Cause.CHANGED_TOOLS, words=f"the same conversation: {text}")
 
@@ -228,7 +230,9 @@ def _is_task(question: Message, conversations: Iterable[Messages]) -> bool:
     return len(task) >= _DISTINCT and any(is_task)
 
 
-def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
+def _closest(
+    sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]
+) -> tuple[Messages, int]:
     """The conversation that shares the most, and for how long."""
     ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if not _is_instruction(message)}

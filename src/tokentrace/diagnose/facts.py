@@ -173,7 +173,9 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
         random |= one.random or other.random
         if not date and one.text != other.text:
             pairs = zip(one.events, other.events, strict=False)
-            changed = (event.part for event, later in pairs if event[:2] != later[:2] and event.part.kind != TEST)
+            changed = (
+                event.part for event, later in pairs if event[:2] != later[:2] and event.part.kind != TEST
+            )
             date = next((f"line {part.line}: `{part.source}`" for part in changed), "an unknown line")
     return date, random
 
@@ -300,7 +302,9 @@ def _unread(renderer: Renderer) -> str:
         function = {"name": "probe1", "description": "a tool", "parameters": schema}
         [message] = with_ids([calling(call(1, arguments))], renderer.study(TOOLS))
         try:
-            unread = renderer.find_unreadable([USER, message], tools=[{"type": "function", "function": function}])
+            unread = renderer.find_unreadable(
+                [USER, message], tools=[{"type": "function", "function": function}]
+            )
         except TokentraceError:
             continue
         for one in unread:

@@ -6,7 +6,9 @@ from itertools import zip_longest
 from typing import Any, Final, Self
 
 _BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
-_BRANCH: Final = "the model now sees a different context: start a new branch here, or keep the history as it was"
+_BRANCH: Final = (
+    "the model now sees a different context: start a new branch here, or keep the history as it was"
+)
 _ENCODER: Final = "the ids come from another tokenizer, or from other settings: compare who encoded each prompt"
 _PRESERVE: Final = 'bridge to the next turn, or render with past="preserve"'
 _KEEP: Final = "keep the ids of a turn that is too long; cut samples when you build them, not the record"
@@ -36,9 +38,19 @@ class Cause(WordedEnum):
         return self.label or self.value.replace("_", " ")
 
     # A prompt does not begin with the stream so far: what the tokens show.
-    BOOLEAN_CASE = "boolean_case", "boolean or None case", "One side is JSON, the other Python's str().", _BRIDGE
+    BOOLEAN_CASE = (
+        "boolean_case",
+        "boolean or None case",
+        "One side is JSON, the other Python's str().",
+        _BRIDGE,
+    )
     BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _BRIDGE
-    JSON_FORMAT = "json_format", "JSON spacing or key order", "The same JSON value, written another way.", _BRIDGE
+    JSON_FORMAT = (
+        "json_format",
+        "JSON spacing or key order",
+        "The same JSON value, written another way.",
+        _BRIDGE,
+    )
     EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks an argument.", _BRIDGE
     WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
     STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE

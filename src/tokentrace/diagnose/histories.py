@@ -204,7 +204,9 @@ class HistoryReport(ShowsItself):
             messages, steps = (tuple(sorted(set(column))) for column in (tokens, [step for step, *_ in group]))
             texts = pairs.pop() if is_short else None
             findings.append(HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts))
-        return tuple(sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps)))
+        return tuple(
+            sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
+        )
 
     def _changes(self, step: Step, view: View) -> Iterator[tuple[int, str, bool, _Change]]:
         """Yield the changed fields. Scaffold counts toward its hunk's field."""
@@ -280,9 +282,14 @@ class HistoryReport(ShowsItself):
                     continue
                 parts = [step.views[view].rows[one.other_start : one.other_stop] for one in hunks]
                 starts = [0, *itertools.accumulate(map(len, parts))]
-                hunks = [one.moved(0, start - one.other_start) for one, start in zip(hunks, starts, strict=False)]
+                hunks = [
+                    one.moved(0, start - one.other_start) for one, start in zip(hunks, starts, strict=False)
+                ]
                 links[view] = f"diff={len(contrasts)}"
-                name, sides = f"step {step.index}, {step.place}: rollout → {view}", (str(View.ROLLOUT), str(view))
+                name, sides = (
+                    f"step {step.index}, {step.place}: rollout → {view}",
+                    (str(View.ROLLOUT), str(view)),
+                )
                 base, other = streams[step.branch], self._track("", np.concatenate(parts))
                 contrasts.append(Contrast(base, other, hunks, sides, name, stop=len(step.rollout.ids)))
             table.append(_table_row(step, links))

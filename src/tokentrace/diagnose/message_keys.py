@@ -50,7 +50,9 @@ def meaning(message: Message) -> Any:
     if message.get("role") != "assistant":
         return [message.get("role"), _content(content)]
     parts = content if isinstance(content, (list, tuple)) else [content or ""]
-    values = [part if isinstance(part, str) else _part(part, "text") for part in parts if not _is_reasoning(part)]
+    values = [
+        part if isinstance(part, str) else _part(part, "text") for part in parts if not _is_reasoning(part)
+    ]
     text = "".join(value for value in values if isinstance(value, str))  # a model writes one text
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     extras = [value for value in values if not isinstance(value, str)]
@@ -70,7 +72,9 @@ def same_fields(one: Message, other: Message) -> bool:
     """True if two messages have the same fields, `NOISE` aside."""
 
     def fields(message: Message) -> Any:
-        printed = {name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"}
+        printed = {
+            name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"
+        }
         return strict_meaning({**printed, "content": _content(message.get("content"), strict=True)})
 
     return identical(one, other) or bool(fields(one) == fields(other))

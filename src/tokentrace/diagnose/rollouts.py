@@ -88,7 +88,9 @@ class CheckedRollout:
         for one in self.findings:
             self.seen.append(Seen("faults", one.cause, one.tokens, Example(one.where, one.words, [one])))
 
-    def _report(self, cause: Cause, where: str, words: str, tokens: int = 0, position: int | None = None) -> None:
+    def _report(
+        self, cause: Cause, where: str, words: str, tokens: int = 0, position: int | None = None
+    ) -> None:
         self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
 
     def _train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
@@ -183,7 +185,12 @@ class CheckedRollout:
         if self.model is not None:
             broken = explain_break(stream, call.prompt, self.model, sampled=tip.sampled, **requests)
         if broken is not None:
-            cause, why, region, contrasts = broken.cause, broken.words, f" ({broken.region})", [broken.contrast()]
+            cause, why, region, contrasts = (
+                broken.cause,
+                broken.words,
+                f" ({broken.region})",
+                [broken.contrast()],
+            )
             ranges, after = [broken.stream_range], (broken.stream_range[1], broken.prompt_range[1])
         ranges += [(hunk.start, hunk.stop) for hunk in hunks(stream, call.prompt, *after)]
         gone = {number for start, stop in ranges for number in tip.numbers[start:stop].tolist()}
@@ -285,7 +292,9 @@ class RolloutReport(Report):
             return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
         if self.calls > self.count(Relation.FIRST):
             return "good", f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}"
-        join = "to join calls on separate lines, give them the same rollout_id (or session_id, trajectory_id, …)"
+        join = (
+            "to join calls on separate lines, give them the same rollout_id (or session_id, trajectory_id, …)"
+        )
         return tone, f"no prompt was compared with another: each of {rollouts} has one call; {join}"
 
     def figures(self) -> Iterator[str]:
@@ -348,7 +357,9 @@ def check_rollouts(
             for tip in checked.tips if connected is not None else ():
                 scored = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [one for one in scored if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()]
+                usable = [
+                    one for one in scored if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()
+                ]
                 skipped += len(scored) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
                 for call, logprobs in usable:

@@ -229,7 +229,10 @@ class RowChecker:
         outcome = Outcome.CUT if {cause for cause, _ in causes} == {Cause.CUT} else Outcome.IDS
         if wrong or not causes:
             outcome = Outcome.BOTH if causes else Outcome.MASK if wrong else Outcome.SAME
-        size, trained = row.stop - row.start, 0 if row.mask is None else int(row.mask[row.start : row.stop].sum())
+        size, trained = (
+            row.stop - row.start,
+            0 if row.mask is None else int(row.mask[row.start : row.stop].sum()),
+        )
         counts = Counter(compared=1, tokens=size, trained=trained, padding=len(row.ids) - size)
         counts.update(checked.counts, expected_tokens=len(sample), expected_trained=sample.trained)
         tokens, names = (self.renderer.tokenizer, sample.ids, row.ids), ("expected", "found")

@@ -76,7 +76,9 @@ def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdi
     against = [finding.why for finding in find_flaws(groups, use.flaws)]
     good = {append for append, group in groups.items() if _some_fit(group, use.flaws)}
     refused = {
-        append for append, group in groups.items() if all(cell.outcome is AppendOutcome.REFUSED for cell in group)
+        append
+        for append, group in groups.items()
+        if all(cell.outcome is AppendOutcome.REFUSED for cell in group)
     }
     fails = bool(against) and (not good or not groups.keys() <= good | refused)
     if facts.date and use is Use.PRODUCTION_PARITY:

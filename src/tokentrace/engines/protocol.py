@@ -81,7 +81,9 @@ class SamplingParams:
         if self.seed is not None:
             values["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
         if 0 < values["temperature"] < _COLDEST:
-            raise EngineError(f"temperature must be 0 (greedy) or at least {_COLDEST}: engines raise lower ones")
+            raise EngineError(
+                f"temperature must be 0 (greedy) or at least {_COLDEST}: engines raise lower ones"
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -122,7 +124,9 @@ def _structure(structure: Any) -> dict[str, Any]:
         raise EngineError(f"structure must be JSON: {error}") from error
     is_schema = isinstance(copy, dict) and copy == {"type": "json_schema", "schema": copy.get("schema")}
     if copy != {"type": "json_object"} and not (is_schema and isinstance(copy["schema"], dict)):
-        raise EngineError(f"structure must be a json_object or a json_schema with schema, not {brief(structure)}")
+        raise EngineError(
+            f"structure must be a json_object or a json_schema with schema, not {brief(structure)}"
+        )
     return dict(copy)
 
 

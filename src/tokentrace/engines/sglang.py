@@ -20,7 +20,15 @@ from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, Version
 from .channels import Experts, ExpertType, flat_experts
 from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .http import Connection, HTTPSettings
-from .protocol import OPTIONAL, Capabilities, GenerateRequest, Logprobs, SamplingParams, Weights, checked_version
+from .protocol import (
+    OPTIONAL,
+    Capabilities,
+    GenerateRequest,
+    Logprobs,
+    SamplingParams,
+    Weights,
+    checked_version,
+)
 
 GENERATE: Final = "/generate"
 
@@ -202,7 +210,9 @@ class SGLangEngine(HTTPEngine):
             meta.cached_tokens,
             stop=matched if isinstance(matched, int | str) else None,
             top=[[(one, logprob) for logprob, one, _ in row or []] for row in rows],
-            experts=meta.experts(self._experts) if self._experts != 0 and total and reason is not None else None,
+            experts=meta.experts(self._experts)
+            if self._experts != 0 and total and reason is not None
+            else None,
         )
 
 

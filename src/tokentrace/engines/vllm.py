@@ -17,11 +17,29 @@ from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind
 from .adapter import MOST_RANKS, HTTPEngine, Models, connecting, probed_kind, sampling_fields
-from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, decode, same_ids, scored_ids
+from .answers import (
+    AnswerReader,
+    Count,
+    EngineReply,
+    Logprob,
+    TokenId,
+    VersionRow,
+    decode,
+    same_ids,
+    scored_ids,
+)
 from .channels import npy_experts
 from .errors import EngineAnswerError, EngineError, EngineRefusal
 from .http import Connection, HTTPSettings
-from .protocol import OPTIONAL, Capabilities, GenerateRequest, Logprobs, SamplingParams, Weights, checked_version
+from .protocol import (
+    OPTIONAL,
+    Capabilities,
+    GenerateRequest,
+    Logprobs,
+    SamplingParams,
+    Weights,
+    checked_version,
+)
 
 GENERATE: Final = "/inference/v1/generate"
 COMPLETIONS: Final = "/v1/completions"
@@ -89,7 +107,12 @@ class VLLMEngine(HTTPEngine):
     no_weights = "vLLM loads other weights only with VLLM_SERVER_DEV_MODE=1 and /weight_info"
 
     def __init__(
-        self, connection: Connection, capabilities: Capabilities, *, path: str = GENERATE, check_echo: bool = True
+        self,
+        connection: Connection,
+        capabilities: Capabilities,
+        *,
+        path: str = GENERATE,
+        check_echo: bool = True,
     ) -> None:
         super().__init__(connection, capabilities)
         self.path, self.prompt_field = path, "token_ids" if path == GENERATE else "prompt"
@@ -194,7 +217,9 @@ class VLLMEngine(HTTPEngine):
             await self.reset_prefix_cache()
             await self.set_version(version)
         except EngineError as error:
-            raise EngineError(f"vLLM did not load the weights {version!r}, and stays paused: {error}") from error
+            raise EngineError(
+                f"vLLM did not load the weights {version!r}, and stays paused: {error}"
+            ) from error
         if not was_paused:
             await self.resume()
 
@@ -235,7 +260,9 @@ class VLLMEngine(HTTPEngine):
         else:
             values, rows = logprobs.token_logprobs or [], logprobs.top_logprobs or []
             named = [token for token in logprobs.tokens or [] if token.startswith(_TOKEN_ID)]
-            reported = list(map(_token_id, named)) if named == logprobs.tokens else []  # otherwise they are text
+            reported = (
+                list(map(_token_id, named)) if named == logprobs.tokens else []
+            )  # otherwise they are text
             top = [[(_token_id(token), value) for token, value in row.items()] for row in rows]
         same_ids(reported, ids)
         return EngineReply(

@@ -34,7 +34,9 @@ ASKING: Final = ("user", "developer")
 """The roles whose last message begins the turns that keep their reasoning."""
 TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
 """What a message's ``task`` can ask V4 for instead of an answer."""
-RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+RESPONSE_FORMAT: Final = (
+    "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+)
 
 
 class ToolMarkup(NamedTuple):
@@ -135,7 +137,9 @@ def deepseek_v32(
     dropped = next(earlier, None) if thinking and variables.get("drop_thinking", True) else None
     if dropped is not None:
         problem = "DeepSeek V3.2 cannot drop a developer message that comes before the last user message"
-        raise TemplateError(f"{problem}; pass drop_thinking=False, or make it a system message", message=dropped)
+        raise TemplateError(
+            f"{problem}; pass drop_thinking=False, or make it a system message", message=dropped
+        )
     yield BOS
     yield from _turn_pieces(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
@@ -150,10 +154,15 @@ def _v32_turns(
         opener = ""
         if role == "tool":
             answered = messages[caller].get("tool_calls") if caller >= 0 else None
-            nth, calls = index - caller, len(answered or ()) if messages[caller].get("role") == "assistant" else 0
+            nth, calls = (
+                index - caller,
+                len(answered or ()) if messages[caller].get("role") == "assistant" else 0,
+            )
             if calls < nth:
                 problem = "this tool message answers no tool call"
-                advice = "DeepSeek V3.2 needs results right after the assistant's calls, and at most one per call"
+                advice = (
+                    "DeepSeek V3.2 needs results right after the assistant's calls, and at most one per call"
+                )
                 raise TemplateError(f"{problem}; {advice}", message=index)
             before = "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
             after = "</result>\n</function_results>" if nth == calls else "</result>"
@@ -223,7 +232,9 @@ def deepseek_v4(
     yield from _turn_pieces(V4, messages, tools, _v4_turns(groups, tools, thinking, drop), trace)
 
 
-def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool) -> Iterator[MessageText]:
+def _v4_turns(
+    groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool
+) -> Iterator[MessageText]:
     last = _last_asking([group.role for group in groups])
     for at, group in enumerate(groups):
         follower = groups[at + 1].role if at + 1 < len(groups) else None
@@ -294,7 +305,11 @@ def _order_results(groups: list[Group]) -> None:
 
 
 def _turn_pieces(
-    markup: ToolMarkup, messages: TracedList, tools: TracedList | None, turns: Iterator[MessageText], trace: Trace
+    markup: ToolMarkup,
+    messages: TracedList,
+    tools: TracedList | None,
+    turns: Iterator[MessageText],
+    trace: Trace,
 ) -> Iterator[str]:
     """The tools, if no system message has them; then the turns with their openers."""
     if tools and not (messages and messages[0].get("role") == "system"):

@@ -140,7 +140,9 @@ def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | No
 
 def _core(calls: CallGrammar) -> CallGrammar:
     texts = {one.name: getattr(calls, one.name) for one in dataclasses.fields(calls)}
-    unspaced: dict[str, Any] = {name: "".join(text.split()) for name, text in texts.items() if type(text) is str}
+    unspaced: dict[str, Any] = {
+        name: "".join(text.split()) for name, text in texts.items() if type(text) is str
+    }
     head = tuple(("".join(lead.split()), field) for lead, field in calls.head)
     ignored = {"before": "", "after": "", "separator": "", "others": Value.JSON, "ascii": False}
     return dataclasses.replace(calls, **{**unspaced, **ignored, "head": head})

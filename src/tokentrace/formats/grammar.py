@@ -121,7 +121,9 @@ class CallGrammar:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
             case Style.BRACES:
                 string = f"{self.quote}⟨value⟩{self.quote}"
-                body = f"{head}{{⟨key⟩:{string if self.others is Value.QUOTED else f'{{{string} | ⟨value⟩}}'},…}}"
+                body = (
+                    f"{head}{{⟨key⟩:{string if self.others is Value.QUOTED else f'{{{string} | ⟨value⟩}}'},…}}"
+                )
             case Style.JSON_ARGUMENTS:
                 body = f"{head}{self.begin}⟨arguments⟩{self.end}"
             case _:
@@ -156,7 +158,9 @@ class Channels:
 
     def opening(self, name: str) -> str:
         """What a message of reasoning or content begins with, after its head."""
-        return f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
+        return (
+            f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
+        )
 
     def call_text(self, name: str, arguments: Any) -> str:
         body = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -57,7 +57,9 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
             opened = opens.get(kind, grammar.value_open)
             inside += f"{grammar.key_open}{key}{opened}{_value(grammar, value)}{grammar.value_close}"
     elif grammar.style is Style.BRACES:
-        return f"{head}{{{','.join(f'{key}:{_bracketed(grammar, value)}' for key, value in arguments.items())}}}"
+        return (
+            f"{head}{{{','.join(f'{key}:{_bracketed(grammar, value)}' for key, value in arguments.items())}}}"
+        )
     else:
         inside = "".join(_element(grammar, key, value) for key, value in arguments.items())
     return f"{head}{grammar.begin}{inside}{grammar.end}"

@@ -28,7 +28,9 @@ _CACHE: Final[WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]]] = WeakKe
 Message = Mapping[str, Any]
 
 
-def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apart: int = 0) -> Sequence[Message]:
+def with_late_instructions(
+    renderer: Renderer, messages: Sequence[Message], apart: int = 0
+) -> Sequence[Message]:
     """The messages with instructions in roles that the template renders; the same sequence if nothing changes.
 
     Opening instructions become system messages, are joined to the first (unless `apart`), or become user

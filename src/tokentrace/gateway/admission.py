@@ -128,7 +128,10 @@ class Admission:
         if info.state is not State.OPEN:
             problem = f"session {info.id} is {info.state}: no turn can be added"
             raise RequestError(problem, status=409, code="closed")
-        for what, most, used in (("turns", live.settings.max_turns, info.turns), ("tokens", limit, info.sampled)):
+        for what, most, used in (
+            ("turns", live.settings.max_turns, info.turns),
+            ("tokens", limit, info.sampled),
+        ):
             if most is not None and most - used < turns:
                 asked = f"n={turns}: " if turns > 1 else ""
                 problem = f"{asked}session {info.id} has {max(0, most - used)} of its {most} {what} left"

@@ -267,7 +267,9 @@ def finish_reply(
 
 def _first(delta: Piece, count: int) -> Piece:
     """The first tokens. Drops channels of another length."""
-    channels = {name: values[:count] for name, values in delta.channels.items() if len(values) == len(delta.ids)}
+    channels = {
+        name: values[:count] for name, values in delta.channels.items() if len(values) == len(delta.ids)
+    }
     return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 

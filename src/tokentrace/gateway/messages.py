@@ -187,7 +187,9 @@ def _definition(part: Message, deferred: Mapping[str, Message]) -> Message:
             return {"type": "text", "text": f"The function {name} is no longer available.\n"}
         case {"type": "tool_reference", "tool_name": str(name)} if name in deferred:
             pass
-        case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if name in deferred:
+        case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if (
+            name in deferred
+        ):
             pass
         case {"type": "tool_reference" | "tool_addition" | "tool_removal" as kind}:
             problem = f"a {kind} block must name a tool of this request with defer_loading"
@@ -248,7 +250,9 @@ class Messages(Dialect):
         empty, kind, field = _BLOCKS[item.kind]
         match change.event:
             case "opened":
-                return [{"type": "content_block_start", **place, "content_block": {**self._block(item), **empty}}]
+                return [
+                    {"type": "content_block_start", **place, "content_block": {**self._block(item), **empty}}
+                ]
             case "grew":
                 return [{"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}]
         end = {"type": "content_block_stop", **place}

@@ -30,7 +30,9 @@ Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
 """For each field that is not served: the values that change nothing, and why."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("length_penalty", "typical_p", "best_of"), (1,)),
-    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search", "echo", "min_tokens"), (0,)),
+    **dict.fromkeys(
+        ("ignore_eos", "include_stop_str_in_output", "use_beam_search", "echo", "min_tokens"), (0,)
+    ),
     **dict.fromkeys(("bad_words", "allowed_token_ids", "stop_token_ids", "logits_processors"), ([],)),
     **dict.fromkeys(("truncate_prompt_tokens", "prompt_logprobs", "structured_outputs"), ()),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
@@ -314,13 +316,17 @@ def request_error(error: TokentraceError, messages: str = "messages") -> Request
             return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry=2)
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
-            return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
+            return RequestError(
+                f"the engine refused the request: {error}", status=status, code="engine_refusal"
+            )
         case EngineError():
             return RequestError(f"the engine failed: {error}", status=502, code="engine")
         case Missing():
             return RequestError(str(error), status=404, code="no_session")
         case Closed() | KeyConflict():
-            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
+            return RequestError(
+                str(error), status=409, code="closed" if isinstance(error, Closed) else "exists"
+            )
         case StoreError():
             return RequestError(f"the store failed: {error}", status=503, code="store", retry=2)
     return RequestError(str(error), code="invalid_value")

@@ -54,7 +54,9 @@ class SessionRows:
     def tables(self) -> Iterator[Any]:
         if not self.session.trajectory.num_writes:
             return
-        reward = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
+        reward = next(
+            (label.value for label in self.labels if label.name == REWARD and label.turn is None), None
+        )
         samples, places, tokens = list[Sample](), list[dict[str, Any]](), 0
         try:
             rows = each_trajectory_sample(self.session.trajectory, reward=reward)
@@ -74,7 +76,9 @@ class SessionRows:
         trajectory = self.session.trajectory
         branch = trajectory.branches[sample.branch]
         along = trajectory.turns(sample.branch)
-        turns = [self.session.turns[self._numbers[turn.write]] for turn in along if turn.branch == sample.branch]
+        turns = [
+            self.session.turns[self._numbers[turn.write]] for turn in along if turn.branch == sample.branch
+        ]
         cause, last = turns[0].cause, turns[-1]
         channels: dict[str, list[tuple[int, Any]]] = {}  # what engines reported besides logprobs
         for turn in along:

@@ -48,10 +48,10 @@ class ServeSettings:
         if self.dev and self.keys is not None:
             raise InputError("--dev means no keys: use --dev or --keys FILE, not both")
         if not self.dev and self.keys is None:
-            how = (
-                "--keys FILE (create it with: tokentrace keys FILE --admin), or --dev for anyone on this machine"
+            keys = "--keys FILE (create it with: tokentrace keys FILE --admin)"
+            raise InputError(
+                f"say who may use the gateway: {keys}, or --dev for anyone on this machine, without keys"
             )
-            raise InputError(f"say who may use the gateway: {how}, without keys")
         if self.dev and self.host not in _LOOPBACK:
             problem = f"--dev serves this machine only, not {self.host}"
             raise InputError(f"{problem}: use --host 127.0.0.1, or --keys FILE")
@@ -108,7 +108,9 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
         raise InputError(f"cannot listen on {place}: {error.strerror}; use another --port") from error
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
     grace = max(1, int(settings.patience) + 1)
-    config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet)
+    config = uvicorn.Config(
+        app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet
+    )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listening.getsockname()[1]}"
     app.server = _Server(config, app.gateway.admission, settings.patience, lambda: ready(url))

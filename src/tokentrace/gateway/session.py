@@ -156,7 +156,11 @@ class SessionRecord:
         return next((turn for turn in turns if self._is_tip(turn)), turns[0])
 
     def _first_edit(
-        self, conversation: Conversation, turn: RecordedTurn, echo: Messages, earlier: SentMessages | None = None
+        self,
+        conversation: Conversation,
+        turn: RecordedTurn,
+        echo: Messages,
+        earlier: SentMessages | None = None,
     ) -> int | None:
         """The first message that has the recorded key but gives other tokens, or None.
 
@@ -166,7 +170,9 @@ class SessionRecord:
         first = len(earlier.messages) if earlier is not None and turn.number in earlier.answers else 0
         sampled = {each.depth - 1 for each in self._path(turn, first)}
         doubtful: dict[int, Message] = {}
-        for at, recorded in enumerate(self.conversation(turn.number, first)[: max(0, len(echo) - first)], first):
+        for at, recorded in enumerate(
+            self.conversation(turn.number, first)[: max(0, len(echo) - first)], first
+        ):
             message = echo[at]
             by_model = message.get("role") == "assistant"
             if by_model and (at in sampled or self._is_reply(message)):
@@ -198,7 +204,9 @@ class SessionRecord:
                 return at
         return None
 
-    def _has_prompt(self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]) -> bool:
+    def _has_prompt(
+        self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]
+    ) -> bool:
         """True if a prompt stays the same with these messages."""
         messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
         base, prompt = None if turn.base is None else self.turns[turn.base], self.prompt_ids(turn)
@@ -217,8 +225,12 @@ class SessionRecord:
         """The prompt after a turn of the first `count` messages; or why there is none."""
         new, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
         echo, reply = conversation.messages[count - 1], base.reply
-        names = sorted(name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None))
-        repairs = [f"{place}: {name} {'written another way' if echo.get(name) else 'left out'}" for name in names]
+        names = sorted(
+            name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None)
+        )
+        repairs = [
+            f"{place}: {name} {'written another way' if echo.get(name) else 'left out'}" for name in names
+        ]
         if echo is not sent.originals[count - 1]:
             repairs.append(f"{place}: reasoning repeated as content")
         if conversation.continued:
@@ -269,14 +281,18 @@ class SessionRecord:
             return
         last = self.trajectory.turns(branch)[-1]
         if len(last) and last.finish_reason not in _UNFINISHED:
-            raise InputError("ends with a recorded turn that the model has finished: add a message", field=field)
+            raise InputError(
+                "ends with a recorded turn that the model has finished: add a message", field=field
+            )
 
     def conversation(self, number: int, first: int = 0) -> list[Message]:
         """The messages that a turn answered, and its reply, from message `first` on."""
         parts: list[Sequence[Message]] = []
         limit = self.turns[number].depth
         for turn in self._path(self.turns[number], first):
-            parts.append([*turn.messages, turn.reply][max(0, first - turn.shared) : max(0, limit - turn.shared)])
+            parts.append(
+                [*turn.messages, turn.reply][max(0, first - turn.shared) : max(0, limit - turn.shared)]
+            )
             limit = min(limit, turn.shared)
         return [message for part in reversed(parts) for message in part]
 
@@ -350,7 +366,9 @@ class SessionRecord:
         self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
     ) -> PreparedTurn:
         """Make a turn and the record that a store keeps. Changes nothing until `apply`."""
-        if placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None:  # it was changed since
+        if (
+            placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None
+        ):  # it was changed since
             placed = replace(placed, sent=self._received(placed.conversation)[0])
         conversation, first = placed.conversation, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
@@ -436,7 +454,9 @@ def _append_prompt(
     if base is not None and at_tip:
         if not placed.conversation.continued:
             new, added = placed.new_ids, max(0, count - base.depth)
-            trajectory.append_context(new, placed.kinds, message_spans=spans, messages=added, branch=base.branch)
+            trajectory.append_context(
+                new, placed.kinds, message_spans=spans, messages=added, branch=base.branch
+            )
         return base.branch
     if not trajectory.num_writes:
         trajectory.begin(placed.ids, messages=count, message_spans=spans)

@@ -137,7 +137,9 @@ class Sessions:
             if len(live.session.turns) < info.turns:
                 if (await self.info(info.id)).state is State.DROPPED:
                     raise dropped(info.id)
-                raise StoreError(f"session {info.id} is damaged: the store lacks some of its {info.turns} turns")
+                raise StoreError(
+                    f"session {info.id} is damaged: the store lacks some of its {info.turns} turns"
+                )
         except BaseException:
             self.forget(live)
             raise

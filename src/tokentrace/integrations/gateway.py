@@ -65,7 +65,9 @@ class GatewayAgent:
                 return FinishedRollout([], list(task.messages), len(task.messages), None, metrics, [str(error)])
 
     async def _run(self, task: Task, gateway: _Gateway) -> FinishedRollout:
-        readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip("._:@~-")  # what session ids allow
+        readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip(
+            "._:@~-"
+        )  # what session ids allow
         name = f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
         end, notes, reward, about = End.ANSWER, [], None, {**task.metadata, "task": task.name}
         request = {"id": name, "metadata": about, "settings": self._settings}
@@ -106,7 +108,9 @@ class _Gateway:
         try:
             answer = await self.http.request(method, path, json=body if method == "POST" else None)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent, so a retry is safe
-            raise EngineUnavailable(f"the gateway cannot be reached: {type(error).__name__}: {error}") from error
+            raise EngineUnavailable(
+                f"the gateway cannot be reached: {type(error).__name__}: {error}"
+            ) from error
         except httpx2.HTTPError as error:
             raise EngineError(f"the gateway does not answer {method} {path}: {type(error).__name__}") from error
         if answer.status_code >= 300:

@@ -94,7 +94,9 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
     for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
         prompt = prompts.get(entry.model_call_id)
         if prompt is None:
-            raise TrajectoryError(f"call {entry.model_call_id!r}: the call that its prompt continues is missing")
+            raise TrajectoryError(
+                f"call {entry.model_call_id!r}: the call that its prompt continues is missing"
+            )
         if not entry.generation_token_ids:
             continue
         continues = False

@@ -130,7 +130,9 @@ def only_sample(trajectory: Trajectory) -> Sample:
         return samples[0]
     if not samples:
         raise SampleError(f"{name}: nothing was sampled, so there is no row")
-    raise SampleError(f"{name} has {len(samples)} rows, as its history was rewritten; this trainer takes one row")
+    raise SampleError(
+        f"{name} has {len(samples)} rows, as its history was rewritten; this trainer takes one row"
+    )
 
 
 def reward_of(rollout: Rollout) -> float:

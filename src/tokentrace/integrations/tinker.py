@@ -147,7 +147,9 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "thinking"):
-            raise InputError(f"parts of type {brief(kind)} are not supported, only text and thinking", message=at)
+            raise InputError(
+                f"parts of type {brief(kind)} are not supported, only text and thinking", message=at
+            )
         if not isinstance(part.get(kind), str):
             raise InputError(f"a part of type {kind!r} has no {kind!r}: {brief(part)}", message=at)
     thinking = [part["thinking"] for part in parts if part["type"] == "thinking"]

@@ -85,5 +85,7 @@ def _datum(sample: Sample, mask: bool) -> tinker.Datum:
         inputs["mask"] = sample.mask.astype(np.float32)
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(sample.ids[:-1].tolist()),
-        loss_fn_inputs={name: tinker.TensorData.from_numpy(values[1:].copy()) for name, values in inputs.items()},
+        loss_fn_inputs={
+            name: tinker.TensorData.from_numpy(values[1:].copy()) for name, values in inputs.items()
+        },
     )

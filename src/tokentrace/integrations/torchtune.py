@@ -13,7 +13,9 @@ except ImportError as error:
     raise ImportError("this needs torchtune: pip install torchtune torchao") from error
 
 
-def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
+def tokenized_rows(
+    tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any
+) -> Any:
     """Rows as torchtune's dataset. Raises SampleError if one is too long."""
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")

@@ -51,7 +51,11 @@ _PARAMETERS: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "st
 
 
 def sampling_of(
-    params: Any, *, max_tokens: int | None = None, supports: Sequence[str] = (), allow_raw_logprobs: bool = False
+    params: Any,
+    *,
+    max_tokens: int | None = None,
+    supports: Sequence[str] = (),
+    allow_raw_logprobs: bool = False,
 ) -> SamplingParams:
     """Convert sampling parameters. Raises InputError for unknown ones."""
     if not isinstance(params, Mapping):
@@ -108,7 +112,9 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward, slime would ask its reward model
         metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
-        return [_slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)]
+        return [
+            _slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)
+        ]
     samples = []
     for sample in trajectory_samples(rollout.trajectory):
         versions = [str(span.version) for span in sample.versions if span.version is not None]
@@ -142,7 +148,9 @@ def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
 def slime_task(sample: Any) -> Task:
     """Raises SampleError if the sample already has a response."""
     if sample.response_length:
-        raise SampleError("the sample already has a response: partial rollouts of slime cannot be continued here")
+        raise SampleError(
+            "the sample already has a response: partial rollouts of slime cannot be continued here"
+        )
     prompt = sample.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return Task(messages, metadata={**sample.metadata, "label": sample.label})
@@ -249,7 +257,9 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         if list(answer.input_tokens) != prompt:
             raise EngineAnswerError("AReaL's engine read a different prompt than the one sent")
         if len(answer.output_versions) != len(answer.output_tokens):
-            raise EngineAnswerError(f"{len(answer.output_versions)} versions for {len(answer.output_tokens)} ids")
+            raise EngineAnswerError(
+                f"{len(answer.output_versions)} versions for {len(answer.output_tokens)} ids"
+            )
         versions: list[VersionSpan] = []
         for at, version in enumerate(answer.output_versions):
             add_version(versions, int(version), at + 1)

@@ -91,14 +91,18 @@ class TokentraceAgentLoop(AgentLoopBase):
         names = [one.name for one in fields(Budget)]
         for key in self._budget:
             if key not in names:
-                raise InputError(f"the agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}")
+                raise InputError(
+                    f"the agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}"
+                )
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
         settings = self.rollout_config
         request_id = f"det-{int(priority)}" if settings.full_determinism else uuid4().hex
         size = self.renderer.tokenizer.vocabulary.size
-        engine = ServerEngine(self.server_manager, request_id, settings, vocab_size=size, priority=int(priority))
+        engine = ServerEngine(
+            self.server_manager, request_id, settings, vocab_size=size, priority=int(priority)
+        )
         task = self._task(request_id, kwargs)
         judge = self._reward if self._reward != ROLLOUT_REWARD else None
         agent = Agent(
@@ -120,7 +124,9 @@ class TokentraceAgentLoop(AgentLoopBase):
             raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
         if self._reward is not None and rollout.reward is None:
             last = brief(task.messages[-1].get("content"))
-            raise RolloutFailed(f"{task.name}, {last}: {self._reward} gave no reward, but verl needs all or none")
+            raise RolloutFailed(
+                f"{task.name}, {last}: {self._reward} gave no reward, but verl needs all or none"
+            )
         graded = [turn for turn in rollout.per_turn if turn.reward is not None]
         preempted, experts = engine.reported("num_preempted"), engine.reported("routed_experts")
         output = row_output(
@@ -189,7 +195,9 @@ class TokentraceAgentLoop(AgentLoopBase):
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
     """A row for verl, up to the last token with loss."""
     if logprobs and sample.logprobs is None:
-        raise InputError(f"{sample!r} has no logprobs, but verl is set to use them (rollout.calculate_log_probs)")
+        raise InputError(
+            f"{sample!r} has no logprobs, but verl is set to use them (rollout.calculate_log_probs)"
+        )
     row = prompt_response(sample, logprobs=logprobs)
     return AgentLoopOutput(
         prompt_ids=row.prompt_ids,

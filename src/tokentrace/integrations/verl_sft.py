@@ -53,7 +53,9 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         ours = plain(settings.get("tokentrace"))
         self._sample = {key: ours.pop(key) for key in _SAMPLE if key in ours}
         self._renderer = {**ours, **plain(settings.get("apply_chat_template_kwargs"))}
-        self.rows = _rows(parquet_files, max_samples, bool(settings.get("shuffle", False)), settings.get("seed"))
+        self.rows = _rows(
+            parquet_files, max_samples, bool(settings.get("shuffle", False)), settings.get("seed")
+        )
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -62,7 +64,9 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         row = self.rows.slice(range(len(self))[item], 1).to_pylist()[0]
         ids, mask = self._built(row) if row.get("input_ids") is None else ids_and_mask(row)
         if row.get("input_ids") is not None and (self._sample or self._renderer):
-            raise InputError("rows of ids are already rendered: leave out data.tokentrace and template variables")
+            raise InputError(
+                "rows of ids are already rendered: leave out data.tokentrace and template variables"
+            )
         columns: dict[str, Any] = {"input_ids": ids, "position_ids": np.arange(len(ids)), "loss_mask": mask}
         if len(ids) > self.max_length:
             columns = {name: self._cut(item, values) for name, values in columns.items()}
@@ -86,9 +90,13 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         thinking = _switch(row.get(self._thinking))
         thinking = self._thinking_default if thinking is None else thinking
         variables = {} if thinking is None else {"enable_thinking": thinking}
-        row = {key: without_nulls(row[key]) for key in (self._messages, self._tools) if row.get(key) is not None}
+        row = {
+            key: without_nulls(row[key]) for key in (self._messages, self._tools) if row.get(key) is not None
+        }
         if self._messages not in row:
-            raise InputError("the row has no messages; data.messages_key names the column", field=self._messages)
+            raise InputError(
+                "the row has no messages; data.messages_key names the column", field=self._messages
+            )
         named = Columns(messages=self._messages, tools=self._tools if self._tools in row else None)
         conversation = conversation_of(row, named)
         renderer = renderer_of(self.tokenizer, {**self._renderer, **variables})

@@ -395,7 +395,9 @@ class ArgumentsReader:
         value, certain = read_value(text, element.schema)
         types = element.schema.types if element.schema is not None else None
         if not certain and not text and types is not None:  # empty, where text is not allowed
-            value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
+            value, certain = (
+                ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
+            )
         if not certain:
             call.fail(f"{element.name!r} is not of its declared type", CallStatus.INVALID_JSON)
         return value

@@ -169,7 +169,11 @@ class CallParser(ArgumentsReader):
         elif style is Style.PYTHON:
             yield from self.python_call(call)
         elif (yield from self._head(call)):
-            ways = {Style.JSON_ARGUMENTS: self.json_arguments, Style.BRACES: self.braces, Style.PAIRS: self.pairs}
+            ways = {
+                Style.JSON_ARGUMENTS: self.json_arguments,
+                Style.BRACES: self.braces,
+                Style.PAIRS: self.pairs,
+            }
             yield from ways.get(style, self.tree)(call)
         else:
             call.ragged = True
@@ -297,7 +301,9 @@ def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Pl
                     # the first and the last call include the section's opening and closing
                     start = match.start() if call is scratch.calls[0] else start
                     stop = reader.at if call is scratch.calls[-1] else stop
-                    call = replace(call, index=count, raw=reader.text(start, stop), span=output.span(start, stop))
+                    call = replace(
+                        call, index=count, raw=reader.text(start, stop), span=output.span(start, stop)
+                    )
                     if not output.lenient:
                         why = problem or (calls.bare and call.problem) or reason
                         call = replace(call, status=CallStatus.MALFORMED, problem=why)

@@ -146,7 +146,11 @@ def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpen
 class CompiledChannels:
     def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
         of, self.channels = marked.scaffold, channels
-        self.start, self.channel, self.call_end = of(channels.start), of(channels.channel), of(channels.call_end)
+        self.start, self.channel, self.call_end = (
+            of(channels.start),
+            of(channels.channel),
+            of(channels.call_end),
+        )
         begins, stopping = ("start", self.start), [("stop", stop) for stop in stops]
         closing = [("end", of(channels.end)), *stopping, ("end", self.call_end)]
         self.to_stop, self.to_close = Delimiters(stopping), Delimiters(closing)

@@ -136,7 +136,9 @@ class OpenCall:
             span,
             self.late_id,
         )
-        between = output.reader.text(output.stop, self.start) if output.base <= output.stop <= self.start else ""
+        between = (
+            output.reader.text(output.stop, self.start) if output.base <= output.stop <= self.start else ""
+        )
         lead = between if between.isspace() else ""
         output.calls.append(call)
         output.stop = stop

@@ -120,7 +120,9 @@ def misread_parts(rendering: Rendering, parsed: ParsedResponse, grammar: TurnGra
     if grammar.channels is None:  # with channels, a template may write content as reasoning
         if parsed.content != content:
             yield "content"
-        if (grammar.reasoning is not None or not grammar.notes) and (parsed.reasoning_content or "") != reasoning:
+        if (grammar.reasoning is not None or not grammar.notes) and (
+            parsed.reasoning_content or ""
+        ) != reasoning:
             yield "reasoning"
     calls = {path[1] for _, path in spans if path[:1] == ("tool_calls",) and path[-1] in ("name", "id")}
     if not len(parsed.calls) == len(parsed.tool_calls) == len(calls):

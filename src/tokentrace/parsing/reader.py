@@ -66,7 +66,9 @@ def _plain(piece: bytes, stop: int) -> Plain:
 class Delimiters:
     """Delimiters to look for, each with a kind, and white space before it (`pads`)."""
 
-    def __init__(self, delimiters: Iterable[tuple[str, bytes]], pads: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, delimiters: Iterable[tuple[str, bytes]], pads: Mapping[str, bytes] | None = None
+    ) -> None:
         self.kinds: dict[bytes, str] = {}
         for kind, delimiter in delimiters:
             if delimiter:
@@ -236,7 +238,9 @@ class Reader:
         if report is not None and self.reported >= self.base and not report.decoder.buffer:
             self.plain, self.report, self.pending = plain, report, bytes(self.data[self.reported :])
 
-    def enclosed(self, notation: Notation, ends: Iterable[Pieces], report: Report | None = None) -> Reading[bool]:
+    def enclosed(
+        self, notation: Notation, ends: Iterable[Pieces], report: Report | None = None
+    ) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; True if it is closed.
 
         Stops at one of `ends`, and at anything the notation does not allow.

@@ -137,7 +137,9 @@ class PocketModel:
             if name not in shapes:
                 raise InputError(f"the new weights have {name!r}, which the model does not have")
             if arrays[name].shape != shapes[name]:
-                raise InputError(f"{name}: the new weights are {arrays[name].shape}, the model's {shapes[name]}")
+                raise InputError(
+                    f"{name}: the new weights are {arrays[name].shape}, the model's {shapes[name]}"
+                )
         if head is not None and not np.array_equal(head, arrays[_EMBEDDING]):
             raise InputError(f"{_HEAD} differs from {_EMBEDDING}: the model has one matrix for both")
         return PocketModel(self._config, arrays)
@@ -207,7 +209,9 @@ class PocketModel:
             if row.min() < 0 or row.max() >= self.vocabulary_size:
                 raise InputError(f"sequence {at}: an id is outside of the vocabulary of {self.vocabulary_size}")
             if cache.length + len(row) > self.longest:
-                raise InputError(f"sequence {at}: {cache.length + len(row)} tokens are more than {self.longest}")
+                raise InputError(
+                    f"sequence {at}: {cache.length + len(row)} tokens are more than {self.longest}"
+                )
             rows.append(row.astype(np.intp))
         return rows
 
@@ -253,7 +257,9 @@ class PocketModel:
                 stop = min(start + BLOCK, count)
                 length = cache.length + stop
                 block = q[begin + start : begin + stop]
-                block = block.reshape(stop - start, self._kv_heads, groups, self._head_size).transpose(1, 2, 0, 3)
+                block = block.reshape(stop - start, self._kv_heads, groups, self._head_size).transpose(
+                    1, 2, 0, 3
+                )
                 scores = block.reshape(self._kv_heads, -1, self._head_size) @ cache.keys[index, :, :, :length]
                 scores = scores.reshape(self._kv_heads, groups, stop - start, length)
                 later = np.arange(length) > np.arange(cache.length + start, length)[:, None]

@@ -37,7 +37,9 @@ from .lost import find_lost
 from .rendered import span_messages
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
-_TRUNCATED: Final = BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
+_TRUNCATED: Final = BridgeRefusal(
+    RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn"
+)
 
 Write = Callable[[Messages, int, Any, bool], EncodedTurns]
 """Takes messages, the one whose turn to find, tools, and whether to add a prompt."""
@@ -131,7 +133,9 @@ class Bridger:
 
     # -- rendering after a turn
 
-    def _continue(self, request: _Request, context: Messages, stand_in: StandIn) -> Continuation | BridgeRefusal:
+    def _continue(
+        self, request: _Request, context: Messages, stand_in: StandIn
+    ) -> Continuation | BridgeRefusal:
         return self._rendered_after(request.follow(context, stand_in), len(context), request.visible_tools)
 
     def _rendered_after(
@@ -144,7 +148,10 @@ class Bridger:
     def _request(self, stream: Stream, new: Messages, tools: Any, tools_key: object) -> _Request:
         """Names of called functions are from the results or, if needed, the completion."""
         words = self.study.template.searched
-        results, unnamed = seams.leading_results(new), _Request(new, tools, (seams.shape(new, words), tools_key))
+        results, unnamed = (
+            seams.leading_results(new),
+            _Request(new, tools, (seams.shape(new, words), tools_key)),
+        )
         names: list[Any] = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in names):
             return unnamed._replace(names=names)
@@ -167,7 +174,9 @@ class Bridger:
 
     # -- proofs
 
-    def _prove_any(self, request: _Request, stream: Stream, messages: Messages | None) -> _Proof | BridgeRefusal:
+    def _prove_any(
+        self, request: _Request, stream: Stream, messages: Messages | None
+    ) -> _Proof | BridgeRefusal:
         """The proof in any context or, if the messages depend on it, in the actual one."""
         proof = self._remembered(request)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
@@ -297,7 +306,9 @@ class Bridger:
         shared = common_prefix(was, now)
         spans = (*turn_spans(alone.encoded.rendering), alone.span)
         begin = max((span.start for span in spans if span.start <= shared), default=0)
-        before, later = (frozenset(tag[0] for tag in tags(marked.scaffold(text[begin:]))) for text in (was, now))
+        before, later = (
+            frozenset(tag[0] for tag in tags(marked.scaffold(text[begin:]))) for text in (was, now)
+        )
         how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
         return _Rewrite(before - later, stand_in.reasoning or stand_in is seams.INLINE, how)
 

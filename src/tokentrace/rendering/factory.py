@@ -114,7 +114,9 @@ def _check_variables(variables: Mapping[str, Any], templates: Collection[Templat
             raise RendererError(f"{name} belongs to one conversation: pass it to render(), not to the renderer")
         if problem := unread_variable(name, templates):
             names = [
-                one.name for one in signature(create_renderer).parameters.values() if one.kind is one.KEYWORD_ONLY
+                one.name
+                for one in signature(create_renderer).parameters.values()
+                if one.kind is one.KEYWORD_ONLY
             ]
             settings = f"a setting of a renderer ({', '.join(names)})"
             raise RendererError(f"{brief(name)} is not {settings}, and {problem}")

@@ -174,7 +174,9 @@ class _LostFinder:
             return ((Origin((*origin[:2], *path)), text) for path, text in texts_of(message))
         if name == "tool_calls" and isinstance(value, (list, tuple)):
             calls = enumerate(value if origin not in self._texts else ())  # else it was printed as it is
-            texts = (self._texts_of_call(origin.at(at), call) for at, call in calls if isinstance(call, Mapping))
+            texts = (
+                self._texts_of_call(origin.at(at), call) for at, call in calls if isinstance(call, Mapping)
+            )
             return itertools.chain.from_iterable(texts)
         names = REASONING_FIELDS if name in REASONING_FIELDS and isinstance(value, str) else ()
         same = (Origin((*origin[:2], other)) for other in names if message.get(other) == value)

@@ -143,7 +143,9 @@ def keep_reasoning(rendering: Rendering, messages: Messages, run: Run, *, since:
         spans = next((spans for new in fuller if (spans := _extended(old, new)) is not None), None)
         spans = spans or turns.with_reasoning_block(index, old)
         if spans is None:
-            notes.append(f"message {index}: no context makes the template show its reasoning; it stays left out")
+            notes.append(
+                f"message {index}: no context makes the template show its reasoning; it stays left out"
+            )
         else:
             changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
         return spans
@@ -394,7 +396,9 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
         problem, field = "content at the end, but tool calls come after it; leave the calls out", "tool_calls"
     elif isinstance(content, str):
         return [*messages[:at], {**last, "content": content + _TAG}]
-    elif isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]:
+    elif (
+        isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]
+    ):
         part = {**content[-1], "text": content[-1]["text"] + _TAG}
         return [*messages[:at], {**last, "content": [*content[:-1], part]}]
     else:

@@ -195,7 +195,9 @@ class RenderedTokens(ShowsItself):
             ids = self.ids if chosen is None else np.atleast_1d(self.ids[chosen])
             return self.tokenizer.decode(ids.tolist())
         except (IndexError, TypeError, ValueError, OverflowError) as error:
-            raise RendererError(f"chosen must be a mask, a slice or positions of these tokens: {error}") from None
+            raise RendererError(
+                f"chosen must be a mask, a slice or positions of these tokens: {error}"
+            ) from None
 
     @overload
     def __getitem__(self, at: int) -> Token: ...
@@ -227,7 +229,9 @@ class RenderedTokens(ShowsItself):
             return
         tagged = np.zeros(len(self), np.bool_)
         begins, ends = zip(*self.rendering.generation, strict=True)
-        for first, stop in zip(self.encoded.first_touching(begins), self.encoded.first_after(ends), strict=True):
+        for first, stop in zip(
+            self.encoded.first_touching(begins), self.encoded.first_after(ends), strict=True
+        ):
             tagged[first:stop] = True
         differ = tagged != self.mask
         if differ.any():
@@ -244,7 +248,16 @@ class RenderedTokens(ShowsItself):
 
 
 _FIELDS: Final = frozenset(
-    {"content", *REASONING_FIELDS, "tool_calls", "name", "tool_call_id", "role", "scaffold", "generation_prompt"}
+    {
+        "content",
+        *REASONING_FIELDS,
+        "tool_calls",
+        "name",
+        "tool_call_id",
+        "role",
+        "scaffold",
+        "generation_prompt",
+    }
     | {"tools", "kwargs", "unknown"}
 )
 """Fields that a token may come from, whether or not this conversation has them."""

@@ -264,7 +264,9 @@ class Renderer:
         messages: Any = None,
     ) -> BridgedTokens | None:
         """Like `bridge`, but returns None for a refusal."""
-        bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
+        bridged = self.bridge(
+            prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages
+        )
         return bridged if type(bridged) is BridgedTokens else None
 
     @learned
@@ -289,7 +291,9 @@ class Renderer:
 
     def decode(self, token_ids: Any) -> str:
         """The text of token ids. Never encode it again."""
-        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size))
+        return self.tokenizer.decode(
+            check_ids(token_ids, "token_ids", vocab_size=self.tokenizer.vocabulary.size)
+        )
 
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None

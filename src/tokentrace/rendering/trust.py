@@ -24,7 +24,9 @@ Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NA
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
+def check_trusted(
+    trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]
+) -> frozenset[str]:
     """The names. Raises RendererError for one that is no role or source of text."""
     try:
         names: list[Any] = [None] if isinstance(trusted, str) else list(trusted)

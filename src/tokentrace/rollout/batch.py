@@ -96,7 +96,9 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
         raise InputError(f"a row must be a mapping or a list of messages, not {brief(row)}")
     columns = dict(row)
     if not from_json:
-        columns |= table_row({key: value for key, value in row.items() if key in _READ or key == "extra_info"})[0]
+        columns |= table_row({key: value for key, value in row.items() if key in _READ or key == "extra_info"})[
+            0
+        ]
     if "prompt" in row and not any(columns.get(key) for key in (*MESSAGES, *COMPLETIONS)):
         prompt = columns.pop("prompt")
         columns["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -114,7 +116,9 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     settings: dict[str, Any] = {}
     for key in _SETTINGS:
         value = both.get(key) or {}
-        settings[key] = parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value
+        settings[key] = (
+            parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value
+        )
         if not isinstance(settings[key], Mapping):
             raise InputError("must be a mapping of settings", field=key)
     selection = both.get("tool_selection") or ()
@@ -126,7 +130,9 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     if missing := [one for one in names if one not in by_name]:
         known = ", ".join(by_name) or "none"
         raise InputError(f"there is no tool {missing[0]!r}; there are: {known}", field="tools")
-    other = {f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ}
+    other = {
+        f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ
+    }
     return Task(
         messages=messages,
         name=name,

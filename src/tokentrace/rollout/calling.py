@@ -65,7 +65,8 @@ def describe_error(error: BaseException) -> str:
 
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Await a coroutine function, or run a plain function in its own thread, where it may hang."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+    call = getattr(function, "__call__", None)  # noqa: B004
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
         return await function(*args, **kwargs)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()

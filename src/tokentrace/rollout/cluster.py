@@ -35,7 +35,9 @@ Crew: TypeAlias = tuple[Agent, Sequence[Task]]
 MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
 """Called once on each worker. Returns its agent and all tasks of the run, the same on every worker."""
 
-_SHARED: Final = "the configuration and all it names must be on storage shared by all nodes, under the same paths"
+_SHARED: Final = (
+    "the configuration and all it names must be on storage shared by all nodes, under the same paths"
+)
 _DEATHS: Final = 3
 """A rollout that was under way in this many deaths of workers runs alone on a new one. If that dies too, the
 rollout has failed.
@@ -144,7 +146,9 @@ class _Workers:
                 return await run(alone)
         except lost as error:
             problem = f"{_DEATHS} workers died while it ran, and so did one that ran it alone"
-            failed = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
+            failed = Rollout(
+                task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED
+            )
             return dataclasses.replace(failed, notes=[f"{problem}: {first_line(error)}"])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
     for name, user in users.items():
         if isinstance(user, type) or not callable(getattr(user, "generate_response", None)):
             raise InputError(f"interaction {brief(name)} must be a BaseInteraction, not {brief(user)}")
-    adopted = (user if isinstance(user, BaseInteraction) else AdoptedInteraction(user) for user in users.values())
+    adopted = (
+        user if isinstance(user, BaseInteraction) else AdoptedInteraction(user) for user in users.values()
+    )
     return dict(zip(users, adopted, strict=True))
 
 

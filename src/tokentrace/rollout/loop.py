@@ -101,7 +101,9 @@ class Agent:
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")
         if not task.name:
-            task = replace(task, name=f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name)
+            task = replace(
+                task, name=f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name
+            )
         tools = self.tools if task.tools is None else task.tools
         if resumed is None:
             size, metadata = self.renderer.tokenizer.vocabulary.size, {**task.metadata, "task": task.name}

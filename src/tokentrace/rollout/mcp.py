@@ -63,7 +63,9 @@ async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
         if name not in listed:
             raise InputError(f"{server} has no tool {name!r}; it has {', '.join(listed)}")
     link = _Link(server)
-    return [MCPTool(link, tool) for name, tool in listed.items() if server.tools is None or name in server.tools]
+    return [
+        MCPTool(link, tool) for name, tool in listed.items() if server.tools is None or name in server.tools
+    ]
 
 
 class MCPTool(BaseTool):

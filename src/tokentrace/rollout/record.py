@@ -129,7 +129,9 @@ class TurnMetrics:
             self.reward = checked_reward((self.reward or 0.0) + number, "the reward of a turn")
         values = metrics if isinstance(metrics, Mapping) else {"value": metrics}
         if metrics:
-            texts = {key if isinstance(key, str) else brief(key): plain_json(one) for key, one in values.items()}
+            texts = {
+                key if isinstance(key, str) else brief(key): plain_json(one) for key, one in values.items()
+            }
             self.metrics.append({kind: name, **texts})
 
 

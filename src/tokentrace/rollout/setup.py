@@ -136,7 +136,10 @@ def read_run(
     if folder is None:
         raise document.error("'output' is missing: the folder to write to, or --output")
     renderer = _renderer(document, file)
-    with_tools, with_users = _with_section(document, file, "tools"), _with_section(document, file, "interaction")
+    with_tools, with_users = (
+        _with_section(document, file, "tools"),
+        _with_section(document, file, "interaction"),
+    )
     tools = [] if with_tools is None else loading.make_tools(with_tools)
     task_set = _tasks(document, file.data, tools, limit or file.data.limit, questions)
     users = {} if task_set.interaction is None else {"": task_set.interaction}
@@ -277,7 +280,9 @@ def _tasks(
     return task_set
 
 
-def _read_tasks(document: loading.Document, data: DataSection, tools: Sequence[BaseTool], limit: int) -> TaskSet:
+def _read_tasks(
+    document: loading.Document, data: DataSection, tools: Sequence[BaseTool], limit: int
+) -> TaskSet:
     names, tasks, folder = data.files or [data.file or ""], list[Task](), document.folder
     if not names[0]:
         raise document.error("'file' is missing", "data")

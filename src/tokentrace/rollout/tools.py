@@ -257,7 +257,9 @@ class Toolbox:
         results = [one if isinstance(one, ToolResult) else failure(describe_error(one)) for one in done]
         if len(calls) > most:
             results += [failure(f"not run: a turn may have {most} calls") for _ in calls[most:]]
-            notes.append(f"{len(calls) - most} of {len(calls)} calls of a turn were not run: the limit is {most}")
+            notes.append(
+                f"{len(calls) - most} of {len(calls)} calls of a turn were not run: the limit is {most}"
+            )
         turn.tool_seconds = time.monotonic() - began
         turn.tool_calls = len(results)
         turn.tool_errors = sum(result.failed for result in results)
@@ -268,7 +270,11 @@ class Toolbox:
 
     async def _run(self, call: ParsedToolCall) -> ToolResult:
         tool = self._tools.get(call.name or "")
-        if call.status not in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) or call.arguments is None or not call.name:
+        if (
+            call.status not in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
+            or call.arguments is None
+            or not call.name
+        ):
             return failure(call.problem or f"the call is {call.status}")
         if tool is None:
             return failure(f"there is no tool {call.name!r}; there are: {self._names}")
@@ -283,7 +289,9 @@ class Toolbox:
         for name in self._ids:
             tool, who = self._tools[name], f"{name}: calc_reward"
             rewards[who] = await within(self._step(tool, "calc_reward"), self._budget.tool_timeout, who)
-            if isinstance(tool, AdoptedTool) and isinstance(rewards[who], str | list | dict):  # some of verl's do
+            if isinstance(tool, AdoptedTool) and isinstance(
+                rewards[who], str | list | dict
+            ):  # some of verl's do
                 problem = f"{who} returned {kind_of(rewards.pop(who))} instead of a number: it is ignored"
                 self._rollout.notes.append(problem)
         return rewards

@@ -21,7 +21,9 @@ REASONING_LEFT_OUT: Final = (
     "trained without the reasoning that the template leaves out of the past; inference shows them with it. "
     "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
 )
-REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn at all, so it is not trained"
+REASONING_NOWHERE: Final = (
+    "the template does not show the reasoning of such a turn at all, so it is not trained"
+)
 CHANGED: Final = (
     "the template writes these turns differently than the model did when they were the last. "
     "Choose past='expand' (a row for every turn) or 'template' (as it is)"
@@ -62,7 +64,9 @@ class _TurnKind(NamedTuple):
         turn: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             turn[self.reasoning] = "thought"
-        if self.inline:  # some templates show only one of the two: the field, or the content's text between tags
+        if (
+            self.inline
+        ):  # some templates show only one of the two: the field, or the content's text between tags
             inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
             turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
         return {**turn, "tool_calls": [call()]} if self.calls else turn
@@ -80,7 +84,13 @@ class PastTurns:
         self._renderer = renderer.silent()
 
     def remarks(
-        self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int], *, of_history: bool
+        self,
+        rendered: RenderedTokens,
+        messages: Messages,
+        tools: Any,
+        chosen: Sequence[int],
+        *,
+        of_history: bool,
     ) -> list[Remark]:
         """Notes on the chosen turns of a row; with `of_history`, also where inference shows them differently."""
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]

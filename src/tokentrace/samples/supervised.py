@@ -193,7 +193,9 @@ def build_prompt_response_sample(
 class SampleBuilder:
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
-        self.renderer = replace(renderer, past=Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
+        self.renderer = (
+            replace(renderer, past=Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
+        )
         self._pasts = PastTurns(self.renderer)
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:

@@ -59,7 +59,9 @@ def each_trajectory_sample(
     return (_row(trajectory, branch, carried, values) for branch in trajectory.branches if branch.sampled)
 
 
-def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: dict[int, float] | None) -> Sample:
+def _row(
+    trajectory: Trajectory, branch: Branch, reward: float | None, values: dict[int, float] | None
+) -> Sample:
     index = branch.index
     table, turns = trajectory.table(index), trajectory.turns(index)
     sampled = [turn for turn in turns if len(turn)]
@@ -238,7 +240,9 @@ def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
     [2.0, 2.0, 4.0]
     """
     factor = number("gamma", gamma, 0.0, 1.0, SampleError)
-    checked = [number("the reward of a step", one, -math.inf, math.inf, SampleError) for one in reversed(rewards)]
+    checked = [
+        number("the reward of a step", one, -math.inf, math.inf, SampleError) for one in reversed(rewards)
+    ]
     return [*accumulate(checked, lambda later, reward: reward + factor * later)][::-1]
 
 
@@ -285,7 +289,9 @@ def trajectory_advantages(
     outcome = relative_to_group(rewarded, groups, baseline=how)
     values = {name: [outcome.values[name]] * len(turns[name]) for name in rewarded}
     if weight:
-        for name, added in _turn_advantages({name: turns[name] for name in rewarded}, groups, how, gamma).items():
+        for name, added in _turn_advantages(
+            {name: turns[name] for name in rewarded}, groups, how, gamma
+        ).items():
             values[name] = [value + weight * one for value, one in zip(values[name], added, strict=True)]
     without = [name for name in rewards if name not in rewarded]
     return Advantages(values, (*outcome.notes, *_note("no advantage for rollouts without a reward", without)))

@@ -158,7 +158,9 @@ class Track:
         count = len(self.ids[:limit])
         names = [""] * count if self.fields is None else self.fields
         marks = [False] * count if self.mask is None else self.mask.tolist()
-        keys = zip(self.hues.tolist(), _column(self.messages, len(self.ids)).tolist(), names, marks, strict=False)
+        keys = zip(
+            self.hues.tolist(), _column(self.messages, len(self.ids)).tolist(), names, marks, strict=False
+        )
         start = 0
         for key, group in itertools.groupby(itertools.islice(keys, count)):
             stop = start + len(list(group))

@@ -29,7 +29,9 @@ def grammar_document(renderer: Renderer, tools: Any = None) -> Document:
     data, grammar = describe_grammar(renderer, tools), renderer.grammar(tools)
     notes = list(grammar.notes)
     if grammar.calls is None and grammar.channels is None:
-        notes.append(f"if the model calls tools anyway, pass --tool-parser (tool_parser=): {', '.join(DIALECTS)}")
+        notes.append(
+            f"if the model calls tools anyway, pass --tool-parser (tool_parser=): {', '.join(DIALECTS)}"
+        )
     stops = " or ".join(map("{} {}".format, data["stop_tokens"], data["stop_token_ids"]))
     turn = [[label, text.replace("\n", "⏎")] for label, text in (*_parts(grammar), ("stop", stops)) if text]
     return Document(

@@ -32,7 +32,11 @@ _AROUND: Final = 12
 """Equal tokens shown on either side of a difference."""
 _LIMIT: Final = 256
 """Tokens shown per side of a difference."""
-_PART_HUES: Final = {PartKind.REASONING: "reasoning", PartKind.CONTENT: "assistant", PartKind.TOOL_CALL: "calls"}
+_PART_HUES: Final = {
+    PartKind.REASONING: "reasoning",
+    PartKind.CONTENT: "assistant",
+    PartKind.TOOL_CALL: "calls",
+}
 _ROLE_HUES: Final = {
     "assistant": "assistant",
     **dict.fromkeys(("system", "developer"), "system"),
@@ -104,7 +108,9 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
     hunks = list(align(np.asarray(first.ids, np.int32), np.asarray(second.ids, np.int32)))
     removed = sum(hunk.stop - hunk.start for hunk in hunks)
     added = sum(hunk.other_stop - hunk.other_start for hunk in hunks)
-    about = f"{counted(removed)} only in the first, {added:,} only in the second" if hunks else "the same tokens"
+    about = (
+        f"{counted(removed)} only in the first, {added:,} only in the second" if hunks else "the same tokens"
+    )
     contrast = Contrast(first, second, hunks, (first.name, second.name), "difference", about)
     return Document("Two results compared", "tokentrace", contrasts=[contrast])
 
@@ -202,7 +208,9 @@ def _bridge(value: BridgedTokens, tokenizer: Tokenizer | None) -> Document:
         notes=value.notes,
         edits=[edit(f"new message {one.message}: {one.what}", one.before, one.after) for one in value.changes],
     )
-    return Document("Bridge to the next turn", "tokentrace bridge", tracks=[track], start=f"track=0&at={stream}")
+    return Document(
+        "Bridge to the next turn", "tokentrace bridge", tracks=[track], start=f"track=0&at={stream}"
+    )
 
 
 @_document.register
@@ -279,7 +287,9 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
 @_document.register
 def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
     branches = value.branches
-    by_write = {turn.write: turn for at in range(len(branches)) for turn in value.turns(at) if turn.branch == at}
+    by_write = {
+        turn.write: turn for at in range(len(branches)) for turn in value.turns(at) if turn.branch == at
+    }
     turns = [turn for _, turn in sorted(by_write.items())]
     numbers = {turn.write: number for number, turn in enumerate(turns)}
     lead = " · ".join(f"{name}: {entry}" for name, entry in value.metadata.items())

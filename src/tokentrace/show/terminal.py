@@ -110,7 +110,8 @@ def _report(document: Document) -> Iterator[RenderableType]:
         yield Text(flat(document.lead), "dim")
     if document.cards:
         figures = (
-            f"{one.label.lower()} {one.value}" + (f" ({one.more})" if one.more else "") for one in document.cards
+            f"{one.label.lower()} {one.value}" + (f" ({one.more})" if one.more else "")
+            for one in document.cards
         )
         yield Text("  " + flat(" · ".join(figures)), "dim")
     for table in document.tables:
@@ -141,7 +142,9 @@ def _contrast(contrast: Contrast) -> Iterator[Text]:
             for hunk in place:
                 before = _joined(base, at, hunk.start)
                 line.append(f"{before}│" if before else "")
-                changed = _joined(other, hunk.other_start, hunk.other_stop) if side else _joined(base, *hunk[:2])
+                changed = (
+                    _joined(other, hunk.other_start, hunk.other_stop) if side else _joined(base, *hunk[:2])
+                )
                 line.append(f"⟦{changed}⟧", style).append("│" if hunk is not place[-1] else "")
                 at = hunk.stop
             after = _joined(base, at, min(contrast.stop or len(base.ids), at + _AROUND))

@@ -119,7 +119,9 @@ class _Postgres:
 
     def _failed(self, error: BaseException) -> StoreError:
         diagnosis = getattr(error, "diag", None)
-        text = " ".join(((diagnosis and diagnosis.message_primary) or str(error) or type(error).__name__).split())
+        text = " ".join(
+            ((diagnosis and diagnosis.message_primary) or str(error) or type(error).__name__).split()
+        )
         if self._secret:
             text = text.replace(self._secret, "…")
         return StoreError(f"{self.where}: {text[:300]}; nothing was acknowledged")

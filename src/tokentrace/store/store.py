@@ -132,7 +132,9 @@ class Store:
         def write(execute: Execute) -> Rows:
             owner = execute("SELECT id FROM sessions WHERE key = ?", key) if key is not None else []
             if owner and owner[0][0] != session.id:
-                raise KeyConflict(f"session {session.id!r} cannot be created: its key belongs to another session")
+                raise KeyConflict(
+                    f"session {session.id!r} cannot be created: its key belongs to another session"
+                )
             new = execute(
                 "INSERT INTO sessions (id, state, created, metadata, settings, key) VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO NOTHING RETURNING id",

@@ -47,7 +47,9 @@ class _Deriver:
         plain = reader.turn({"content": "answer"})
         content = plain.first("content")
         after = plain.text[content.stop :] if content is not None else ""
-        closing = Frame(trail=leading(after), close=after.strip(), after=trailing(after) if after.strip() else "")
+        closing = Frame(
+            trail=leading(after), close=after.strip(), after=trailing(after) if after.strip() else ""
+        )
         if closing.close:
             reader.ends.append(closing.close)
             plain = reader.turn({"content": "answer"})
@@ -231,7 +233,9 @@ class _Deriver:
         ending = self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
         call_end = ending[0] if ending else channels.call_end
         changes: dict[str, Any] = {"recipient": f"{recipient}=", "namespace": namespace, "call_end": call_end}
-        return dataclasses.replace(channels, call="".join(words[:1]), content_type=" ".join(words[1:]), **changes)
+        return dataclasses.replace(
+            channels, call="".join(words[:1]), content_type=" ".join(words[1:]), **changes
+        )
 
     def _bodies(self, channels: Channels) -> CallGrammar | None:
         self.reader.body = channels.message

@@ -274,7 +274,10 @@ class CallDeriver:
             return leading(lead), lead.lstrip()
         alone = extent(self.one, 0)
         lead = self.one.text[: alone[0]] if alone is not None else ""
-        for piece in (self.grammar.reasoning.close if self.grammar.reasoning else "", self.grammar.head.strip()):
+        for piece in (
+            self.grammar.reasoning.close if self.grammar.reasoning else "",
+            self.grammar.head.strip(),
+        ):
             if piece and piece in lead:
                 lead = lead[lead.rindex(piece) + len(piece) :]
                 break

@@ -141,12 +141,16 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
     added = (prompt.added for prompt in prompts if prompt is not None)
     delimiters = _spelled(vocabulary, "\n".join([*_delimiters(grammar), *added]))
     inside = (delimiters | (tokens.assistant - tokens.elsewhere)) - never
-    tags = {token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)}
+    tags = {
+        token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)
+    }
     return frozenset(inside | (tags - tokens.all - set(named.values()) - never))
 
 
 def written_control_tokens(study: TemplateStudy) -> WrittenControlTokens:
-    roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][:64]  # maybe other roles
+    roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][
+        :64
+    ]  # maybe other roles
     role_turns = [(probes.USER, {"role": role, "content": "words"}, probes.USER) for role in roles]
     tokens = WrittenControlTokens(set(), set(), set())
     for tools, prompt in itertools.product((False, True), (False, True)):
@@ -170,7 +174,14 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
         if frame is not None:
             yield from (frame.open, frame.close)
     if (calls := grammar.calls) is not None:
-        yield from (calls.section_open, calls.section_close, calls.separator, calls.open, calls.begin, calls.end)
+        yield from (
+            calls.section_open,
+            calls.section_close,
+            calls.separator,
+            calls.open,
+            calls.begin,
+            calls.end,
+        )
         yield from (calls.close, calls.key_open, calls.value_open, calls.value_close)
         yield from (calls.string_open, calls.quote)
         yield from (*(text for text, _ in calls.head), *(text for _, text in calls.typed_opens))
@@ -178,4 +189,6 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
 
 def _spelled(vocabulary: Vocabulary, text: str) -> set[int]:
     pattern = vocabulary.control_pattern
-    return {vocabulary.control[match[0]].id for match in pattern.finditer(text)} if pattern is not None else set()
+    return (
+        {vocabulary.control[match[0]].id for match in pattern.finditer(text)} if pattern is not None else set()
+    )

@@ -56,10 +56,14 @@ class TemplateForms:
         for silence in Silence:
             message = {"role": "assistant", **silence.fields}
             drawn = [self._study.probe([USER, message, *after]) for after in ((), (USER,))]
-            texts = [one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins]
+            texts = [
+                one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins
+            ]
             if len(texts) == len(drawn):
                 renderings[silence] = texts
-        return tuple(silence for silence, texts in renderings.items() if texts == next(iter(renderings.values())))
+        return tuple(
+            silence for silence, texts in renderings.items() if texts == next(iter(renderings.values()))
+        )
 
     @computed
     def prints_roles(self) -> bool:

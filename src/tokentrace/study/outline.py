@@ -101,7 +101,9 @@ def recognise(study: TemplateStudy, renderer: str) -> str:
     if isinstance(template, PythonFormat):
         return next((family.name for family in FAMILIES if family.format is template), "default")
     if renderer == "auto":
-        fits = (family.name for family in FAMILIES if family.format is None and not family.differs(study.outline))
+        fits = (
+            family.name for family in FAMILIES if family.format is None and not family.differs(study.outline)
+        )
         return next(fits, "default")
     difference = BY_NAME[renderer].differs(study.outline)
     if difference:

@@ -37,7 +37,12 @@ def calling(*calls: Mapping[str, Any], **fields: Any) -> Message:
 
 
 def result(number: int = 1, **fields: Any) -> Message:
-    message = {"role": "tool", "name": f"probe{number}", "tool_call_id": f"call0000{number}", "content": "result"}
+    message = {
+        "role": "tool",
+        "name": f"probe{number}",
+        "tool_call_id": f"call0000{number}",
+        "content": "result",
+    }
     return {**message, **fields}
 
 

@@ -29,7 +29,9 @@ class GenerationPrompts:
         self._end_in = functools.lru_cache(1024)(functools.partial(_prompt_end, study.tokenizer))
         """Cached, because most turns begin the same way."""
 
-    def before(self, turns: Sequence[TurnSpan], messages: Messages, run: TryRun) -> list[GenerationPrompt | None]:
+    def before(
+        self, turns: Sequence[TurnSpan], messages: Messages, run: TryRun
+    ) -> list[GenerationPrompt | None]:
         """The generation prompt of each turn; None if the template refuses one there."""
         prompts: dict[int, GenerationPrompt | None] = {0: None}
         counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
@@ -75,7 +77,9 @@ class GenerationPrompts:
         if tail and 0 <= whole <= turn.body:
             end, pattern = whole + len(tail), self._study.tokenizer.vocabulary.control_pattern
             names = pattern.finditer(text, turn.body, end) if pattern is not None and end > turn.body else ()
-            if all(encoded.control[encoded.first_touching([match.start()])[0]] for match in names):  # not letters
+            if all(
+                encoded.control[encoded.first_touching([match.start()])[0]] for match in names
+            ):  # not letters
                 return end - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None

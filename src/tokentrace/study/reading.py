@@ -51,7 +51,11 @@ class WrittenTurn:
         at = 0
         for text, _, origin in rendering.spans(start, stop):
             hole, at = _hole(at, at + len(text), origin), at + len(text)
-            if hole is not None and holes and holes[-1] == replace(hole, start=holes[-1].start, stop=hole.start):
+            if (
+                hole is not None
+                and holes
+                and holes[-1] == replace(hole, start=holes[-1].start, stop=hole.start)
+            ):
                 hole = replace(hole, start=holes.pop().start)
             holes += [hole] if hole is not None else []
         full = rendering.text[start:stop]
@@ -63,7 +67,9 @@ class WrittenTurn:
         return bool(self.holes)
 
     def after(self, at: int) -> WrittenTurn:
-        holes = [replace(one, start=one.start - at, stop=one.stop - at) for one in self.holes if one.start >= at]
+        holes = [
+            replace(one, start=one.start - at, stop=one.stop - at) for one in self.holes if one.start >= at
+        ]
         return WrittenTurn(self.full[at:], self.text[at:], holes)
 
     def first(self, name: str, call: int = -1) -> Hole | None:
@@ -129,7 +135,9 @@ class TurnReader:
             openings: dict[tuple[str, str], str] = {}
             for left, right in itertools.pairwise(pattern.finditer(turn.full)):
                 name = turn.full[left.end() : right.start()]
-                opened = openings.setdefault((name, right[0]), left[0]) if re.fullmatch(_NAME, name) else left[0]
+                opened = (
+                    openings.setdefault((name, right[0]), left[0]) if re.fullmatch(_NAME, name) else left[0]
+                )
                 if len({opened, left[0], right[0]}) == 3:
                     return [opened, left[0]], [right[0]]
         return None

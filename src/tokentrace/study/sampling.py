@@ -86,7 +86,9 @@ def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> tuple[in
     return end.stop, end.stop_token
 
 
-def _sampled_turn(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:
+def _sampled_turn(
+    encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings
+) -> SampledTurn:
     """A turn's sampled tokens, from character `begin` in token `start`."""
     message = turn.message
     tokens, ids, starts, ends = encoded.control_tokens
@@ -103,6 +105,12 @@ def _sampled_turn(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endi
     if after < len(tokens) and tokens[after] == stop and ids[after] in endings.heads:
         return SampledTurn(message, start, stop + 1, ids[after])
     # no turn in the probes had an end: a control token after this turn's text is its stop
-    if not endings.seen and not endings.open_ended and not endings.closers and after and ends[after - 1] > least:
+    if (
+        not endings.seen
+        and not endings.open_ended
+        and not endings.closers
+        and after
+        and ends[after - 1] > least
+    ):
         return SampledTurn(message, start, tokens[after - 1] + 1, ids[after - 1])
     return SampledTurn(message, start, stop, None)

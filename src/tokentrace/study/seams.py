@@ -102,7 +102,10 @@ EncodedTurns = tuple[Encoded, list[TurnSpan]]
 
 
 def find_continuation(
-    conversation: Messages, first_new: int, encode: Callable[[Messages, int], EncodedTurns], endings: TurnEndings
+    conversation: Messages,
+    first_new: int,
+    encode: Callable[[Messages, int], EncodedTurns],
+    endings: TurnEndings,
 ) -> Continuation | BridgeRefusal:
     at = first_new - 1
     try:
@@ -166,7 +169,10 @@ class StandIn:
             for at, answer in enumerate(answered or [{}]):
                 call_id = answer.get("tool_call_id")
                 call_id = call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
-                function = {"name": names[at] if at < len(names) else "unknown_function", "arguments": arguments}
+                function = {
+                    "name": names[at] if at < len(names) else "unknown_function",
+                    "arguments": arguments,
+                }
                 message["tool_calls"].append({"id": call_id, "type": "function", "function": function})
         return message
 
@@ -176,7 +182,9 @@ def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
     if not after_call:
         yield StandIn()
         return
-    for single, text_arguments, content in itertools.product((False, True), (False, True), ("", None, "answer")):
+    for single, text_arguments, content in itertools.product(
+        (False, True), (False, True), ("", None, "answer")
+    ):
         yield StandIn(content, calls=True, text_arguments=text_arguments, single=single)
 
 

@@ -54,7 +54,11 @@ class TemplateStudy:
         return self.template.render(messages, tools, add_generation_prompt=prompt, variables=self.variables)
 
     def probe(
-        self, messages: Probe, tools: bool = False, prompt: bool = False, changes: Mapping[str, Any] | None = None
+        self,
+        messages: Probe,
+        tools: bool = False,
+        prompt: bool = False,
+        changes: Mapping[str, Any] | None = None,
     ) -> Rendering | None:
         """A probe, rendered once; None if the template refuses it. Do not modify the result.
 
@@ -75,7 +79,9 @@ class TemplateStudy:
             variables = {**self.variables, **wrap_variables(changes or {})}
             declared = self._tool if tools else None
             try:
-                return self.template.render(messages, declared, add_generation_prompt=prompt, variables=variables)
+                return self.template.render(
+                    messages, declared, add_generation_prompt=prompt, variables=variables
+                )
             except TemplateLimitError as error:
                 self._limit = error
                 raise
@@ -137,7 +143,9 @@ class TemplateStudy:
     def _derived(self, tools: bool, declared: bool) -> TurnGrammar:
         seen = self.endings(tools)
         ends = seen.stops | seen.closers | self.eos
-        return self.cache.once(("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared))
+        return self.cache.once(
+            ("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared)
+        )
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:

@@ -98,7 +98,10 @@ def _after_prompt(rendering: Rendering, messages: Messages, run: TryRun, tokeniz
     plain = rendered_after(messages, run)
     if plain is None or not rendering.text.startswith(plain.text):
         return None
-    prompt, before = GenerationPrompt.between(plain, rendered_after(messages, run, prompt=True)), len(plain.text)
+    prompt, before = (
+        GenerationPrompt.between(plain, rendered_after(messages, run, prompt=True)),
+        len(plain.text),
+    )
     if prompt is None:
         return None
     return before + matched_prefix(rendering.text[before:], prompt.added, cut_points(prompt.added, tokenizer))

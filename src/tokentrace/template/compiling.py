@@ -94,7 +94,9 @@ class TracingGenerator(Expressions):
         self.writeline(f"{origin_name(ref)} = {code.origin}", node)
         self.pop_assign_tracking(frame)
         key = node.node.arg if isinstance(node.node, nodes.Getitem) else None
-        if isinstance(key, nodes.Name) and key.name == self._loop_variable:  # ``{% set message = messages[i] %}``
+        if (
+            isinstance(key, nodes.Name) and key.name == self._loop_variable
+        ):  # ``{% set message = messages[i] %}``
             show = f"trace.show({ref}, {origin_name(ref)}, {frame.buffer})"
             self.writeline(f"if isinstance({ref}, dict): {show}", node)
 
@@ -143,7 +145,9 @@ class TracingGenerator(Expressions):
             self.writeline(f"{frame.buffer} += ({constant!r}, None)", node)
 
     def _print(self, before: str, node: nodes.Node, frame: Frame) -> None:
-        if before and any(isinstance(part, nodes.Call) for part in with_children(node)):  # a macro may have tags
+        if before and any(
+            isinstance(part, nodes.Call) for part in with_children(node)
+        ):  # a macro may have tags
             self.writeline(f"{frame.buffer} += ({before!r}, None)", node)
             before = ""
         lead = f"{before!r}, None, " if before else ""

@@ -21,7 +21,17 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from . import filters
-from .budget import attributes_of, check_bits, check_items, check_search, check_size, listed, step, weigh, weighed
+from .budget import (
+    attributes_of,
+    check_bits,
+    check_items,
+    check_search,
+    check_size,
+    listed,
+    step,
+    weigh,
+    weighed,
+)
 from .compiling import TracingGenerator, code_line
 from .jsonify import one_field
 from .origin import Origin
@@ -73,7 +83,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     intercepted_unops = frozenset({"+", "-"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension]
+        )
         self.filters |= {name: filters.traced_filter(name, one) for name, one in self.filters.items()}
         self.tests |= {name: filters.traced_test(name, cast(Any, one)) for name, one in self.tests.items()}
         del self.globals["lipsum"]
@@ -191,7 +203,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         kind = type(__obj)
         if kind is Macro:
-            kwargs = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
+            kwargs = {
+                name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")
+            }
             return __obj(__context.eval_ctx, *args, **kwargs)
         step()
         if __obj is TemplateNamespace:

@@ -166,7 +166,9 @@ class Expressions(CodeGenerator):
     def _origin(self, base: Code, origin: str) -> str:
         return "None" if base.origin == "None" else origin
 
-    def _field(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False) -> Code:
+    def _field(
+        self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False
+    ) -> Code:
         base, item = self.code(node.node, frame), self.temporary_identifier()
         value = named = base.value
         if not value.isidentifier():
@@ -258,7 +260,11 @@ class Expressions(CodeGenerator):
     def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
         if has_arguments(node) or node.name not in self.tests:
             return None
-        base, value, test = self.code(node.node, frame).value, self.temporary_identifier(), self.tests[node.name]
+        base, value, test = (
+            self.code(node.node, frame).value,
+            self.temporary_identifier(),
+            self.tests[node.name],
+        )
         forms = {
             "defined": f"(not isinstance({base}, Undefined))",
             "undefined": f"isinstance({base}, Undefined)",
@@ -306,7 +312,9 @@ class Expressions(CodeGenerator):
         left, right = self.code(node.left, frame), self.code(node.right, frame)
         first = self.temporary_identifier()
         if isinstance(node, nodes.Or):
-            return self._either(f"({first} if ({first} := {left.value}) else {right.value})", first, left, right)
+            return self._either(
+                f"({first} if ({first} := {left.value}) else {right.value})", first, left, right
+            )
         return self._either(f"({right.value} if ({first} := {left.value}) else {first})", first, right, left)
 
     code_Or = code_And  # noqa: N815

@@ -203,7 +203,9 @@ def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...]
         for literal, key, _, _ in string.Formatter().parse(text):
             yield literal
             if key is not None:
-                value = next(automatic, "") if key == "" else args[int(key)] if key.isdigit() else kwargs.get(key)
+                value = (
+                    next(automatic, "") if key == "" else args[int(key)] if key.isdigit() else kwargs.get(key)
+                )
                 yield text_of(value)
 
     return _followed(result, template, pieces)

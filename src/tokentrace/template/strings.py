@@ -159,7 +159,9 @@ _CASES: Final = ("capitalize", "casefold", "lower", "swapcase", "title", "upper"
 for _name in _CASES:
     setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
 
-TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
+TRACED_METHODS: Final = frozenset(
+    name for name in vars(TracedStr) if not name.startswith("_") and name != "runs"
+)
 """Methods that keep the trace."""
 CUTTING_METHODS: Final = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
 """Traced methods whose result keeps the text's origin: a part of it, or the text in another case."""

@@ -147,11 +147,14 @@ class Inliner(NodeTransformer):
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise TemplateError("a chat template cannot include, import or extend another", line=node.lineno)
-        if isinstance(node, nodes.Block) and self._depth and not node.scoped:  # Jinja would hide outer variables
+        if (
+            isinstance(node, nodes.Block) and self._depth and not node.scoped
+        ):  # Jinja would hide outer variables
             problem = f"the block {node.name!r} has variables around it; mark it as scoped"
             raise TemplateError(problem, line=node.lineno)
         has_locals = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)) or (
-            isinstance(node, (nodes.Block, nodes.Scope)) and any(node.find_all((nodes.Assign, nodes.AssignBlock)))
+            isinstance(node, (nodes.Block, nodes.Scope))
+            and any(node.find_all((nodes.Assign, nodes.AssignBlock)))
         )
         self._depth += has_locals
         result = super().visit(node, *args, **kwargs)

@@ -48,7 +48,9 @@ class Rendering:
         window = slice(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1)
         ends = ends[window]
         rows = zip([start, *ends], ends, self.turns[window], self.origins[window], strict=False)
-        return [(text[begin : min(end, stop)], turn, origin) for begin, end, turn, origin in rows if begin < stop]
+        return [
+            (text[begin : min(end, stop)], turn, origin) for begin, end, turn, origin in rows if begin < stop
+        ]
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> Rendering:

@@ -20,7 +20,9 @@ from .vocabulary import ControlToken, Vocabulary, longest_first
 Positions = npt.NDArray[np.signedinteger[Any]]
 
 _SPACES: Final = (
-    "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+    "\t\n\x0b\x0c\r \x85\xa0\u1680"
+    + "".join(map(chr, range(0x2000, 0x200B)))
+    + "\u2028\u2029\u202f\u205f\u3000"
 )
 """White space according to ``tokenizers``; for Python there is more."""
 _SPACE: Final = re.compile(f"[{_SPACES}]*")
@@ -146,7 +148,9 @@ def _split_normalized(
             yield PlainPiece(normal[at:stop], int(starts[at]), (starts[at:stop], ends[at:stop]))
         if match is not None:
             whole = (int(starts[match.start]), int(ends[match.end - 1]))
-            yield ControlMatch(*whole, int(starts[match.text_start]), int(ends[match.text_end - 1]), match.token)
+            yield ControlMatch(
+                *whole, int(starts[match.text_start]), int(ends[match.text_end - 1]), match.token
+            )
             at = match.end
 
 

@@ -74,7 +74,9 @@ def check_integers(
         return np.fromiter(value, np.int64, len(value))
     except OverflowError:
         where = next(at for at, item in enumerate(value) if not -(2**63) <= int(item) < 2**63)
-        raise _error(error, name, f"is {brief(value[where])}, larger than any token id", first + where) from None
+        raise _error(
+            error, name, f"is {brief(value[where])}, larger than any token id", first + where
+        ) from None
 
 
 def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:

@@ -132,7 +132,9 @@ def named_templates(value: Any) -> dict[str, str]:
     if isinstance(value, Mapping):
         value = [{"name": name, "template": text} for name, text in value.items()]
     for row in value if isinstance(value, list) else []:
-        if not isinstance(row, Mapping) or not all(isinstance(row.get(key), str) for key in ("name", "template")):
+        if not isinstance(row, Mapping) or not all(
+            isinstance(row.get(key), str) for key in ("name", "template")
+        ):
             raise TokenizerError("chat templates need a name and a source each, both of them strings")
     return {row["name"]: row["template"] for row in value} if isinstance(value, list) else {}
 
@@ -148,5 +150,7 @@ def _from_transformers(source: Any) -> Tokenizer:
         backend.to_str(),
         name=str(getattr(inner, "name_or_path", "")),
         templates=named_templates(template),
-        variables={key: str(value) for key, value in inner.special_tokens_map.items() if isinstance(value, str)},
+        variables={
+            key: str(value) for key, value in inner.special_tokens_map.items() if isinstance(value, str)
+        },
     )

@@ -68,7 +68,9 @@ class TokenTable:
                     raise SampleError(f"{name} must be {expected}, not {brief(column)}")
                 if len(column) != len(self.ids):
                     raise SampleError(f"{name} has {len(column)} entries, but there are {len(self.ids)} ids")
-        if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):
+        if len(self.ids) and (
+            self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)
+        ):
             raise SampleError("ids must be 0 to 2**31 - 1")
 
     def _defer(self, name: str, compute: Deferred) -> None:

@@ -22,7 +22,9 @@ Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 MOST_BYTES: Final = 1 << 28
 """The most bytes in one channel of one completion."""
 _INTEGERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
-_DTYPES: Final = frozenset(dtype.str for dtype in (*_INTEGERS, *map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8"))))
+_DTYPES: Final = frozenset(
+    dtype.str for dtype in (*_INTEGERS, *map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8")))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class Packed:
         except (ValueError, RecursionError) as error:
             raise TrajectoryError(f"{what} does not hold {self.count} entries: {error}") from error
         if isinstance(entries, np.ndarray) and entries.dtype.kind == "f" and not np.isfinite(entries).all():
-            raise TrajectoryError(f"{what} has NaN or infinity, which files of rows cannot hold: give None there")
+            raise TrajectoryError(
+                f"{what} has NaN or infinity, which files of rows cannot hold: give None there"
+            )
 
 
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
@@ -183,7 +187,9 @@ class Channel:
             arrays = [
                 (start + at, np.asarray(run))
                 for start, entries in self.pieces
-                for at, run in ([(0, entries)] if isinstance(entries, np.ndarray) else Channel.of(entries).pieces)
+                for at, run in (
+                    [(0, entries)] if isinstance(entries, np.ndarray) else Channel.of(entries).pieces
+                )
             ]
             dtype = np.result_type(*(array.dtype for _, array in arrays)) if arrays else np.dtype(np.int64)
         except (ValueError, TypeError):
@@ -194,7 +200,9 @@ class Channel:
         if dtype.kind in "iu":
             dtype = np.result_type(dtype, np.min_scalar_type(fill))
             if dtype.kind not in "iu":
-                raise TrajectoryError(f"the channel holds whole numbers, but fill is {fill}: give a whole number")
+                raise TrajectoryError(
+                    f"the channel holds whole numbers, but fill is {fill}: give a whole number"
+                )
         out = np.full((self.length, *next(iter(shapes), ())), fill, dtype)
         for start, array in arrays:
             out[start : start + len(array)] = array

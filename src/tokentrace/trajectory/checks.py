@@ -17,7 +17,16 @@ from ..settings import items, whole
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .turns import POSITIVE_NOISE, IdsLike, KindsLike, Logprobs, LogprobsLike, SpansLike, VersionLike, VersionSpan
+from .turns import (
+    POSITIVE_NOISE,
+    IdsLike,
+    KindsLike,
+    Logprobs,
+    LogprobsLike,
+    SpansLike,
+    VersionLike,
+    VersionSpan,
+)
 
 _REASONS: Final[dict[int, str]] = {
     Kind.SAMPLED: "SAMPLED: only append_completion records tokens that an engine returned",
@@ -121,7 +130,9 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
             law = f"spans come in order, do not overlap, are not empty, and lie in {start}..{start + length}"
             raise TrajectoryError(f"{what} is {begin}..{end}: {law}")
         if message >= messages:
-            raise TrajectoryError(f"{what} names message {message} of {messages}: pass the number with messages=")
+            raise TrajectoryError(
+                f"{what} names message {message} of {messages}: pass the number with messages="
+            )
         owners[begin - start : end - start] = first + message
         reached = end
     return owners

@@ -135,7 +135,9 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"finish_reason must say why the engine stopped, not {brief(finish_reason)}")
         instance("continues", continues, bool, TrajectoryError)
         if not continues and isinstance(last, Turn):
-            advice = "append what the engine received after it, or pass continues=True for an unfinished message"
+            advice = (
+                "append what the engine received after it, or pass continues=True for an unfinished message"
+            )
             raise TrajectoryError(f"branch {index} ends with a completion: {advice}")
         message = self._continued(index) if continues else last.messages
         values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
@@ -245,14 +247,18 @@ class Trajectory(ShowsItself, Record):
             if not len(ids):
                 raise TrajectoryError("no new ids: there is nothing to record")
         elif branch != count or not (self._owns(parent, start) if start else parent == -1 and len(ids)):
-            law = f"the next branch is {count}, its parent owns the tokens on both sides, and no prompt is empty"
+            law = (
+                f"the next branch is {count}, its parent owns the tokens on both sides, and no prompt is empty"
+            )
             place = f"at {start} of branch {parent} with {len(ids)} ids"
             raise TrajectoryError(f"branch {branch} cannot open {place}: {law}")
         instance("cause", cause, str, TrajectoryError)
         before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
         if as_count(messages, "messages") < before:
             what = "the shared prefix" if opening else f"branch {branch}"
-            raise TrajectoryError(f"messages is {messages}, but {what} holds {before}: count the whole prompt's")
+            raise TrajectoryError(
+                f"messages is {messages}, but {what} holds {before}: count the whole prompt's"
+            )
         codes = as_kinds(kinds, len(prompt), opening=opening, skip=skip)[skip:]
         tokens = frozen(TokenTable.of(ids.copy(), codes.copy(), owners[skip:]))
         stop = as_count(start + len(ids), "the length of the stream")

@@ -54,12 +54,17 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
     turns = np.full(stop - start, -1, np.int64)
     numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
     for turn in trajectory.turns(branch):  # inherited ones included
-        turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get((turn.branch, turn.start), -1)
+        turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get(
+            (turn.branch, turn.start), -1
+        )
     logprobs = [None] * len(turns)
     if trajectory.has_logprobs:
         logprobs = trajectory.logprobs(branch)[start:stop].tolist()
     counts = np.bincount(table.kinds, minlength=len(Kind)).tolist()
-    first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)  # so that texts do not depend on the cut
+    first, last = (
+        max(0, start - _AROUND),
+        min(len(ids), stop + _AROUND),
+    )  # so that texts do not depend on the cut
     columns = token_columns(tokenizer, ids[first:last])
     inside = slice(start - first, stop - first)
     kinds = table.kinds[start:stop]
@@ -168,7 +173,11 @@ def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) ->
     if live is None or not live.session.turns:
         return glance
     trajectory = live.session.trajectory
-    tree = {"tokens": trajectory.num_tokens, "rows": trajectory.num_samples, "branches": trajectory.num_branches}
+    tree = {
+        "tokens": trajectory.num_tokens,
+        "rows": trajectory.num_samples,
+        "branches": trajectory.num_branches,
+    }
     return {**glance, **tree, "last": live.session.turns[-1].time}
 
 
