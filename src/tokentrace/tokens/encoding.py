@@ -6,7 +6,7 @@ add up (Unicode normalization, byte-fallback prefixes), the text is split: contr
 trusted text, and the pieces between them are encoded with a tokenizer that has no control tokens.
 """
 
-import functools
+import bisect
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -203,15 +203,16 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
     """True if a control token touches a span that may not contain it."""
     control, ends, origins, span = encoded.control_tokens, encoded.rendering.ends, encoded.rendering.origins, 0
-    allowed = functools.cache(inner)
+    allowed = frozenset[int]()
     for token, start, end in zip(control.ids, control.starts, control.ends, strict=True):
-        while ends[span] <= start:
-            span += 1
-        touching = span
-        while touching < len(ends) and (touching == span or ends[touching - 1] < end):
-            origin, touching = origins[touching], touching + 1
+        span = bisect.bisect_right(ends, start, span)
+        if end <= ends[span] and origins[span] is None:
+            continue
+        for origin in origins[span : bisect.bisect_left(ends, end, span) + 1]:
             trust = Trust.ANY if origin is None else trust_of(origin)
-            if trust is Trust.NONE or (trust is Trust.INNER and token not in allowed()):
+            if trust is Trust.INNER:
+                allowed = allowed or inner()
+            if trust is Trust.NONE or (trust is Trust.INNER and token not in allowed):
                 return True
     return False
 
