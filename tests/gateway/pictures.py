@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
         served.call("POST", "/sessions/invoices-17/rewards", {"rewards": [{"reward": 1.0}]})
         with browser.page(width=1280, height=720) as page:
             page.open(f"{served.url}/#/invoices-17/turns/8")
-            page.until("document.querySelector('.text s.chosen') && document.querySelector('aside .said')")
+            page.until("document.querySelector('.text s.chosen') && document.querySelector('aside .message')")
             page.evaluate("dispatchEvent(new Event('wheel')), document.getElementById('main').scrollTop = 0")
             page.until("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))")
             page.shot(folder / "gateway-page.png")

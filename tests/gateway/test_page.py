@@ -147,7 +147,7 @@ def test_hostile_texts_stay_texts(served: Served, browser: Chromium) -> None:
             page.open(f"{served.url}/{place}")
             page.until("document.querySelector('main h1')")
             if "hostile" in place:
-                page.until("document.querySelector('.text s') && document.querySelector('aside .said')")
+                page.until("document.querySelector('.text s') && document.querySelector('aside .message')")
                 assert "<script>window.hacked = 1</script>" in page.text()
         assert page.evaluate("window.hacked") is None
         assert page.evaluate("document.querySelectorAll('img, iframe, main script, aside script').length") == 0

@@ -90,12 +90,12 @@ def test_a_hundred_thousand_tokens_are_there_and_few_of_them_drawn(opened: Calla
     # a search finds what is far away, and goes there
     page.evaluate("document.querySelector('input[type=search]').focus()")
     page.send("Input.insertText", text="part 123: the ANSWER")
-    page.until("document.querySelector('.found').textContent.endsWith('of 24')")
+    page.until("document.querySelector('.hits').textContent.endsWith('of 24')")
     page.until("document.querySelector('.hit.now')?.getBoundingClientRect().top < innerHeight")
     hit = page.evaluate("[...document.querySelectorAll('.hit.now')].map((token) => token.textContent).join('')")
     assert "Part 123: the answer" in hit
     press(page, "Enter")
-    page.until("/^\\d+ of 24$/.test(document.querySelector('.found').textContent)")
+    page.until("/^\\d+ of 24$/.test(document.querySelector('.hits').textContent)")
     # the rail follows, and jumps
     page.until("document.querySelector('.rail [aria-current]')")
     page.evaluate("document.querySelector('.messages').scrollTop = 0")

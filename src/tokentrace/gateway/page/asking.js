@@ -32,4 +32,4 @@ export async function changed(slot, path) {
   return JSON.parse(text.slice(path.length + 1));
 }
 
-export const sessionPath = (id, rest = "") => `/sessions/${encodeURIComponent(id)}${rest}`;
+export const sessionPath = (id, suffix = "") => `/sessions/${encodeURIComponent(id)}${suffix}`;

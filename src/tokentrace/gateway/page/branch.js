@@ -10,9 +10,9 @@ const VIEWS = [["kind", "Kind"], ["message", "Message"], ["logprob", "Logprob"],
 const KINDS = [
   ["prompt", "prompt", "rendered whole: the first prompt, or a rewritten one"],
   ["context", "context", "text of messages that came later: results, the user's words"],
-  ["scaffold", "scaffold", "written by the template around it"],
+  ["scaffold", "scaffold", "from the template"],
   ["sampled", "sampled", "sampled by the model: these carry loss"],
-  ["synthetic", "synthetic", "put in to close a turn that was cut off"],
+  ["synthetic", "synthetic", "added to close a turn that was cut off"],
 ];
 
 export class BranchTokens {
@@ -55,9 +55,9 @@ export class BranchTokens {
     if (this.counted === digest) return;
     this.counted = digest;
     const there = new Map(Object.entries(counts).filter(([, count]) => count).map(([kind, count]) => [kind, [count, 0]]));
-    const made = legend(KINDS, there, "sampled", (only) => { this.root.dataset.only = only; });
+    const fresh = legend(KINDS, there, "sampled", (only) => { this.root.dataset.only = only; });
     delete this.root.dataset.only;
-    this.legend.replaceWith(made);
-    this.legend = made;
+    this.legend.replaceWith(fresh);
+    this.legend = fresh;
   }
 }

@@ -1,4 +1,4 @@
-// The list of sessions. Rows are kept and changed in place, so that a list that is polled does not flicker.
+// The list of sessions. Rows change in place, so that a list that is polled does not flicker.
 
 import { byId, counted, el, number, short } from "./dom.js";
 import { ago } from "./words.js";
@@ -45,8 +45,8 @@ export class SessionList {
       const words = this.filtered ? "No session fits. Ids and metadata are searched." : "No session yet.";
       items.push(el("li", { class: "none" }, words));
     }
-    const kept = new Set(items);
-    for (const child of [...this.list.children]) if (!kept.has(child)) child.remove();
+    const current = new Set(items);
+    for (const child of [...this.list.children]) if (!current.has(child)) child.remove();
     items.forEach((item, at) => {
       if (this.list.children[at] !== item) this.list.insertBefore(item, this.list.children[at] ?? null);
     });
@@ -96,15 +96,15 @@ function setText(node, text) {
 }
 
 function row(session, chosen) {
-  const known = rows.get(session.id);
+  const row = rows.get(session.id);
   const digest = JSON.stringify(session);
-  if (known?.digest === digest) {
-    known.link.toggleAttribute("aria-current", chosen);
-    return known.item;
+  if (row?.digest === digest) {
+    row.link.toggleAttribute("aria-current", chosen);
+    return row.item;
   }
-  const item = known?.item ?? el("li");
+  const item = row?.item ?? el("li");
   const when = session.last ?? session.created;
-  const age = el("time", { title: session.last ? "since the last turn" : "since it was made" }, ago(when));
+  const age = el("time", { title: session.last ? "since the last turn" : "since it began" }, ago(when));
   const reward = session.reward;
   const link = el("a", { href: `#/${session.id}`, "aria-current": chosen, class: session.under_way ? "busy" : null },
     el("span", { class: `dot ${session.state}`, title: session.under_way ? "a request is under way" : session.state }),

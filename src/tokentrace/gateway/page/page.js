@@ -29,8 +29,8 @@ function read() {
 }
 
 function go(id, { turn = null, branch = null } = {}) {
-  const rest = turn !== null ? `/turns/${turn}` : branch !== null ? `/branches/${branch}` : "";
-  location.hash = `#/${id}${rest}`;
+  const suffix = turn !== null ? `/turns/${turn}` : branch !== null ? `/branches/${branch}` : "";
+  location.hash = `#/${id}${suffix}`;
 }
 
 addEventListener("hashchange", () => {
@@ -105,7 +105,7 @@ function showSession({ moved }) {
   const latest = state.tree.at(-1)?.branch ?? 0;
   const wanted = turn === null ? place.branch ?? latest : state.tree[turn].branch;
   const branch = wanted < state.branches.length ? wanted : 0;
-  place.shown = branch;
+  place.branchInView = branch;
   if (!main.contains(view.head)) main.replaceChildren(back(), view.head, view.figure, view.tokens.root);
   document.title = `${state.id} · tokentrace gateway`;
   view.show(state, branch, turn, { moved });
@@ -150,7 +150,7 @@ function showNothing() {
 
 const isEmpty = () => Boolean(listed) && Object.values(listed.counts).every((count) => count === 0);
 
-function showMissing(id, why = "It may not have been made yet: it appears when an agent uses it.") {
+function showMissing(id, why = "It may not exist yet: it appears when an agent uses it.") {
   state = null;
   counters = "";
   side.hidden = true;
@@ -182,7 +182,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "/" && !typing(event)) {
     event.preventDefault();
     byId("search").focus();
-  } else if (event.key === "Escape" && place.turn !== null) go(place.id, { branch: place.shown });
+  } else if (event.key === "Escape" && place.turn !== null) go(place.id, { branch: place.branchInView });
 });
 
 byId("shell").dataset.chosen = place.id ? "yes" : "no";

@@ -17,7 +17,7 @@ export class SessionView {
     this.figure = el("section", { class: "figure" }, el("div", { class: "heading" }, el("h2", {}, "Tree"), key), this.tree.root);
   }
 
-  /** Show what is known of a session, and of it a branch and perhaps a turn. */
+  /** Show a session: one branch and perhaps one turn. */
   show(state, branch, turn, { moved }) {
     this.head.replaceChildren(...this.header(state));
     this.tree.show(state);
@@ -25,16 +25,16 @@ export class SessionView {
     const begun = state.branches.length > 0;
     this.figure.hidden = this.tokens.root.hidden = !begun;
     if (!begun) return;
-    const shown = state.branches[branch];
-    this.tokens.show(state.id, branch, shown.stop, shown.start);
+    const visible = state.branches[branch];
+    this.tokens.show(state.id, branch, visible.stop, visible.start);
     this.tokens.tokens.choose(turn);
     if (moved && turn !== null) this.tokens.tokens.go(state.tree[turn].start);
   }
 
   header(state) {
     const last = state.tree.at(-1);
-    const own = state.labels.filter((label) => label.turn === null);
-    const reward = own.find((label) => label.name === "reward");
+    const session = state.labels.filter((label) => label.turn === null);
+    const reward = session.find((label) => label.name === "reward");
     const seconds = state.tree.reduce((sum, turn) => sum + (turn.seconds ?? 0), 0);
     const repairs = state.tree.filter((turn) => turn.repairs?.length).length;
     const rows = (format) => el("a", { href: sessionPath(state.id, `/rows?format=${format}`), download: `${state.id}.${format}` }, format);
@@ -74,6 +74,6 @@ function details(title, value) {
     return el("dl", { class: "inline", "aria-label": title }, el("dt", { class: "title" }, title),
       texts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
   }
-  const shown = texts.map(([name, text]) => [name, text.length > 400 ? el("div", {}, cut(text, "content")) : text]);
-  return el("details", {}, el("summary", {}, title), facts(Object.fromEntries(shown)));
+  const cells = texts.map(([name, text]) => [name, text.length > 400 ? el("div", {}, cut(text, "content")) : text]);
+  return el("details", {}, el("summary", {}, title), facts(Object.fromEntries(cells)));
 }

@@ -1,4 +1,4 @@
-// One turn, in words: what was new, what the model said, why it branched, and how it was sampled.
+// One turn, in words: what was new, the reply, why it branched, and how it was sampled.
 
 import { causeName, counted, el, facts, number } from "./dom.js";
 import { duration, moment } from "./words.js";
@@ -38,9 +38,9 @@ export function turnPanel(turn, { onClose, onTurn }) {
       ...Object.fromEntries(turn.labels.map((label) => [label.name, JSON.stringify(label.value)])),
     }),
     el("h3", {}, "New in this request", el("small", {}, turn.kept ? `after ${counted(turn.kept, "message")} from the record` : "nothing before it")),
-    turn.messages.length ? turn.messages.map((message, at) => said(message, turn.kept + at)) : el("p", { class: "soft" }, "No new message."),
+    turn.messages.length ? turn.messages.map((message, at) => messageCard(message, turn.kept + at)) : el("p", { class: "soft" }, "No new message."),
     el("h3", {}, "Reply"),
-    said(turn.reply, turn.kept + turn.messages.length),
+    messageCard(turn.reply, turn.kept + turn.messages.length),
   ].flat().filter(Boolean);
 }
 
@@ -49,7 +49,7 @@ function listed(title, items, more) {
   return el("div", { class: "remarks" }, el("h3", {}, title), el("ul", {}, items.map((item) => el("li", {}, String(item)))), more ? el("p", { class: "soft" }, more) : null);
 }
 
-function said(message, number) {
+function messageCard(message, number) {
   const role = String(message.role ?? "message");
   const reasoning = message.reasoning_content ?? message.reasoning;
   const calls = Array.isArray(message.tool_calls) ? message.tool_calls : [];
@@ -58,7 +58,7 @@ function said(message, number) {
     message.content === null || message.content === undefined || message.content === "" ? null : cut(words(message.content), "content"),
     ...calls.map((call) => cut(called(call), "call")),
   ].filter(Boolean);
-  return el("article", { class: `said ${["system", "developer", "user", "assistant", "tool"].includes(role) ? role : "other"}` },
+  return el("article", { class: `message ${["system", "developer", "user", "assistant", "tool"].includes(role) ? role : "other"}` },
     el("p", { class: "who" }, el("b", {}, String(number)), role), parts.length ? parts : el("p", { class: "soft" }, "empty"));
 }
 
@@ -69,8 +69,8 @@ function words(content) {
 }
 
 function called(call) {
-  const { name, arguments: given } = call?.function ?? call ?? {};
-  return `${name}(${typeof given === "string" ? given : JSON.stringify(given)})`;
+  const { name, arguments: values } = call?.function ?? call ?? {};
+  return `${name}(${typeof values === "string" ? values : JSON.stringify(values)})`;
 }
 
 /** A text, cut where it is long, with a button for the rest. */

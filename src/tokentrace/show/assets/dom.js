@@ -20,17 +20,17 @@ export function visible(text) {
   });
 }
 
-function filled(made, attributes, children) {
+function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : visible(value));
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : visible(value));
   }
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    made.append(child instanceof Node ? child : visible(child));
+    node.append(child instanceof Node ? child : visible(child));
   }
-  return made;
+  return node;
 }
 
 /** An HTML element: `el("p", {class: "soft", onclick: go}, "text", other)`. */
@@ -54,10 +54,10 @@ export const short = (value) => {
   return value < 1e6 ? `${(value / 1e3).toFixed(value < 1e5 ? 1 : 0)}k` : `${(value / 1e6).toFixed(1)}M`;
 };
 
-/** Put a text on the clipboard, and say so on the button that asked for it. */
-export async function copy(text, asked) {
-  const label = asked?.textContent;
-  let said = "copied";
+/** Copy a text, and confirm it on the button that was pressed. */
+export async function copy(text, pressed) {
+  const label = pressed?.textContent;
+  let message = "copied";
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -65,12 +65,12 @@ export async function copy(text, asked) {
     area.value = text;
     document.body.append(area);
     area.select();
-    if (!document.execCommand("copy")) said = "not allowed here";
+    if (!document.execCommand("copy")) message = "not allowed here";
     area.remove();
   }
-  if (!asked) return;
-  asked.textContent = said;
-  setTimeout(() => { asked.textContent = label; }, 1200);
+  if (!pressed) return;
+  pressed.textContent = message;
+  setTimeout(() => { pressed.textContent = label; }, 1200);
 }
 
 /** Names and values, those that are there. */

@@ -1,55 +1,55 @@
-// What stands around the tokens: tables, streams as bars, the band of the whole, the legend, and the rail of messages.
+// What surrounds the tokens: tables, streams as bars, the band of the whole, the legend, and the rail of messages.
 
 import { button, counted, el, number, svg, visible } from "./dom.js";
 import { hue } from "./tokens.js";
 
-/** A text in which what stands between backticks is code. */
+/** A text with code between backticks. */
 const coded = (text) => text.split(/`([^`]+)`/).map((part, at) => (at % 2 ? el("code", {}, part) : part));
 
 /** A cell: a text, or one with a tone, a small line, and what a click shows. */
-function cell(tag, told, index, words, onLink, code) {
-  const [written, tone, small, link] = Array.isArray(told) ? told : [told, "", "", ""];
-  const text = code ? coded(written) : written;
-  const shown = link ? button(text, () => onLink(link), { class: "link" }) : text;
-  return el(tag, { class: [index < words ? "" : "number", tone].filter(Boolean).join(" ") || null }, shown, small ? el("small", {}, small) : null);
+function cell(tag, value, index, words, onLink, code) {
+  const [label, tone, small, link] = Array.isArray(value) ? value : [value, "", "", ""];
+  const text = code ? coded(label) : label;
+  const node = link ? button(text, () => onLink(link), { class: "link" }) : text;
+  return el(tag, { class: [index < words ? "" : "number", tone].filter(Boolean).join(" ") || null }, node, small ? el("small", {}, small) : null);
 }
 
 /** A table with its title. A row of one cell is a heading. */
-export function table(told, onLink) {
-  const wide = told.head.length;
+export function table(data, onLink) {
+  const wide = data.head.length;
   const row = (cells) => (cells.length === 1 && wide > 1
     ? el("tr", { class: "group" }, el("th", { colspan: wide }, cell("span", cells[0], 0, 1, onLink)))
-    : el("tr", {}, cells.map((each, at) => cell("td", each, at, told.words, onLink, told.code))));
+    : el("tr", {}, cells.map((each, at) => cell("td", each, at, data.words, onLink, data.code))));
   return el("section", { class: "table" },
-    told.title ? el("h2", {}, told.title) : null, told.about ? el("p", { class: "soft" }, told.about) : null,
-    el("div", { class: "wide" }, el("table", { class: wide > 1 && told.words >= wide ? "said" : null }, told.head.some((each) => each !== "") ? el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))) : null, el("tbody", {}, told.rows.map(row)))));
+    data.title ? el("h2", {}, data.title) : null, data.about ? el("p", { class: "soft" }, data.about) : null,
+    el("div", { class: "wide" }, el("table", { class: wide > 1 && data.words >= wide ? "stacked" : null }, data.head.some((each) => each !== "") ? el("thead", {}, el("tr", {}, data.head.map((each, at) => cell("th", each, at, data.words, onLink)))) : null, el("tbody", {}, data.rows.map(row)))));
 }
 
-/** Streams as bars, one below the other: grey what was given, green what was sampled, red where it broke. */
-export function lanes(told, longest) {
+/** Streams as bars, one below the other: grey for tokens that were not sampled, green for sampled ones, red for breaks. */
+export function lanes(data, longest) {
   const step = 8;
   const wide = Math.max(2, longest / 130);
-  const high = told.streams.length * step + 4;
+  const high = data.streams.length * step + 4;
   const bar = (name, x, y, width, height) => svg("rect", { class: name, x, y, width, height });
-  const bars = told.streams.flatMap(([length, sampled, breaks], at) => {
+  const bars = data.streams.flatMap(([length, sampled, breaks], at) => {
     const y = at * step + 3;
-    return [bar("given", 0, y, length, 5), ...sampled.map(([start, stop]) => bar("drawn", start, y, stop - start, 5)), ...breaks.map((place) => bar("broken", place - wide / 2, y - 1, wide, 7))];
+    return [bar("unsampled", 0, y, length, 5), ...sampled.map(([start, stop]) => bar("drawn", start, y, stop - start, 5)), ...breaks.map((place) => bar("broken", place - wide / 2, y - 1, wide, 7))];
   });
-  return el("figure", {}, el("figcaption", {}, told.title, el("small", {}, told.about)),
-    svg("svg", { viewBox: `${-wide} 0 ${longest + 2 * wide} ${high}`, preserveAspectRatio: "none", height: Math.max(60, Math.min(420, 6 * told.streams.length)), role: "img", "aria-label": `Streams: ${told.title}` }, bars));
+  return el("figure", {}, el("figcaption", {}, data.title, el("small", {}, data.about)),
+    svg("svg", { viewBox: `${-wide} 0 ${longest + 2 * wide} ${high}`, preserveAspectRatio: "none", height: Math.max(60, Math.min(420, 6 * data.streams.length)), role: "img", "aria-label": `Streams: ${data.title}` }, bars));
 }
 
 /** The whole source as a band: kinds above, what the mask marks below. A click goes there. */
 export function band(source, onGo) {
-  const found = source.bands();
+  const bands = source.bands();
   const rect = (each) => svg("rect", { class: each.op || `k-${each.kind}`, x: each.start, width: each.stop - each.start, height: 20 });
-  const edges = found.filter((each) => each.on && !each.op).reduce((all, { start, stop }) => {
+  const edges = bands.filter((each) => each.on && !each.op).reduce((all, { start, stop }) => {
     if (all.at(-1)?.[1] === start) all.at(-1)[1] = stop;
     else all.push([start, stop]);
     return all;
   }, []);
   const marked = edges.map(([start, stop]) => svg("rect", { class: "marked", x: start, y: 23, width: stop - start, height: 5 }));
-  const picture = svg("svg", { class: "band", viewBox: `0 0 ${Math.max(1, source.total)} 28`, preserveAspectRatio: "none", role: "img", "aria-label": "All tokens in order, by kind" }, found.map(rect), marked);
+  const picture = svg("svg", { class: "band", viewBox: `0 0 ${Math.max(1, source.total)} 28`, preserveAspectRatio: "none", role: "img", "aria-label": "All tokens in order, by kind" }, bands.map(rect), marked);
   picture.addEventListener("click", (event) => {
     const box = picture.getBoundingClientRect();
     onGo(Math.min(source.total - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * source.total))));

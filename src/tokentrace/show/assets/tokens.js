@@ -40,11 +40,11 @@ export class Tokens {
     }
     this.line = Math.max(20, ((this.root.clientWidth || 700) - 170) / 8); // characters in a line
     source.cuts.slice(1).forEach((stop, at) => {
-      const known = this.pages[at];
-      if (!known) this.add(source.cuts[at], stop);
-      else if (known.stop !== stop) {
-        Object.assign(known, { stop, data: null });
-        if (known.drawn) this.load(known);
+      const page = this.pages[at];
+      if (!page) this.add(source.cuts[at], stop);
+      else if (page.stop !== stop) {
+        Object.assign(page, { stop, data: null });
+        if (page.drawn) this.load(page);
       }
     });
   }
@@ -189,8 +189,8 @@ export class Tokens {
     if (!page.drawn) this.load(page);
     const token = this.token(position);
     const row = token?.closest(".row") ?? page.node.querySelector(`.row[data-start="${position}"]`);
-    const found = whole ? row : token ?? row;
-    (found ?? page.node).scrollIntoView({ block: found && !whole ? "center" : "start" });
+    const target = whole ? row : token ?? row;
+    (target ?? page.node).scrollIntoView({ block: target && !whole ? "center" : "start" });
   }
 
   /** Mark a turn's tokens. */
@@ -199,7 +199,7 @@ export class Tokens {
     for (const run of this.root.querySelectorAll("s")) run.classList.toggle("chosen", turn !== null && run.piece.turn === turn);
   }
 
-  /** Mark what a search found, and which of it is looked at. */
+  /** Mark the hits of a search, and the current one. */
   showHits(hits, hit) {
     Object.assign(this, { hits, hit });
     for (const page of this.pages) if (page.drawn) this.mark(page);
@@ -253,7 +253,7 @@ export class Tokens {
     this.tip.style.top = `${y + 20 + box.height > innerHeight ? y - box.height - 12 : y + 20}px`;
   }
 
-  /** What is said of a token. */
+  /** The details of a token. */
   described(token) {
     const { piece, data } = token.closest("s");
     const at = this.positionOf(token) - data.start;
@@ -261,7 +261,7 @@ export class Tokens {
     const logprob = data.logprobs[at];
     const shared = (data.own ?? 0) > data.start + at;
     return [
-      el("code", {}, text === null ? "no tokenizer was given" : text === "" ? "part of the character before" : JSON.stringify(text)),
+      el("code", {}, text === null ? "no tokenizer" : text === "" ? "part of the character before" : JSON.stringify(text)),
       facts({
         id: data.ids[at] < 0 ? null : data.ids[at],
         position: number((piece.place ?? piece.start) + data.start + at - piece.start),

@@ -4,34 +4,34 @@ const COLUMNS = 7; // of a run: length, message, hue, field, mask, turn, version
 const PAGE = 500; // tokens that are drawn at once
 const AROUND = 24; // equal tokens that are shown on either side of a difference
 const BANDS = 700;
-const KEPT = 4; // tracks that are kept once they are read
+const CACHED = 4; // tracks
 
 /** The document of a page. Tracks are read when they are asked for. */
 export class Archive {
   constructor(data) {
     this.data = data;
     this.control = new Set(data.control);
-    this.known = new Map();
+    this.cache = new Map();
   }
 
-  /** A track by its number: what it shares with its parents, and then its own. The last few are kept. */
+  /** A track by its number: what it shares with its parents, then the rest. The last few are cached. */
   track(index) {
-    const found = this.known.get(index) ?? this.readTrack(index);
-    this.known.delete(index);
-    this.known.set(index, found);
-    if (this.known.size > KEPT) this.known.delete(this.known.keys().next().value);
-    return found;
+    const track = this.cache.get(index) ?? this.readTrack(index);
+    this.cache.delete(index);
+    this.cache.set(index, track);
+    if (this.cache.size > CACHED) this.cache.delete(this.cache.keys().next().value);
+    return track;
   }
 
   readTrack(index) {
     const parts = [];
     for (let at = index, stop = Infinity; at >= 0; at = this.data.tracks[at].parent) {
-      const told = this.data.tracks[at];
-      const begin = told.parent < 0 ? 0 : told.shared;
-      parts.unshift([told, begin, Math.min(stop, begin + told.tokens.length)]);
+      const json = this.data.tracks[at];
+      const begin = json.parent < 0 ? 0 : json.shared;
+      parts.unshift([json, begin, Math.min(stop, begin + json.tokens.length)]);
       stop = Math.min(stop, begin);
     }
-    const told = this.data.tracks[index];
+    const json = this.data.tracks[index];
     const codes = new Int32Array(parts.at(-1)[2]);
     const logprobs = parts.some(([one]) => one.logprobs.length) ? new Float64Array(codes.length).fill(NaN) : null;
     const pieces = [];
@@ -42,17 +42,17 @@ export class Archive {
       }
       this.readRuns(one, begin, stop, pieces);
     }
-    const { roles } = told.roles.length ? told : parts[0][0];
-    return new Source(this, { ...told, roles, codes, pieces, logprobs, own: told.parent < 0 ? 0 : told.shared });
+    const { roles } = json.roles.length ? json : parts[0][0];
+    return new Source(this, { ...json, roles, codes, pieces, logprobs, own: json.parent < 0 ? 0 : json.shared });
   }
 
-  readRuns(told, begin, stop, pieces) {
-    const known = (value) => (value < 0 ? null : value);
-    for (let run = 0, at = begin; run < told.runs.length && at < stop; run += COLUMNS) {
-      const [length, message, hue, field, mask, turn, version] = told.runs.slice(run, run + COLUMNS);
+  readRuns(json, begin, stop, pieces) {
+    const orNull = (value) => (value < 0 ? null : value);
+    for (let run = 0, at = begin; run < json.runs.length && at < stop; run += COLUMNS) {
+      const [length, message, hue, field, mask, turn, version] = json.runs.slice(run, run + COLUMNS);
       pieces.push({
-        start: at, stop: Math.min(stop, at + length), place: at + told.first, kind: this.data.hues[hue][0], message: known(message),
-        field: told.fielded ? this.data.fields[field] : null, on: mask === 1, turn: known(turn), version: known(version), op: "",
+        start: at, stop: Math.min(stop, at + length), place: at + json.first, kind: this.data.hues[hue][0], message: orNull(message),
+        field: json.fielded ? this.data.fields[field] : null, on: mask === 1, turn: orNull(turn), version: orNull(version), op: "",
       });
       at += length;
     }
@@ -60,12 +60,12 @@ export class Archive {
 
   /** Both sides of a contrast in one row, equal stretches left out unless they are among those `opened`. */
   contrast(index, opened = new Set()) {
-    const told = this.data.contrasts[index];
-    const base = this.track(told.base);
-    const other = this.track(told.other);
+    const json = this.data.contrasts[index];
+    const base = this.track(json.base);
+    const other = this.track(json.other);
     const parts = [];
     let at = 0; // in the base
-    let begun = false;
+    let started = false;
     let moved = 0; // how much further on the other side is there
     const equal = (stop, first, last) => {
       const head = first ? at : Math.min(stop, at + AROUND);
@@ -73,28 +73,28 @@ export class Archive {
       if (tail - head <= AROUND || opened.has(at)) parts.push([base, at, stop, "", 0]);
       else parts.push([base, at, head, "", 0], { gap: tail - head, from: at, near: base.at(first ? tail : head - 1) }, [base, tail, stop, "", 0]);
     };
-    for (const [start, stop, otherStart, otherStop] of this.hunks(told)) {
-      equal(start, !begun, false);
-      begun = true;
+    for (const [start, stop, otherStart, otherStop] of this.hunks(json)) {
+      equal(start, !started, false);
+      started = true;
       parts.push([base, start, stop, "out", 0], [other, otherStart, otherStop, "new", start + moved - otherStart - other.first]);
       moved += otherStop - otherStart - (stop - start);
       at = stop;
     }
-    equal(told.stop, !begun, true);
-    return this.joined(told, base, other, parts);
+    equal(json.stop, !started, true);
+    return this.joined(json, base, other, parts);
   }
 
   /** Where a contrast differs: its places in the list of all of them, as first and count. */
-  hunks(told) {
-    const found = [];
-    for (let range = 0; range < told.hunks.length; range += 2) {
-      const [first, count] = told.hunks.slice(range, range + 2);
-      for (let at = first; at < first + count; at++) found.push(this.data.hunks.slice(4 * at, 4 * at + 4));
+  hunks(json) {
+    const places = [];
+    for (let range = 0; range < json.hunks.length; range += 2) {
+      const [first, count] = json.hunks.slice(range, range + 2);
+      for (let at = first; at < first + count; at++) places.push(this.data.hunks.slice(4 * at, 4 * at + 4));
     }
-    return found;
+    return places;
   }
 
-  joined(told, base, other, parts) {
+  joined(json, base, other, parts) {
     const total = parts.reduce((sum, part) => sum + (part.gap ? 0 : part[2] - part[1]), 0);
     const codes = new Int32Array(total);
     const logprobs = base.logprobs ? new Float64Array(total).fill(NaN) : null;
@@ -115,7 +115,7 @@ export class Archive {
     }
     const { means } = base;
     const roles = (base.roles.length < other.roles.length ? other : base).roles.map((_, at) => base.roles[at] ?? other.roles[at]);
-    return new Source(this, { roles, means, cards: [], edits: [], ...told, codes, pieces, logprobs, own: 0, contrast: true });
+    return new Source(this, { roles, means, cards: [], edits: [], ...json, codes, pieces, logprobs, own: 0, contrast: true });
   }
 }
 
@@ -137,15 +137,15 @@ export class Source {
 
   /** The pieces of some tokens, cut to them. */
   slice(start, stop) {
-    const found = [];
+    const cut = [];
     for (let at = first(this.pieces, (piece) => piece.stop > start || (piece.gap && piece.start >= start)); at < this.pieces.length; at++) {
       const piece = this.pieces[at];
       if (piece.start > stop || (piece.start === stop && stop < this.total)) break;
       if (piece.start === stop && !piece.gap) break;
       const begin = Math.max(start, piece.start);
-      found.push(begin === piece.start && piece.stop <= stop ? piece : { ...piece, start: begin, stop: Math.min(stop, piece.stop), place: piece.place + begin - piece.start });
+      cut.push(begin === piece.start && piece.stop <= stop ? piece : { ...piece, start: begin, stop: Math.min(stop, piece.stop), place: piece.place + begin - piece.start });
     }
-    return found;
+    return cut;
   }
 
   read(start, stop) {
@@ -167,23 +167,23 @@ export class Source {
 
   /** How many tokens there are of each kind, and how many of them the mask marks. */
   counts() {
-    const found = new Map();
+    const byKind = new Map();
     for (const piece of this.pieces) {
-      const [tokens, marked] = found.get(piece.kind) ?? [0, 0];
+      const [tokens, marked] = byKind.get(piece.kind) ?? [0, 0];
       const size = piece.stop - piece.start;
-      found.set(piece.kind, [tokens + size, marked + (piece.on ? size : 0)]);
+      byKind.set(piece.kind, [tokens + size, marked + (piece.on ? size : 0)]);
     }
-    return found;
+    return byKind;
   }
 
   /** Where a text is, whatever its case, or with `#1234` an id: pairs of first and last token. */
   find(query) {
     const [ids, texts] = this.archive.data.words;
-    const found = [];
+    const hits = [];
     const id = /^#(\d+)$/.exec(query)?.[1];
     if (id !== undefined) {
-      this.codes.forEach((code, at) => { if (ids[code] === Number(id)) found.push([at, at]); });
-      return found;
+      this.codes.forEach((code, at) => { if (ids[code] === Number(id)) hits.push([at, at]); });
+      return hits;
     }
     if (!this.searched) {
       const lower = texts.map((text, code) => (text ?? String(ids[code])).toLowerCase());
@@ -194,25 +194,25 @@ export class Source {
       this.searched = { text: parts.join(""), ends };
     }
     const { text, ends } = this.searched;
-    const wanted = query.toLowerCase();
-    for (let at = text.indexOf(wanted); wanted && at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
-      const last = at + wanted.length - 1;
-      found.push([first(ends, (end) => end > at), first(ends, (end) => end > last)]);
+    const needle = query.toLowerCase();
+    for (let at = text.indexOf(needle); needle && at >= 0; at = text.indexOf(needle, at + needle.length)) {
+      const last = at + needle.length - 1;
+      hits.push([first(ends, (end) => end > at), first(ends, (end) => end > last)]);
     }
-    return found;
+    return hits;
   }
 
   /** The whole as bands of one kind, at most so many: start, stop, kind, and what of it is marked. */
   bands() {
     const width = Math.max(1, this.total / BANDS);
-    const found = [];
+    const list = [];
     let column = new Map(); // how many tokens of a look there are in the column that is being filled
     let at = 0;
     const close = (stop) => {
       const [piece] = [...column.values()].reduce((most, each) => (each[1] > most[1] ? each : most), [null, 0]);
-      const last = found.at(-1);
+      const last = list.at(-1);
       if (last && last.kind === piece.kind && last.op === piece.op && last.on === piece.on) last.stop = stop;
-      else found.push({ start: at, stop, kind: piece.kind, op: piece.op, on: piece.on });
+      else list.push({ start: at, stop, kind: piece.kind, op: piece.op, on: piece.on });
       column = new Map();
       at = stop;
     };
@@ -227,20 +227,20 @@ export class Source {
       }
     }
     if (column.size) close(this.total);
-    return found;
+    return list;
   }
 
   /** How many tokens differ, by message and field. */
   fieldCounts() {
-    const found = new Map();
+    const byField = new Map();
     for (const { op, message, field, start, stop } of this.pieces) {
       if (!op) continue;
       const key = `${field ?? "tokens"}${message === null ? "" : ` of message ${message}`}`;
-      const counts = found.get(key) ?? { out: 0, new: 0 };
+      const counts = byField.get(key) ?? { out: 0, new: 0 };
       counts[op] += stop - start;
-      found.set(key, counts);
+      byField.set(key, counts);
     }
-    return found;
+    return byField;
   }
 
   /** Where differences begin. */
@@ -267,13 +267,13 @@ const ASKS = 16; // tokens that a generation prompt has at most, where nobody sa
 
 /** Pieces gathered by message. What asks for a turn goes with the turn, whoever it belongs to. */
 export function gather(pieces, roles) {
-  const found = [];
+  const rows = [];
   let loose = [];
   const open = (piece) => {
     const { message } = piece;
     const title = message === null ? LOOSE[piece.kind] ?? "template" : roles[message] || (piece.turn === null ? "message" : "assistant");
     const row = { start: piece.start, stop: piece.stop, message, title, pieces: [], key: message === null ? `at ${piece.start}` : message };
-    found.push(row);
+    rows.push(row);
     return row;
   };
   const add = (row, some) => {
@@ -283,12 +283,12 @@ export function gather(pieces, roles) {
   };
   const settle = () => {
     if (!loose.length) return;
-    const last = found.at(-1);
+    const last = rows.at(-1);
     add(last?.message === null ? last : open(loose[0]), loose);
     loose = [];
   };
   for (const piece of pieces) {
-    const last = found.at(-1);
+    const last = rows.at(-1);
     if (piece.message === null) loose.push(piece);
     else if (last && last.message === piece.message) {
       add(last, [...loose, piece]);
@@ -301,7 +301,7 @@ export function gather(pieces, roles) {
     }
   }
   settle();
-  return found;
+  return rows;
 }
 
 /** Where pages begin and end: between rows, unless one is too long. */
@@ -309,8 +309,8 @@ function cutsOf(rows, total) {
   const cuts = [0];
   for (const row of rows) {
     while (row.stop - cuts.at(-1) > PAGE) {
-      const begun = row.start - cuts.at(-1);
-      cuts.push(begun > PAGE / 4 ? row.start : Math.min(row.stop, cuts.at(-1) + PAGE));
+      const open = row.start - cuts.at(-1);
+      cuts.push(open > PAGE / 4 ? row.start : Math.min(row.stop, cuts.at(-1) + PAGE));
     }
   }
   if (cuts.at(-1) < total || cuts.length === 1) cuts.push(total);

@@ -1,4 +1,4 @@
-// The tree of a rollout as a picture. Each branch is a lane: thin where it was given tokens, thick where the model
+// The tree of a rollout as a picture. Each branch is a lane: thin for tokens that were not sampled, thick where the model
 // sampled some. A branch hangs from the place in its parent's stream up to which they share their tokens.
 
 import { causeName, counted, el, number, svg } from "./dom.js";
@@ -6,7 +6,7 @@ import { causeName, counted, el, number, svg } from "./dom.js";
 const LANE = 44;
 const TOP = 30;
 const LEFT = 14;
-const STEP = 22; // from the place where a branch leaves to where its own tokens begin
+const STEP = 22; // from the place where a branch leaves to where its tokens begin
 const LABEL = 110; // the longest label, in characters
 
 /** How wide some tokens are drawn: many more are a little wider. */
@@ -14,9 +14,9 @@ const wideness = (tokens, turn) => Math.max((turn ? 12 : 7) + 4.2 * Math.log2(1 
 
 /** Where everything is: for each branch its lane, its segments and the place it hangs from. */
 export function layout(branches, turns) {
-  const own = branches.map(() => []);
-  for (const turn of turns) own[turn.branch].push(turn);
-  const lanes = branches.map((branch) => ({ branch, turns: own[branch.index], segments: [], lane: 0, from: 0 }));
+  const turnsOf = branches.map(() => []);
+  for (const turn of turns) turnsOf[turn.branch].push(turn);
+  const lanes = branches.map((branch) => ({ branch, turns: turnsOf[branch.index], segments: [], lane: 0, from: 0 }));
   for (const lane of lanes) {
     const { branch } = lane;
     lane.from = branch.parent < 0 ? LEFT : placeOf(lanes, branch.parent, branch.start);
@@ -67,7 +67,7 @@ export class Tree {
   /** What its marks mean. */
   static key() {
     const sign = (name, words) => [el("span", { class: name }), words];
-    return el("p", { class: "key" }, sign("given prompt", "given"), sign("given rewritten", "rewritten"), sign("given context", "given later"), sign("turn", "sampled"));
+    return el("p", { class: "key" }, sign("unsampled prompt", "given"), sign("unsampled rewritten", "rewritten"), sign("unsampled context", "context added later"), sign("turn", "sampled"));
   }
 
   show(state) {
@@ -174,13 +174,13 @@ const laneName = (lane) => {
   return `${lane.branch.index} ${cause ? causeName(cause) : "first branch"}`;
 };
 const laneDetail = (lane) => {
-  const said = firstTurn(lane)?.cause?.words ?? counted(lane.branch.stop, "token");
-  return said.length > LABEL ? `${said.slice(0, LABEL - 1)}…` : said;
+  const label = firstTurn(lane)?.cause?.words ?? counted(lane.branch.stop, "token");
+  return label.length > LABEL ? `${label.slice(0, LABEL - 1)}…` : label;
 };
 const laneLabel = (lane) => `${laneName(lane)} ${laneDetail(lane)}`;
 
 function givenBar(segment, y, branch) {
   const kind = branch.parent < 0 && segment.start === 0 ? "prompt" : segment.start === branch.start ? "rewritten" : "context";
-  return svg("rect", { class: `given ${kind}`, x: segment.x, y: y - 3, width: segment.width, height: 6 },
-    svg("title", {}, `${number(segment.stop - segment.start)} tokens that the model was given`));
+  return svg("rect", { class: `unsampled ${kind}`, x: segment.x, y: y - 3, width: segment.width, height: 6 },
+    svg("title", {}, `${number(segment.stop - segment.start)} tokens that were not sampled`));
 }

@@ -19,7 +19,7 @@ class Viewer {
     this.panel = el("aside", { class: "panel", "aria-live": "polite", hidden: true });
     this.views = el("div", { class: "views", role: "group", "aria-label": "Colours" });
     this.search = el("input", { type: "search", placeholder: "Search", "aria-label": "Search the tokens", autocomplete: "off", spellcheck: "false" });
-    this.found = el("small", { class: "found", role: "status" });
+    this.status = el("small", { class: "hits", role: "status" });
     this.search.addEventListener("input", () => this.find());
     this.search.addEventListener("keydown", (event) => {
       if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1);
@@ -43,7 +43,7 @@ class Viewer {
       data.cards.length ? el("div", { class: "cards" }, data.cards.map(card)) : null,
       data.summary.length ? el("ul", { class: "verdicts" }, data.summary.map((sentence) => el("li", {}, sentence))) : null,
       data.bars.length ? el("div", { class: "streams" }, data.bars.map((one) => lanes(one, longest))) : null,
-      data.bars.length ? el("p", { class: "signs lights" }, el("span", { class: "given" }), "prompt, tool results, scaffold", el("span", { class: "drawn" }), "sampled", el("span", { class: "broken" }), "break") : null,
+      data.bars.length ? el("p", { class: "signs lights" }, el("span", { class: "unsampled" }), "prompt, tool results, scaffold", el("span", { class: "drawn" }), "sampled", el("span", { class: "broken" }), "break") : null,
       data.tables.map((one) => table(one, link)),
       remarks("Notes", data.notes),
       data.turns.length ? this.makeTree() : null,
@@ -51,7 +51,7 @@ class Viewer {
     const tools = el("div", { class: "bar" },
       button("☰", () => this.side.classList.toggle("open"), { class: "plain drawer", "aria-label": "Messages", title: "Messages" }),
       this.views,
-      el("div", { class: "finder" }, this.search, this.found, button("↑", () => this.step(-1), { class: "plain", "aria-label": "The hit before" }), button("↓", () => this.step(1), { class: "plain", "aria-label": "The next hit" })),
+      el("div", { class: "finder" }, this.search, this.status, button("↑", () => this.step(-1), { class: "plain", "aria-label": "The hit before" }), button("↓", () => this.step(1), { class: "plain", "aria-label": "The next hit" })),
       button("fold", () => this.tokens.fold(this.source.rows.map((row) => row.key)), { class: "plain", title: "Fold or unfold all messages (F)" }),
       button("copy ids", (event) => copy(JSON.stringify(this.source.idsOf(0, this.source.total)), event.currentTarget), { class: "plain", title: "The ids of all tokens below, as JSON" }));
     const work = data.tracks.length ? el("div", { class: "work" }, this.side, el("div", { class: "tokens-of" }, tools, this.stream)) : null;
@@ -176,8 +176,8 @@ class Viewer {
     ].filter(Boolean);
     this.offered = offered.map(([name]) => name);
     this.views.replaceChildren(...offered.map(([name, label]) => button(label, () => this.look(name), { "data-name": name })));
-    const kept = this.stream.dataset.view;
-    this.look(source.contrast ? "change" : this.offered.includes(kept) ? kept : "kind");
+    const view = this.stream.dataset.view;
+    this.look(source.contrast ? "change" : this.offered.includes(view) ? view : "kind");
   }
 
   look(name) {
@@ -253,7 +253,7 @@ class Viewer {
     const query = this.search.value;
     this.hits = query ? this.source.find(query) : [];
     this.hit = -1;
-    this.found.textContent = query ? (this.hits.length ? `${number(this.hits.length)} found` : "none") : "";
+    this.status.textContent = query ? (this.hits.length ? `${number(this.hits.length)} hits` : "none") : "";
     this.tokens.showHits(this.hits, -1);
     const near = this.tokens.picked ?? 0;
     if (this.hits.length) this.step(1, Math.max(0, this.hits.findIndex(([start]) => start >= near)));
@@ -263,7 +263,7 @@ class Viewer {
     if (!this.hits?.length) return;
     this.hit = to ?? (this.hit + by + this.hits.length) % this.hits.length;
     const [start] = this.hits[this.hit];
-    this.found.textContent = `${number(this.hit + 1)} of ${number(this.hits.length)}`;
+    this.status.textContent = `${number(this.hit + 1)} of ${number(this.hits.length)}`;
     const row = this.rowOf(start);
     if (row && this.tokens.folded.has(row.key)) this.tokens.fold([row.key], false);
     this.tokens.go(start);
@@ -326,10 +326,10 @@ function byField(source) {
   return el("details", {}, el("summary", {}, `By field (${counts.length})`), el("ul", {}, counts.slice(0, 200).map(line)));
 }
 
-function edits(made) {
-  if (!made?.length) return null;
-  const one = ([what, lead, out, added, rest]) => el("li", {}, el("b", {}, what), el("pre", {}, lead, out ? el("del", {}, out) : null, added ? el("ins", {}, added) : null, rest));
-  return el("details", { class: "edits" }, el("summary", {}, `Changes (${made.length})`), el("ul", {}, made.map(one)));
+function edits(changes) {
+  if (!changes?.length) return null;
+  const one = ([what, before, out, added, after]) => el("li", {}, el("b", {}, what), el("pre", {}, before, out ? el("del", {}, out) : null, added ? el("ins", {}, added) : null, after));
+  return el("details", { class: "edits" }, el("summary", {}, `Changes (${changes.length})`), el("ul", {}, changes.map(one)));
 }
 
 /** Show the document of this page. */
