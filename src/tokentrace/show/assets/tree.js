@@ -67,7 +67,7 @@ export class Tree {
   /** What its marks mean. */
   static key() {
     const sign = (name, words) => [el("span", { class: name }), words];
-    return el("p", { class: "key" }, sign("unsampled prompt", "given"), sign("unsampled rewritten", "rewritten"), sign("unsampled context", "context added later"), sign("turn", "sampled"));
+    return el("p", { class: "key" }, sign("unsampled prompt", "prompt"), sign("unsampled rewritten", "rewritten"), sign("unsampled context", "context added later"), sign("turn", "sampled"));
   }
 
   show(state) {
