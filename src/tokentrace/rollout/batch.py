@@ -1,4 +1,4 @@
-"""Turn dataset rows into tasks, and run many rollouts at once: in groups, with limited concurrency."""
+"""Turn dataset rows into tasks, and run many rollouts at once."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
         raise InputError(f"a row must be a mapping or a list of messages, not {brief(row)}")
     columns = dict(row)
     if not from_json:
-        columns |= table_row({key: value for key, value in row.items() if key in _READ or key == "extra_info"})[
-            0
-        ]
+        columns |= table_row({key: row[key] for key in row if key in _READ or key == "extra_info"})[0]
     if "prompt" in row and not any(columns.get(key) for key in (*MESSAGES, *COMPLETIONS)):
         prompt = columns.pop("prompt")
         columns["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -116,11 +114,11 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     settings: dict[str, Any] = {}
     for key in _SETTINGS:
         value = both.get(key) or {}
-        settings[key] = (
-            parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value
-        )
-        if not isinstance(settings[key], Mapping):
+        if isinstance(value, str) and value.strip():
+            value = parse_json(value, Place(field=key))
+        if not isinstance(value, Mapping):
             raise InputError("must be a mapping of settings", field=key)
+        settings[key] = value
     selection = both.get("tool_selection") or ()
     if not is_list(selection) or (selection and conversation.tools):
         raise InputError("must be a list of names, and cannot be combined with tools", field="tool_selection")
@@ -130,17 +128,10 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     if missing := [one for one in names if one not in by_name]:
         known = ", ".join(by_name) or "none"
         raise InputError(f"there is no tool {missing[0]!r}; there are: {known}", field="tools")
-    other = {
-        f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ
-    }
-    return Task(
-        messages=messages,
-        name=name,
-        tools=[by_name[one] for one in names] or None,
-        tool_settings=settings["tools_kwargs"],
-        interaction_settings=settings["interaction_kwargs"],
-        metadata={str(key): plain_json(value) for key, value in other.items()},
-    )
+    other = {key: plain_json(value) for key, value in row.items() if key not in _READ}
+    metadata = {f"data_{key}" if key in _RESERVED else str(key): value for key, value in other.items()}
+    chosen = [by_name[one] for one in names] or None
+    return Task(messages, name, chosen, settings["tools_kwargs"], settings["interaction_kwargs"], metadata)
 
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:

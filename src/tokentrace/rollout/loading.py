@@ -1,7 +1,4 @@
-"""YAML configurations, and the functions, classes, tools and simulated users that they name.
-
-Values become typed structs; errors name the file, the line and the setting.
-"""
+"""YAML configurations, and the functions, classes, tools and simulated users that they name."""
 
 import asyncio
 import contextlib
@@ -130,16 +127,16 @@ def read_config(path: str | Path) -> Document:
 
 
 def read_section(path: str | Path, key: str) -> Document:
-    """Read a YAML file with one section. Raises ConfigError."""
+    """Read a YAML file with only this section. Raises ConfigError."""
     document = read_config(path)
     document.check_names(document.values, [key])
     return document
 
 
 def load_object(name: str, folder: Path) -> Any:
-    """Import ``package.module.Name``, ``package.module:name`` or ``./file.py:name``. Raises InputError.
+    """Import ``package.module.Name``, ``package.module:name`` or ``./file.py:name``, also from `folder`.
 
-    Looks in `folder` for files and modules.
+    Raises InputError.
     """
     module_name, _, attribute = name.rpartition(":" if ":" in name else ".")
     if not module_name or not attribute:
@@ -258,7 +255,7 @@ def _make_tool(kind: Any, section: ToolSection) -> BaseTool:
 
 
 def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
-    """Return a schema as a constructor expects it, perhaps as a pydantic model."""
+    """Return a schema as a constructor takes it, perhaps as a pydantic model."""
     for one in kind.__mro__ if schema is not None else ():
         constructor = vars(one).get("__init__")
         if constructor is None or "tool_schema" not in inspect.signature(constructor).parameters:
@@ -286,7 +283,7 @@ class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
-    """Load the simulated users of a YAML file by name. A single one is called ""."""
+    """Load the simulated users of a YAML file by name; a single one is called ""."""
     return make_interactions(read_section(path, "interaction"))
 
 

@@ -28,7 +28,7 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .calling import TooLong, called, describe_error, noted, within
 from .ends import FAILED_ENDS, End
-from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
+from .interactions import BaseInteraction, as_interactions, as_reply, choose_user
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name
 from .tools import BaseTool, Toolbox, as_tools, cut_text
@@ -40,7 +40,7 @@ Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
 _ABORTS: Final = 100
 """How many times in a row a turn may be aborted without a new token."""
 _PART_SEED: Final = 10_007
-"""Added to the seed for each token of the turn so far, so that no part repeats random numbers."""
+"""Added to the seed for each token of the turn so far: no part repeats random numbers."""
 _COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
 """Settings whose state starts over with each request to an engine."""
 
@@ -94,16 +94,15 @@ class Agent:
     ) -> Rollout:
         """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
 
-        A failure ends the rollout, which keeps its sampled tokens. Raises only EngineDown if the engine does not
-        answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: answered
+        A failure ends the rollout, which keeps its sampled tokens. Only EngineDown is raised, if the engine does
+        not answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: answered
         calls do not run again. Raises ContinuationError if that is impossible.
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")
         if not task.name:
-            task = replace(
-                task, name=f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name
-            )
+            name = f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name
+            task = replace(task, name=name)
         tools = self.tools if task.tools is None else task.tools
         if resumed is None:
             size, metadata = self.renderer.tokenizer.vocabulary.size, {**task.metadata, "task": task.name}
@@ -144,9 +143,7 @@ class Agent:
 
 def check_resumable(sampling: SamplingParams) -> None:
     """Raise ContinuationError for settings whose state starts over with each request to an engine."""
-    counted = [name for name in _COUNTED if getattr(sampling, name)]
-    if counted:
-        names = " and ".join(counted)
+    if names := " and ".join(name for name in _COUNTED if getattr(sampling, name)):
         raise ContinuationError(f"an aborted turn cannot be resumed with {names}: leave that setting out")
 
 
@@ -157,7 +154,7 @@ class _Run:
     seed: int | None
     patience: Patience | None
     is_open: bool = False
-    """True if the trajectory ends with a recorded turn that is to be continued or answered."""
+    """True if the trajectory ends with a recorded turn to continue or to answer."""
     user: BaseInteraction | None = None
     box: Toolbox = field(init=False)
     limit: asyncio.Timeout | None = None
@@ -202,7 +199,7 @@ class _Run:
                 rollout.notes += map(str, () if renderer.lost is LostPolicy.IGNORE else rendered.lost)
                 spans = message_spans(rendered.messages)
                 rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
-            self.user = choose_interaction(agent.interactions, rollout.task.interaction_settings)
+            self.user = choose_user(agent.interactions, rollout.task.interaction_settings)
             async with contextlib.AsyncExitStack() as stack:
                 self.box = Toolbox(rollout, agent.budget)
                 await self.box.create(stack)
@@ -235,7 +232,7 @@ class _Run:
             await within(start, timeout, "start_interaction")
             finalize = partial(user.finalize_interaction, rollout.instance)
             stack.push_async_callback(noted, finalize, timeout, "finalize_interaction", rollout.notes)
-        if rollout.pending:  # a recorded rollout: bridge to the messages that answered its last turn
+        if rollout.pending:  # of a recorded rollout: they answered its last turn
             stream, first = rollout.trajectory.stream(), self._start()
             pending, rollout.pending = rollout.pending, []
             rollout.end = self.agent.go_on(rollout, stream[:first], stream[first:], pending)
@@ -243,11 +240,11 @@ class _Run:
             rollout.end = await self._turn()
 
     def _start(self) -> int:
-        """Return where the last turn begins in the stream, with its first part."""
+        """Return where the first part of the last turn begins."""
         return next(part for part in reversed(self.rollout.trajectory.turns()) if not part.continues).start
 
     async def _turn(self) -> End | None:
-        """Sample a turn and append the messages that answer it. Returns why the rollout ends."""
+        """Sample a turn and append what answers it. Returns why the rollout ends."""
         rollout, agent, trajectory = self.rollout, self.agent, self.rollout.trajectory
         is_open, self.is_open, reason = self.is_open, False, None
         start = self._start() if is_open else len(trajectory)
@@ -269,7 +266,7 @@ class _Run:
         return agent.go_on(rollout, prompt, completion, new) if reason is None else reason
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
-        """Sample a turn in parts. Returns if there is any, and why the rollout ends."""
+        """Sample a turn in parts. Returns whether there is any, and why the rollout ends."""
         aborts, rollout, agent = 0, self.rollout, self.agent
         while True:
             room, limit = self._room(start, continues=continues)
@@ -297,18 +294,11 @@ class _Run:
         for one in before.tolist():
             finder.feed(one)
         for end, one in enumerate(part.ids.tolist(), 1):
-            text = finder.feed(one)
-            if text is not None:
+            if (text := finder.feed(one)) is not None:
                 spans = (span._replace(stop=min(span.stop, end)) for span in part.versions if span.start < end)
-                return replace(
-                    part,
-                    ids=part.ids[:end],
-                    logprobs=part.logprobs[:end],
-                    finish_reason=FinishReason.STOP,
-                    versions=tuple(spans),
-                    channels={name: entries[:end] for name, entries in part.channels.items()},
-                    stopped_by=text,
-                )
+                channels = {name: entries[:end] for name, entries in part.channels.items()}
+                cut = replace(part, ids=part.ids[:end], logprobs=part.logprobs[:end], channels=channels)
+                return replace(cut, finish_reason=FinishReason.STOP, versions=tuple(spans), stopped_by=text)
         return part
 
     def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
@@ -327,7 +317,7 @@ class _Run:
         rollout.per_turn.append(TurnMetrics(seconds))
 
     def _room(self, start: int, *, continues: bool) -> tuple[int, End]:
-        """Return how many more tokens the turn at `start` may have, and which limit says so."""
+        """Return how many more tokens the turn at `start` may have, and which limit that is."""
         budget, rollout, context = self.agent.budget, self.rollout, self.agent.context
         if rollout.turns - continues >= budget.turns:
             return 0, End.TURNS
@@ -342,11 +332,10 @@ class _Run:
 
     async def _sample(self, room: int, start: int, *, continues: bool) -> Completion:
         rollout, engine, sampling = self.rollout, self.agent.engine, self.agent.sampling
-        turn = rollout.turns - continues
+        turn, group = rollout.turns - continues, rollout.task.metadata.get("group")
         seed = sampling.seed if self.seed is None else self.seed + turn
         if seed is not None:
             seed += _PART_SEED * (len(rollout.trajectory) - start)
-        group = rollout.task.metadata.get("group")
 
         async def request() -> Completion:
             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a run does while its engine does not answer: it waits, asks again, and continues or gives up.
+"""While its engine does not answer, a run waits and asks again, and continues or gives up.
 
 One rollout asks the engine for a single token now and then, and the others wait. If the engine answers this probe
 but not a rollout's request, the rollout ends after a few tries.
@@ -42,7 +42,7 @@ class Patience:
         self._clock, self._sleep = clock, sleep
         self._asking: Final = asyncio.Lock()
         self._rounds = 0
-        """How many rounds of probing have ended with an answer."""
+        """Of probing, that ended with an answer."""
         self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
 
@@ -53,7 +53,7 @@ class Patience:
         *,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Answer:
-        """Return the engine's answer to a request. `waiting` is entered while no request is under way.
+        """Return the engine's answer to a request. `waiting` is entered between requests.
 
         Raises EngineUnavailable if the engine answers only probes, EngineDown if it is away.
         """
