@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import functools
 import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Final
 
 from ..conversation.place import Place, is_list
@@ -63,7 +62,7 @@ class Summary:
     def add(self, metrics: dict[str, Any]) -> None:
         self.rollouts += 1
         self.ends[str(metrics["end"])] += 1
-        for one in dataclasses.fields(self):
+        for one in fields(self):
             value = None if one.name == "seconds" else metrics.get(one.name)
             if value is not None:
                 setattr(self, one.name, (getattr(self, one.name) or 0) + value)
@@ -75,7 +74,7 @@ class Summary:
         return sum(self.rewards) / len(self.rewards) if self.rewards else math.nan
 
     def described(self) -> dict[str, Any]:
-        values = dataclasses.asdict(self) | {"ends": dict(self.ends)}
+        values = asdict(self) | {"ends": dict(self.ends)}
         del values["rewards"], values["resumed_sampled"]
         new = self.sampled - self.resumed_sampled
         values["reward"] = self.reward if self.rewards else None
@@ -141,7 +140,7 @@ def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
         name = _named(task, number).name
         for at in range(count):
             metadata = {**task.metadata, "group": name, "member": at}
-            yield dataclasses.replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
+            yield replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
@@ -160,7 +159,7 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
         raise InputError(f"task {number} is {brief(task)}, not a Task; row_task makes one from a dataset row")
-    return task if task.name else dataclasses.replace(task, name=f"task-{number:05d}")
+    return task if task.name else replace(task, name=f"task-{number:05d}")
 
 
 async def run_rollouts(
@@ -192,7 +191,7 @@ async def run_rollouts(
         if store is None:
             return await agent.run(task, seed=seed, patience=waiting)
         under_way, notes = list[Rollout](), list[str]()
-        start = functools.partial(agent.run, task, started=under_way.append, seed=seed, patience=waiting)
+        start = partial(agent.run, task, started=under_way.append, seed=seed, patience=waiting)
         earlier = await asyncio.to_thread(store.recorded, task) if continue_aborted else None
         try:
             if earlier is not None:

@@ -5,14 +5,14 @@ run again.
 """
 
 import asyncio
-import contextlib
-import dataclasses
 import hashlib
 import inspect
 import json
 import math
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -89,7 +89,7 @@ async def run_rollouts_on_ray(
         return summary
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Workers:
     ray: Any
     actor: Any
@@ -97,7 +97,7 @@ class _Workers:
     tasks: Sequence[Task]
     patience: Patience
     first: Mapping[str, Any] | None = None
-    free: asyncio.Queue[Any] = dataclasses.field(default_factory=asyncio.Queue)
+    free: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     async def seat(self, slots: int) -> None:
         """Start a worker for `slots` rollouts at a time. Closes it on cancellation."""
@@ -109,7 +109,7 @@ class _Workers:
         except self.ray.exceptions.RayError as error:
             raise TokentraceError(f"a worker cannot be used: {first_line(error)}") from error
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _worker(self, **options: Any) -> AsyncIterator[Any]:
         worker = self.actor.options(**options).remote(*self.arguments)
         try:
@@ -117,7 +117,7 @@ class _Workers:
             try:
                 yield worker
             finally:
-                with contextlib.suppress(Exception):
+                with suppress(Exception):
                     await asyncio.wait_for(worker.close.remote(), 10.0)
         finally:
             self.ray.kill(worker)
@@ -132,7 +132,7 @@ class _Workers:
             return Rollout(task=task, tools=task.tools or [], **answer["rollout"])
 
         worker = await self.free.get()
-        with contextlib.suppress(*lost):
+        with suppress(*lost):
             try:
                 return await run(worker)
             finally:
@@ -146,7 +146,7 @@ class _Workers:
             return Rollout(task, trajectory, task.tools or [], messages, End.FAILED, notes=[note])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
-        """Return a worker's checked answer. Ray itself would wait forever for a node."""
+        """Return a worker's checked answer. Ray would wait forever for a node."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
 
         async def probe() -> None:
@@ -164,7 +164,6 @@ class _Workers:
             answer.cancel()
 
     def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return an answer. Raises its error, or InputError if the worker differs."""
         node, crew, error = answer["node"], answer["crew"], answer.get("error")
         if error is not None:
             raise type(error)(f"node {node}: {error}")
@@ -221,7 +220,6 @@ class RolloutActor:
         }
 
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
-        """Return a rollout without its task and tools, which the caller has."""
         about = await self.ready()
         if "error" in about:
             return about
@@ -230,7 +228,7 @@ class RolloutActor:
         except Exception as error:
             kind = EngineDown if isinstance(error, EngineDown) else TokentraceError
             return about | {"error": kind(f"{brief(self._tasks[number].name)}: {describe_error(error)}")}
-        names = [one.name for one in dataclasses.fields(rollout) if one.name not in ("task", "tools")]
+        names = {one.name for one in fields(rollout)} - {"task", "tools"}  # which the caller has
         report = {name: getattr(rollout, name) for name in names}
         messages = plain_json(rollout.messages)  # user objects may not be picklable
         return about | {"rollout": report | {"messages": messages}}

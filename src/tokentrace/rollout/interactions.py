@@ -1,9 +1,10 @@
 """Interactions: simulated users who answer the model until they are satisfied."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..conversation.messages import Messages
 from ..errors import InputError, brief
 from .calling import called, takes
 
@@ -35,9 +36,7 @@ class BaseInteraction:
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         """Begin a trajectory. `kwargs` are its task's settings."""
 
-    async def generate_response(
-        self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any
-    ) -> Any:
+    async def generate_response(self, instance_id: str, messages: Messages, **kwargs: Any) -> Any:
         """Answer the last message: `Reply`, text, None to end, or (done, text, reward, metrics)."""
         raise NotImplementedError
 
@@ -66,9 +65,7 @@ class AdoptedInteraction(BaseInteraction):
         id = None if start is None else await called(start, instance_id, **kwargs)
         self._ids[instance_id] = id if isinstance(id, str) else instance_id
 
-    async def generate_response(
-        self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any
-    ) -> Any:
+    async def generate_response(self, instance_id: str, messages: Messages, **kwargs: Any) -> Any:
         texts = [{**message, "content": message.get("content") or ""} for message in messages]
         respond = self._user.generate_response
         settings = {key: value for key, value in kwargs.items() if takes(respond, key)}

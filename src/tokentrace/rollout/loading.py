@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -14,6 +13,7 @@ import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -38,7 +38,7 @@ class ConfigError(InputError):
 Place: TypeAlias = tuple[str | int, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Document:
     """A YAML file: its values, and their lines by path."""
 
@@ -68,8 +68,8 @@ class Document:
 
     def convert(self, kind: type[Built], values: Any, *path: str | int) -> Built:
         """Convert values to a struct or a dataclass. Raises ConfigError."""
-        if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
-            self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
+        if is_dataclass(kind) and isinstance(values, Mapping):
+            self.check_names(values, [one.name for one in fields(kind)], *path)
         with self.at(*path, schema=kind):
             return msgspec.convert(values, kind)
 
@@ -158,7 +158,6 @@ def load_object(name: str, folder: Path) -> Any:
 
 
 def _from_file(path: Path) -> types.ModuleType:
-    """Import a file as a module, once."""
     path = path.resolve(strict=True)
     name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
@@ -269,7 +268,6 @@ def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
 
 
 def _check_placeholders(value: Any) -> None:
-    """Raise InputError for OmegaConf placeholders (``${...}``)."""
     if isinstance(value, str) and re.search(r"\$\{[^}]*\}", value):
         raise InputError(f"config: {brief(value)} is an OmegaConf placeholder, which is not supported")
     for one in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():

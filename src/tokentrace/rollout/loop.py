@@ -4,10 +4,10 @@ Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, bu
 """
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -38,7 +38,7 @@ __all__ = ["Agent", "Budget", "End", "Reward", "Rollout", "Task"]
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
 
 _ABORTS: Final = 100
-"""How many times in a row a turn may be aborted without a new token."""
+"""How often in a row a turn may be aborted without a new token."""
 _PART_SEED: Final = 10_007
 """Added to the seed for each token of the turn so far: no part repeats random numbers."""
 _COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
@@ -142,7 +142,7 @@ class Agent:
 
 
 def check_resumable(sampling: SamplingParams) -> None:
-    """Raise ContinuationError for settings whose state starts over with each request to an engine."""
+    """Raise ContinuationError for settings whose state starts over with each request."""
     if names := " and ".join(name for name in _COUNTED if getattr(sampling, name)):
         raise ContinuationError(f"an aborted turn cannot be resumed with {names}: leave that setting out")
 
@@ -157,7 +157,7 @@ class _Run:
     """True if the trajectory ends with a recorded turn to continue or to answer."""
     user: BaseInteraction | None = None
     box: Toolbox = field(init=False)
-    limit: asyncio.Timeout | None = None
+    limit: asyncio.Timeout = field(init=False)
 
     def resume(self) -> None:
         rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
@@ -200,18 +200,17 @@ class _Run:
                 spans = message_spans(rendered.messages)
                 rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
             self.user = choose_user(agent.interactions, rollout.task.interaction_settings)
-            async with contextlib.AsyncExitStack() as stack:
+            async with AsyncExitStack() as stack:
                 self.box = Toolbox(rollout, agent.budget)
                 await self.box.create(stack)
                 try:
                     async with asyncio.timeout(agent.budget.seconds) as self.limit:
                         await self._lead(stack)
                 except TimeoutError:
-                    if self.limit is None or not self.limit.expired():
+                    if not self.limit.expired():
                         raise
                     rollout.end = End.TIME
                     rollout.notes.append(f"the rollout took longer than {agent.budget.seconds:g} s")
-                self.limit = None
                 if rollout.end not in FAILED_ENDS:
                     await self._score()
         except EngineDown:
@@ -225,7 +224,7 @@ class _Run:
         if rollout.reward is not None:
             rollout.trajectory.set_reward(rollout.reward)
 
-    async def _lead(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _lead(self, stack: AsyncExitStack) -> None:
         rollout, user, timeout = self.rollout, self.user, self.agent.budget.interaction_timeout
         if user is not None:
             start = user.start_interaction(rollout.instance, **rollout.task.interaction_settings)
@@ -260,10 +259,10 @@ class _Run:
         turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
         if reason is not None:
             return reason
-        new, reason = await self._answers(parsed, turn)
+        new = await self._answers(parsed, turn)
         if turn.reward:
             trajectory.set_reward(turn.reward, trajectory.turns()[-1])
-        return agent.go_on(rollout, prompt, completion, new) if reason is None else reason
+        return new if isinstance(new, End) else agent.go_on(rollout, prompt, completion, new)
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
         """Sample a turn in parts. Returns whether there is any, and why the rollout ends."""
@@ -358,11 +357,11 @@ class _Run:
             return await request()
         return await self.patience.ask(request, probe, waiting=self._waiting)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Stop the clock of the rollout."""
-        end = None if self.limit is None else self.limit.when()
-        if self.limit is None or end is None:
+        end = self.limit.when()
+        if end is None:
             yield
             return
         now = asyncio.get_running_loop().time
@@ -373,14 +372,11 @@ class _Run:
         finally:
             self.limit.reschedule(now() + remaining)
 
-    async def _answers(
-        self, parsed: ParsedResponse, turn: TurnMetrics
-    ) -> tuple[list[Mapping[str, Any]], End | None]:
-        """Return the messages that follow a turn, or why there are none."""
+    async def _answers(self, parsed: ParsedResponse, turn: TurnMetrics) -> list[Mapping[str, Any]] | End:
         rollout, user, budget = self.rollout, self.user, self.agent.budget
         has_calls, most = bool(parsed.tool_calls and rollout.tools), budget.user_turns
         if (has_calls or user is not None) and most is not None and rollout.turns > most:
-            return [], End.TURNS
+            return End.TURNS
         if has_calls:
             messages: list[Mapping[str, Any]] = []
             results = await self.box.run(parsed.tool_calls, turn)
@@ -388,16 +384,16 @@ class _Run:
                 message = {"role": "tool", "content": self._cut(result.content)}
                 message["tool_call_id"] = call.id or call_id(rollout.turns, call.index)
                 messages.append({**message, "name": call.name} if call.name else message)
-            return messages, None
+            return messages
         if user is None:
-            return [], End.ANSWER
+            return End.ANSWER
         conversation = [dict(message) for message in rollout.messages]
         response = user.generate_response(rollout.instance, conversation, **rollout.task.interaction_settings)
         reply = as_reply(await within(response, budget.interaction_timeout, "generate_response"))
         turn.add("interaction", user.name, reply.reward, reply.metrics)
         if reply.done:
-            return [], End.USER
-        return [{"role": "user", "content": self._cut(reply.content)}], None
+            return End.USER
+        return [{"role": "user", "content": self._cut(reply.content)}]
 
     def _cut(self, text: str) -> str:
         budget = self.agent.budget

@@ -1,12 +1,12 @@
 """A rollout: its task, its budget, and what happened in each turn."""
 
-import contextlib
-import functools
-import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import chain, count
 from typing import Any, Final
 
 from ..conversation.messages import Messages
@@ -111,7 +111,7 @@ def call_id(turn: int, index: int) -> str:
 
 @dataclass(slots=True)
 class TurnMetrics:
-    """What a trajectory does not record about a completion."""
+    """About a completion, what a trajectory does not record."""
 
     engine_seconds: float = 0.0
     malformed: bool = False
@@ -171,7 +171,7 @@ class Rollout:
         """How many turns there are. One in several parts counts once."""
         return sum(not turn.continues for turn in owned_turns(self.trajectory))
 
-    @functools.cached_property
+    @cached_property
     def schemas(self) -> list[dict[str, Any]] | None:
         return [tool.tool_schema for tool in self.tools] or None
 
@@ -202,10 +202,10 @@ _RUNNING: Final[set[str]] = set()
 _NAMING: Final = threading.Lock()
 
 
-@contextlib.contextmanager
+@contextmanager
 def instance_name(name: str) -> Iterator[str]:
     with _NAMING:
-        names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
+        names = chain([name], (f"{name}~{number}" for number in count(2)))
         unique = next(one for one in names if one not in _RUNNING)
         _RUNNING.add(unique)
     try:

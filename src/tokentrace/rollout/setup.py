@@ -1,10 +1,10 @@
 """A run of rollouts from its YAML file: engine, renderer, tools, tasks, reward."""
 
 import inspect
-import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -173,7 +173,6 @@ def read_run(
 def _renamed(
     document: Document, values: Mapping[str, Any], names: Mapping[str, str], *path: str
 ) -> dict[str, Any]:
-    """Rename verl's settings to ours. Raises ConfigError if both names are set."""
     for key in names.keys() & values:
         if names[key] in values:
             raise document.error(f"{names[key]} is the same setting: leave one of them out", *path, key)
@@ -219,15 +218,15 @@ def _engine(document: Document, section: EngineSection, vocab_size: int) -> Call
 
 
 def _with_section(document: Document, file: RunFile, key: str) -> Document | None:
-    """Return the document with a section: this one, or the section's own file."""
     name, is_here = getattr(file, f"{key}_file"), getattr(file, key) is not None
     if name is None:
         return document if is_here else None
+    path = document.folder / name
     if is_here:
         raise document.error(f"{key!r} is set too: leave one of them out", f"{key}_file")
-    if not (document.folder / name).is_file():
-        raise document.error(f"there is no file {document.folder / name}", f"{key}_file")
-    return read_section(document.folder / name, key)
+    if not path.is_file():
+        raise document.error(f"there is no file {path}", f"{key}_file")
+    return read_section(path, key)
 
 
 def _sampling(document: Document, file: RunFile) -> tuple[SamplingParams, Budget]:
@@ -283,7 +282,7 @@ def _read_tasks(document: Document, data: DataSection, tools: Sequence[BaseTool]
         inputs = [str(folder / name) if (folder / name).exists() else name for name in names]
         sources = find_sources(inputs, split=data.split)
         for source in sources:
-            for row in itertools.islice(read_rows(source), limit - len(tasks)):
+            for row in islice(read_rows(source), limit - len(tasks)):
                 name = f"row-{len(tasks):06d}"
                 try:
                     if row.problem is not None:

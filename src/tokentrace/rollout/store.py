@@ -4,7 +4,6 @@ Sessions of finished rollouts say how they ended. Only the owner can read the fi
 """
 
 import asyncio
-import itertools
 import json
 import os
 import threading
@@ -12,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from dataclasses import asdict
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -120,7 +120,7 @@ class RolloutStore:
         info = self._sessions.get(name)
         if info is not None and info.state is State.OPEN:
             await self._store.set_state(info.id, State.DROPPED)
-        id, attempts = name, itertools.count(2)
+        id, attempts = name, count(2)
         while await self._store.session(id) is not None:
             id = f"{name}~{next(attempts)}"
         new = SessionInfo(id, State.OPEN, time.time(), {}, {"task": name, "vocab_size": None})
@@ -143,7 +143,7 @@ class RolloutStore:
         writes, turns = write_records(trajectory, info.records), owned_turns(trajectory)
         for number in range(info.turns, len(turns)):
             turn = turns[number]
-            records = tuple(itertools.islice(writes, turn.write + 1 - info.records))
+            records = tuple(islice(writes, turn.write + 1 - info.records))
             details = _turn_info(rollout, turns, number)
             record = TurnRecord(number, info.records, records, details, b"", len(turn), turn.start)
             await self._store.append(info.id, record, request=str(number))
@@ -195,8 +195,8 @@ class RolloutStore:
         columns = sample_columns("labels", *values, *ROLLOUT, *CHANNELS)
         about = {**(metadata or {}), "advantages": advantages, "groups": groups}
         with sample_writer(self.folder / ROWS, columns, about, private=True) as write:
-            samples, numbers = self.samples(advantages=advantages), itertools.count(1)
-            while some := list(itertools.islice(samples, 256)):
+            samples, numbers = self.samples(advantages=advantages), count(1)
+            while some := list(islice(samples, 256)):
                 write(samples_table(some, columns, [{"row": next(numbers)} for _ in some]))
         return self.folder / ROWS
 
