@@ -155,7 +155,7 @@ _PROBES: Final = 6
 async def probed_kind(
     engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None
 ) -> LogprobKind:
-    """Return which distribution an engine's logprobs describe: the `setting`, or what probes show.
+    """Return what an engine's logprobs describe: the `setting`, or what probes show.
 
     Raw logprobs of the likeliest token do not change with the temperature. Two prompts must show that, since ties
     do not change either. Processed ones change with `top_k`, too.

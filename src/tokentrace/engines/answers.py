@@ -57,9 +57,9 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
     is_described = kind in (LogprobKind.PROCESSED, LogprobKind.SCALED) or sampling.allow_raw_logprobs
     if is_changed and not is_described:
         raise LogprobKindError(
-            f"the logprobs of {capabilities.engine} are {kind}: with this temperature or these penalties, they "
-            "do not describe the sampled distribution. Start vLLM with --logprobs-mode processed_logprobs, "
-            "sample at temperature 1 without penalties, or set allow_raw_logprobs=True"
+            f"the logprobs of {capabilities.engine} are {kind}: at this temperature or with penalties, they do "
+            "not describe the sampled distribution. Start vLLM with --logprobs-mode processed_logprobs, sample "
+            "at temperature 1 without penalties, or set allow_raw_logprobs=True"
         )
 
 
@@ -137,12 +137,10 @@ def answered_logprobs(values: Sequence[Any], count: int) -> Logprobs:
 
 
 def scored_ids(values: Sequence[Any], ids: Ids) -> Logprobs:
-    """Return the logprobs of scored ids: NaN for the first."""
     return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(values, len(ids) - 1)])
 
 
 def same_ids(reported: Sequence[int], ids: Sequence[int]) -> None:
-    """Raise EngineAnswerError unless logprobs are reported for the sampled ids."""
     for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
         if one != sampled:
             raise EngineAnswerError(f"the logprob at {at} is for id {one}, but id {sampled} was sampled there")

@@ -1,4 +1,4 @@
-"""The embedded engine: the pocket model in this process, with batches and cached prefixes."""
+"""The pocket model in this process, with batches and cached prefixes."""
 
 import asyncio
 import functools
@@ -107,7 +107,7 @@ class EmbeddedEngine(Engine):
         self._abort([one for one in self._active if one.request.request_id == request_id])
 
     async def pause(self) -> None:
-        """Stop before the next step. The current one has ended when this returns."""
+        """Stop before the next step, when the current one has ended."""
         self._paused = True
         while self._paused and (worker := self._current_worker()):
             await asyncio.wait([worker], timeout=0.05)  # `resume` may come before it has ended
@@ -143,7 +143,6 @@ class EmbeddedEngine(Engine):
         self._sessions.clear()
 
     def _current_worker(self) -> asyncio.Task[None] | None:
-        """Return the running worker. Raises EngineError if it is of another event loop."""
         worker = self._worker
         if worker is None or worker.done() or worker.get_loop().is_closed():
             return None
@@ -196,11 +195,9 @@ class EmbeddedEngine(Engine):
         sampling, token = sequence.request.sampling, int(delta.ids[0])
         sequence.ids.append(token)
         protocol.add_version(sequence.versions, version, len(sequence.ids))
-        text = sequence.stops.feed(token)
-        if token in sampling.stop_token_ids:
-            self._finish(sequence, delta, FinishReason.STOP)
-        elif text is not None:
-            self._finish(sequence, replace(delta, stopped_by=text), FinishReason.STOP)
+        text, is_stop = sequence.stops.feed(token), token in sampling.stop_token_ids
+        if is_stop or text is not None:
+            self._finish(sequence, replace(delta, stopped_by=None if is_stop else text), FinishReason.STOP)
         elif len(sequence.ids) >= sampling.max_tokens:
             self._finish(sequence, delta, FinishReason.LENGTH)
         else:

@@ -50,7 +50,7 @@ _HeaderName: TypeAlias = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z
 _Headers: TypeAlias = dict[_HeaderName, Annotated[str, Meta(pattern=r"^[ -~\t]*\Z")]]
 _SECRET_LENGTH: Final = 4
 """Shorter header values are not hidden: they would match everywhere."""
-_NO_RESEND: Final = "the request is not sent again, because that would be another sample"
+_NO_RESEND: Final = "the request is not sent again: that would be another sample"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,7 @@ class Connection:
                     return None if kind is None else decode(bytes(answer), kind, self._hide)
                 except _Lost as lost:
                     if answer:
-                        part = "after part of the answer had arrived"
-                        raise EngineError(f"{lost}, {part}; {_NO_RESEND}") from lost
+                        raise EngineError(f"{lost}, after part of the answer; {_NO_RESEND}") from lost
                     await self._pause(tries, lost)
 
     async def reach(self, path: str) -> None:
@@ -252,7 +251,7 @@ class Connection:
                 await response.aclose()
 
     async def _pause(self, tries: int, lost: _Lost) -> None:
-        """Wait before the next try. Raises EngineUnavailable if there is none."""
+        """Wait for the next try. Raises EngineUnavailable if there is none."""
         too_long = lost.wait > _LONGEST_RETRY_AFTER
         if not lost.again or tries > self.settings.retries or too_long:
             later = f"; it asks for a pause of {lost.wait:g} s" if too_long else ""

@@ -1,4 +1,4 @@
-"""Several endpoints as one engine, which keeps sessions together and avoids dead endpoints."""
+"""Several endpoints as one engine, which keeps sessions together and avoids dead ones."""
 
 import asyncio
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, 
 _SHARED: Final = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
 _REMEMBERED: Final = 100_000
 GROUP_LEAD: Final = 16
-"""How many more requests the endpoint of a group may run than the idlest one."""
+"""How many more requests a group's endpoint may run than the idlest one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -185,7 +185,6 @@ def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) ->
 
 
 def _agreed(engines: Sequence[Capabilities]) -> Capabilities:
-    """Return what all engines can do."""
     if not engines:
         raise EngineError("a router needs at least one engine")
     sizes = {one.vocab_size for one in engines if one.vocab_size is not None}

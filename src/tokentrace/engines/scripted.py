@@ -1,4 +1,4 @@
-"""Engines made from functions: a trainer's own sampler, or a script for tests and benchmarks."""
+"""Engines from functions: a trainer's own sampler, or a script for tests and benchmarks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -18,7 +18,7 @@ from .protocol import OPTIONAL, Capabilities, Delta, Engine, GenerateRequest, Sa
 
 
 class CallbackEngine(Engine):
-    """Samples with a function: a request in, an `EngineReply` out, checked like a server's answer.
+    """Samples with a function: a request in, an `EngineReply` out, which is checked.
 
     >>> from tokentrace.engines import SamplingParams
     >>> async def sample(request):
@@ -124,13 +124,11 @@ class ScriptedEngine(Engine):
                     break
                 if self.version is not None and end:
                     protocol.add_version(spans, self.version, end)
-                ids, logprobs = reply.ids[start:end], (reply.logprobs or ())[start:end]
+                logprobs = (reply.logprobs or ())[start:end]
+                piece = EngineReply(reply.ids[start:end], logprobs, None, spans, top=reply.top[start:end])
                 if end == count:
-                    piece = replace(reply, ids=ids, logprobs=logprobs, top=reply.top[start:], versions=spans)
-                else:
-                    piece = EngineReply(ids, logprobs, top=reply.top[start:end])
-                delta = reader.feed(piece)
-                if delta is not None:
+                    piece = replace(piece, finish_reason=reply.finish_reason, experts=reply.experts)
+                if (delta := reader.feed(piece)) is not None:
                     yield delta
             yield reader.close()
         finally:

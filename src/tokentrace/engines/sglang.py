@@ -169,7 +169,7 @@ class SGLangEngine(HTTPEngine):
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
     def _read(self, answer: _Answer, reader: AnswerReader) -> EngineReply:
-        """Read an event, which either repeats everything so far or holds only new ids."""
+        """Read an event, which repeats everything so far or has only new ids."""
         meta, reason, ids = answer.meta_info, answer.meta_info.finish_reason, answer.output_ids or []
         aborted = reason is not None and reason.type == "abort"
         if reason is not None and aborted and reason.status_code is not None:

@@ -252,6 +252,5 @@ class VLLMEngine(HTTPEngine):
 
 
 def _token_id(token: str) -> int:
-    """Return the id in ``token_id:17``; -1 if there is none."""
     digits = token.removeprefix(_TOKEN_ID)
     return int(digits) if digits.isdecimal() and len(digits) < 12 else -1

@@ -125,8 +125,8 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     names = [*map(str, selection), *(str(schema.get("name")) for schema in schemas)]
     by_name = {tool.name: tool for tool in tools}
     if missing := [one for one in names if one not in by_name]:
-        known = ", ".join(by_name) or "none"
-        raise InputError(f"there is no tool {missing[0]!r}; there are: {known}", field="tools")
+        available = ", ".join(by_name) or "none"
+        raise InputError(f"there is no tool {missing[0]!r}; there are: {available}", field="tools")
     other = {key: plain_json(value) for key, value in row.items() if key not in _READ}
     metadata = {f"data_{key}" if key in _RESERVED else str(key): value for key, value in other.items()}
     chosen = [by_name[one] for one in names] or None
@@ -152,7 +152,7 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
         task = _named(task, number)
         if number != (first := places.setdefault(task.name, number)):
             both = f"tasks {first} and {number} (counted from 0) are both called {brief(task.name)}"
-            raise InputError(f"{both}: give each its own name; grouped(tasks, n) runs each task n times")
+            raise InputError(f"{both}: rename one, or use grouped(tasks, n) to run each task n times")
         yield task
 
 
@@ -173,12 +173,12 @@ async def run_rollouts(
     patience: Patience | None = None,
     continue_aborted: bool = False,
 ) -> Summary:
-    """Run tasks, `concurrency` at a time. Skips tasks that are finished in the store, but counts them.
+    """Run tasks, `concurrency` at a time. Those that are finished in the store only count.
 
     A rollout's seed depends on `seed` and its position among the tasks. While the engine does not answer, all
     rollouts wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted` continues
-    rollouts that were aborted or under way; one that cannot be continued starts over, and a note says why.
-    Raises InputError for duplicate names, and at the end if a rollout cancelled its own task.
+    rollouts that were aborted or under way, or starts over with a note that says why. Raises InputError for
+    duplicate names, and at the end if a rollout cancelled its own task.
     """
     instance("agent", agent, Agent, InputError)
     waiting = patience or Patience()

@@ -1,4 +1,4 @@
-"""Rollouts on a Ray cluster: agents as actors on many machines, and one process that writes the store.
+"""Rollouts on a Ray cluster: agents as actors on many machines, and one process with the store.
 
 Each worker makes its own agent and all tasks, and receives the numbers of those to run. If it dies, its rollouts
 run again.
@@ -190,10 +190,9 @@ class RolloutActor:
     """A Ray actor: task numbers in, rollouts out. Each answer describes its node and its crew."""
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
-        self._make = make
+        self._make, self._making = make, asyncio.Lock()
         self._about: dict[str, Any] = {"node": platform.node(), "crew": {}}
         self._waiting = Patience(patience)
-        self._making = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
         """Make the crew, once. Returns what must be the same everywhere, or an error."""

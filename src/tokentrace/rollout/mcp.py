@@ -102,7 +102,7 @@ class _Link:
             self.sessions: dict[str, _Session] = {}
 
     async def acquire(self, instance_id: str) -> None:
-        """Open the session of a trajectory, which all its tools share."""
+        """Open a trajectory's session, which all its tools share."""
         self._enter_loop()
         async with self._lock:
             if instance_id in self.sessions:
@@ -223,7 +223,6 @@ def _result(answer: Any, tool: str) -> ToolResult:
 
 
 def _message(error: BaseException) -> str:
-    """Return an error's message; task groups wrap errors."""
-    while isinstance(error, BaseExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):  # of a task group
         error = error.exceptions[0]
     return str(getattr(error, "message", "") or error) or type(error).__name__

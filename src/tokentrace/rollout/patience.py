@@ -5,6 +5,7 @@ but not a rollout's request, the rollout ends after a few tries.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -83,13 +84,13 @@ class Patience:
             except EngineError:  # it answers
                 break
             failures += 1
-            waited, pause = self._clock() - began, backoff(failures, 1.0, 30.0)
-            remaining = None if self.seconds is None else self.seconds - waited
-            if remaining is not None and remaining <= 0:
+            waited = self._clock() - began
+            remaining = math.inf if self.seconds is None else self.seconds - waited
+            if remaining <= 0:
                 self._gave_up = EngineDown(f"the engine did not answer for {waited:.0f} s: {error}")
                 break
-            pause = pause if remaining is None else min(pause, remaining)
-            stops = "" if remaining is None else f", the run stops in {remaining:.0f} s"
+            pause = min(backoff(failures, 1.0, 30.0), remaining)
+            stops = f", the run stops in {remaining:.0f} s" if remaining < math.inf else ""
             text = f"no engine answers, and all rollouts wait: asking again in {pause:.0f} s{stops}"
             self._notice(f"{text}; {error}")
             await self._sleep(pause)

@@ -124,8 +124,7 @@ class TurnMetrics:
 
     def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
         """Add the reward and the metrics of a call or a reply. Raises InputError."""
-        number = checked_reward(reward, f"{name}: the reward")
-        if number is not None:
+        if (number := checked_reward(reward, f"{name}: the reward")) is not None:
             self.reward = checked_reward((self.reward or 0.0) + number, "the reward of a turn")
         values = metrics if isinstance(metrics, Mapping) else {"value": metrics}
         if metrics:

@@ -123,9 +123,9 @@ class RolloutStore:
         id, attempts = name, count(2)
         while await self._store.session(id) is not None:
             id = f"{name}~{next(attempts)}"
-        new = SessionInfo(id, State.OPEN, time.time(), {}, {"task": name, "vocab_size": None})
-        self._sessions[name] = await self._store.create(new)
-        return self._sessions[name]
+        info = SessionInfo(id, State.OPEN, time.time(), {}, {"task": name, "vocab_size": None})
+        self._sessions[name] = info = await self._store.create(info)
+        return info
 
     def keep(self, rollout: Rollout) -> None:
         """Store the turns of an unfinished rollout, for `recorded`."""
@@ -154,8 +154,9 @@ class RolloutStore:
         else:
             await self._store.abandon(info.id, _PENDING, "answered")
         if finished:
-            rewards = {at: turn.reward for at, turn in enumerate(rollout.per_turn) if turn.reward}
-            labels = [Label("reward", reward, at) for at, reward in rewards.items()]
+            labels = [
+                Label("reward", turn.reward, at) for at, turn in enumerate(rollout.per_turn) if turn.reward
+            ]
             labels += [] if rollout.reward is None else [Label("reward", rollout.reward)]
             await self._store.label(info.id, labels)
             result = {"metrics": rollout.metrics(), "notes": rollout.notes}
@@ -175,7 +176,7 @@ class RolloutStore:
         return names
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
-        """Yield the training rows of all finished rollouts; ``"group"``: with `group_advantages`."""
+        """Yield the rows of all finished rollouts; ``"group"``: with `group_advantages`."""
         if advantages not in (None, "group"):
             raise InputError(f"advantages are 'group' or None, not {brief(advantages)}")
         values = group_advantages(self.finished).values if advantages else {}
@@ -185,7 +186,7 @@ class RolloutStore:
                 yield sample.replace(reward=reward)  # metadata may have another "reward"
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
-        """Write the training rows to ``rows.parquet``, whose metadata names the groups."""
+        """Write the rows to ``rows.parquet``, whose metadata names the groups."""
         from ..data.tables import CHANNELS, ROLLOUT, sample_columns, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)

@@ -209,11 +209,11 @@ class Toolbox:
     def __init__(self, rollout: Rollout, budget: Budget) -> None:
         self._rollout, self._budget = rollout, budget
         self._tools = {tool.name: tool for tool in rollout.tools}
-        self._names = ", ".join(self._tools) or "none"
-        settings = rollout.task.tool_settings
-        for name in settings:
-            if name not in self._tools:
-                raise InputError(f"there are settings for unknown tool {name!r}; the tools are: {self._names}")
+        self._names, settings = ", ".join(self._tools) or "none", rollout.task.tool_settings
+        if unknown := [name for name in settings if name not in self._tools]:
+            raise InputError(
+                f"there are settings for unknown tool {unknown[0]!r}; the tools are: {self._names}"
+            )
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
         # verl's tools get this as agent_data, without images and token ids
         self._data = SimpleNamespace(request_id=rollout.instance, tools_kwargs=settings, extra_fields={})
@@ -249,7 +249,7 @@ class Toolbox:
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
         """Run the calls of a turn at the same time, and count them. Raises InputError."""
         began, notes, most = time.monotonic(), self._rollout.notes, self._budget.parallel_calls or len(calls)
-        # a call that cancels its own task counts as failed; if this task is cancelled, gather still raises
+        # a call that cancels its own task has failed; if this task is cancelled, gather still raises
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
         results = [one if isinstance(one, ToolResult) else failure(describe_error(one)) for one in done]
         if len(calls) > most:
@@ -257,8 +257,7 @@ class Toolbox:
             notes.append(
                 f"{len(calls) - most} of {len(calls)} calls of a turn did not run: the limit is {most}"
             )
-        turn.tool_seconds = time.monotonic() - began
-        turn.tool_calls = len(results)
+        turn.tool_seconds, turn.tool_calls = time.monotonic() - began, len(results)
         turn.tool_errors = sum(result.failed for result in results)
         for call, result in zip(calls, results, strict=True):
             notes += filter(None, [result.note])
@@ -311,7 +310,7 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     >>> cut_text("one two three four five six", 4, load_tokenizer(POCKET), "head").splitlines()[-1]
     '[… 12 more characters]'
     """
-    text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    text = text.encode("utf-8", "replace").decode("utf-8")
     keep = Keep(keep)
     most = limit * int(tokenizer.vocabulary.byte_lengths.max())
     if len(text) <= 2 * most and len(tokenizer.encode_plain(text)) <= limit:
