@@ -11,10 +11,10 @@ import numpy as np
 from tests.engines.support import RECORDINGS, Fake, Model, Reply, recording
 from tokentrace.engines.adapter import HTTPEngine
 from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
-from tokentrace.engines.protocol import OPTIONAL, Capabilities, LogprobKind, SamplingParams
+from tokentrace.engines.protocol import OPTIONAL, Capabilities, SamplingParams
 from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
-from tokentrace.trajectory.turns import VersionSpan
+from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
 TINY = Capabilities(
     "tiny",

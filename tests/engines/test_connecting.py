@@ -16,9 +16,10 @@ from tests.engines.support import Fake, http_head, recording, serving
 from tests.loop import in_loop
 from tokentrace.engines import Engine, EngineAnswerError, EngineError, HTTPSettings, Router, connect
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import Capabilities, LogprobKind
+from tokentrace.engines.protocol import Capabilities
 from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.vllm import VLLMEngine
+from tokentrace.trajectory.turns import LogprobKind
 
 SERVERS: dict[str, tuple[Callable[..., Fake], Any]] = {
     "vllm": (vllm_server, VLLMEngine),

@@ -23,8 +23,9 @@ from tests.support import FULL, rotating
 from tokentrace.engines.errors import EngineAnswerError
 from tokentrace.engines.http import Connection
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import FinishReason, LogprobKind, SamplingParams
+from tokentrace.engines.protocol import FinishReason, SamplingParams
 from tokentrace.pocket.model import load_pocket
+from tokentrace.trajectory.turns import LogprobKind
 
 MODEL = load_pocket()
 (END,) = RENDERER.get_stop_token_ids()

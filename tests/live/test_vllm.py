@@ -19,13 +19,13 @@ from tests.loop import in_loop
 from tokentrace import trajectory_samples
 from tokentrace.demo.questions import FollowUps, pick_questions, question_task
 from tokentrace.engines.http import Connection
-from tokentrace.engines.protocol import Delta, FinishReason, LogprobKind, SamplingParams, joined
+from tokentrace.engines.protocol import Delta, FinishReason, SamplingParams, joined
 from tokentrace.engines.vllm import GENERATE, VLLMEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout
-from tokentrace.trajectory.turns import VersionSpan
+from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
 VARIABLE = "TOKENTRACE_VLLM_PYTHON"
 PYTHON = os.environ.get(VARIABLE)

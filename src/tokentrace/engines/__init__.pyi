@@ -1,5 +1,6 @@
 """The public names of engines and where each is defined."""
 
+from ..trajectory.turns import LogprobKind as LogprobKind
 from .answers import EngineReply as EngineReply
 from .embedded import EmbeddedEngine as EmbeddedEngine
 from .errors import EngineAnswerError as EngineAnswerError
@@ -16,7 +17,6 @@ from .protocol import Delta as Delta
 from .protocol import Engine as Engine
 from .protocol import FinishReason as FinishReason
 from .protocol import GenerateRequest as GenerateRequest
-from .protocol import LogprobKind as LogprobKind
 from .protocol import SamplingParams as SamplingParams
 from .protocol import collected as collected
 from .routing import Router as Router

@@ -1,10 +1,9 @@
-"""What the server adapters share. Each has `_fields` of requests, a type of `answer`, and `_read` for it."""
+"""What the adapters of servers share: each has `_fields` of requests, and `_read` for its type of `answer`."""
 
 import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -42,11 +41,10 @@ class Models(Struct):
 
 
 class HTTPEngine(Engine):
-    """An engine behind one server. Create it with an adapter's `connect`."""
+    """An engine behind a server. An adapter's `connect` creates it."""
 
     path: str
     prompt_field: str
-    """The name of the prompt in a request."""
     answer: ClassVar[type[Struct]]
     stream_fields: ClassVar[dict[str, Any]] = {"stream": True}
     version_fields: ClassVar[dict[str, Any]] = {}
@@ -64,7 +62,7 @@ class HTTPEngine(Engine):
         raise NotImplementedError
 
     def _send(self, request: GenerateRequest, more: dict[str, Any]) -> tuple[bytes, Callable[[], AnswerReader]]:
-        """Return the body of a request, and a function that makes a reader of its answer."""
+        """Return the body of a request, and what makes a reader of its answer."""
         prompt = msgspec.json.encode(np.asarray(request.prompt_ids).tolist())
         fields = json.dumps(self._fields(request) | more, separators=(",", ":")).encode("utf-8")
         body = b'{"%s":%s,%s' % (self.prompt_field.encode("ascii"), prompt, fields[1:])
@@ -81,9 +79,9 @@ class HTTPEngine(Engine):
         body, new_reader = self._send(checked_request(request, self.capabilities), self.stream_fields)
         return self._connection.stream(self.path, body, self.answer, new_reader)
 
-    async def _probe(self, prompt: int, sampling: SamplingParams) -> EngineReply:
-        """Return the reply to a prompt of one id, with the likeliest id."""
-        body, new_reader = self._send(GenerateRequest([prompt], replace(sampling, top_logprobs=1)), {})
+    async def _probe(self, prompt: int = 0, temperature: float = 1.0, top_k: int = 0) -> EngineReply:
+        sampling = SamplingParams(1, temperature, top_k=top_k, top_logprobs=1)
+        body, new_reader = self._send(GenerateRequest([prompt], sampling), {})
         reply = self._read(await self._connection.post(self.path, body, self.answer), new_reader())
         if reply is None:
             raise EngineAnswerError(f"{self.path} returned no completion")
@@ -110,8 +108,7 @@ class HTTPEngine(Engine):
     def _check_weights(self, weights: Weights = "") -> str:
         """Return the folder for the server to read. Raises EngineError."""
         if not isinstance(weights, str | Path):
-            engine = self.capabilities.engine
-            raise EngineError(f"{engine} reads weights from a folder on its machine, not from arrays")
+            raise self._unable("read weights from arrays: it needs a folder on its machine")
         if not self.capabilities.weights:
             raise EngineError(self.no_weights)
         return str(weights)
@@ -121,7 +118,7 @@ class HTTPEngine(Engine):
 
 
 def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> dict[str, Any]:
-    """Return all sampling parameters for vLLM and SGLang, whose defaults may differ from ours."""
+    """Return all parameters for vLLM and SGLang, whose defaults may differ from ours."""
     names = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
     fields = {max_tokens: sampling.max_tokens} | {name: getattr(sampling, name) for name in names}
     if sampling.seed is not None:
@@ -135,7 +132,7 @@ def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> 
 
 @asynccontextmanager
 async def connecting(base_url: str | Connection, settings: HTTPSettings | None) -> AsyncIterator[Connection]:
-    """Open a connection, or use an open one. Errors name the address."""
+    """Connect, or use a connection. Errors name the address."""
     connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
     try:
         with errors_at(connection.base_url):
@@ -150,7 +147,7 @@ _COLD: Final = 0.5
 _HOT: Final = 2.0
 """vLLM refuses higher temperatures."""
 _SAME: Final = 0.05
-"""How far the same logprob may differ between two requests: servers compute in 16 bits."""
+"""How far a logprob may differ between two requests: servers compute in 16 bits."""
 _APART: Final = 0.3
 _PROBES: Final = 6
 
@@ -158,7 +155,7 @@ _PROBES: Final = 6
 async def probed_kind(
     engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None
 ) -> LogprobKind:
-    """Return which distribution an engine's logprobs describe: the user's `setting`, or what probes show.
+    """Return what an engine's logprobs describe: the `setting`, or what probes show.
 
     Raw logprobs of the likeliest token do not change with the temperature. Two prompts must show that, since ties
     do not change either. Processed ones change with `top_k`, too.
@@ -167,7 +164,7 @@ async def probed_kind(
         return choose(LogprobKind, "logprobs", setting, EngineError)
 
     async def best(prompt: int, temperature: float, top_k: int = 0) -> float:
-        reply = await engine._probe(prompt, SamplingParams(1, temperature=temperature, top_k=top_k))
+        reply = await engine._probe(prompt, temperature, top_k)
         logprobs = [value for row in reply.top[:1] for _, value in row if value is not None]
         if not logprobs or max(logprobs) < -1e9:
             raise EngineAnswerError(f"{engine.path} did not report the logprob of the likeliest token")

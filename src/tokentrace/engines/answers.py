@@ -1,4 +1,4 @@
-"""Checks of requests, which an engine would clip or crash on, and of answers, whose errors name the field."""
+"""Checks of requests, which an engine would clip or crash on, and of answers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from ..errors import TrajectoryError, brief
-from ..tokens.ids import INT32_MAX, check_ids
+from ..tokens.ids import INT32_MAX, check_ids, common_prefix
 from ..tokens.tokenizer import Ids
 from ..trajectory.checks import as_logprobs, as_versions
-from ..trajectory.turns import POSITIVE_NOISE, LogprobKind, VersionSpan
+from ..trajectory.turns import POSITIVE_NOISE, IdsLike, LogprobKind, Logprobs, VersionSpan
 from . import protocol
 from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, Ranked, best_ids, experts_of
 from .errors import EngineAnswerError, EngineRefusal, LogprobKindError
-from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, Logprobs, SamplingParams
+from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, SamplingParams
 
 Answer = TypeVar("Answer")
 TokenBytes: TypeAlias = Callable[[int], bytes]
-"""The bytes of an id, control tokens included: ``renderer.tokenizer.vocabulary.token_bytes``."""
+"""The bytes of an id, control tokens included: ``vocabulary.token_bytes``."""
 
 
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:
@@ -57,14 +57,14 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
     is_described = kind in (LogprobKind.PROCESSED, LogprobKind.SCALED) or sampling.allow_raw_logprobs
     if is_changed and not is_described:
         raise LogprobKindError(
-            f"the logprobs of {capabilities.engine} are {kind}: with this temperature or these penalties, they "
-            "do not describe the sampled distribution. Start vLLM with --logprobs-mode processed_logprobs, "
-            "sample at temperature 1 without penalties, or set allow_raw_logprobs=True"
+            f"the logprobs of {capabilities.engine} are {kind}: at this temperature or with penalties, they do "
+            "not describe the sampled distribution. Start vLLM with --logprobs-mode processed_logprobs, sample "
+            "at temperature 1 without penalties, or set allow_raw_logprobs=True"
         )
 
 
 def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> LogprobKind:
-    """Return which distribution the logprobs of a completion describe; unknown where engines differ."""
+    """Return what the logprobs of a completion describe; unknown where engines differ."""
     if sampling.structure is not None:
         return LogprobKind.UNKNOWN
     if sampling.temperature or capabilities.logprobs is LogprobKind.RAW:
@@ -73,7 +73,7 @@ def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> Log
 
 
 class StopFinder:
-    """Finds stop texts, one id at a time. Compares bytes: an id may be part of a character.
+    """Finds stop texts, one id at a time, in bytes: an id may be part of a character.
 
     >>> finder = StopFinder(["é!", "b"], lambda one: [b"a", b"\\xc3", b"\\xa9!"][one])
     >>> [finder.feed(one) for one in (0, 1, 2)]
@@ -129,7 +129,7 @@ def _answer_errors() -> Iterator[None]:
 
 
 def answered_logprobs(values: Sequence[Any], count: int) -> Logprobs:
-    """Return one logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
+    """Return a logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
     with _answer_errors():
         logprobs = as_logprobs(values, count, recorded=True)
     assert logprobs is not None
@@ -137,12 +137,10 @@ def answered_logprobs(values: Sequence[Any], count: int) -> Logprobs:
 
 
 def scored_ids(values: Sequence[Any], ids: Ids) -> Logprobs:
-    """Return the logprobs of scored ids: NaN for the first."""
     return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(values, len(ids) - 1)])
 
 
 def same_ids(reported: Sequence[int], ids: Sequence[int]) -> None:
-    """Raise EngineAnswerError unless logprobs are reported for the sampled ids."""
     for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
         if one != sampled:
             raise EngineAnswerError(f"the logprob at {at} is for id {one}, but id {sampled} was sampled there")
@@ -150,9 +148,9 @@ def same_ids(reported: Sequence[int], ids: Sequence[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """A completion, or a part of one, as an engine reports it. `AnswerReader` checks it."""
+    """A completion, or a part of one, as an engine reports it."""
 
-    ids: Sequence[int] | Ids
+    ids: IdsLike
     logprobs: Sequence[float | None] | None
     finish_reason: str | None = None
     """``"stop"``, ``"length"`` or ``"abort"``; None if more follows."""
@@ -161,11 +159,11 @@ class EngineReply:
     stop: int | str | None = None
     top: Sequence[Ranked] = ()
     experts: Experts | None = None
-    """The routed experts of the whole completion, in its last part."""
+    """Of the whole completion, in its last part."""
 
 
 class AnswerReader:
-    """Builds a completion from an engine's answers. `read` extracts a reply from each."""
+    """Builds a completion from an engine's answers, of which `read` makes replies."""
 
     def __init__(
         self,
@@ -174,9 +172,8 @@ class AnswerReader:
         read: Callable[[Any, AnswerReader], EngineReply | None] = lambda answer, _: answer,
         sent: bytes | None = None,
     ) -> None:
-        self._read = read
-        self.unconfirmed = sent
-        """The JSON of the prompt until the engine has echoed it; None if it need not."""
+        self._read, self._unconfirmed = read, sent
+        """The prompt's JSON until the engine has echoed it; None if it need not."""
         self.count = 0
         self.last_id: int | None = None
         self.cached_tokens: int | None = None
@@ -186,7 +183,7 @@ class AnswerReader:
         self.last: Delta | None = None
 
     def feed(self, answer: Any) -> Delta | None:
-        """Return the piece in an answer; None if it is empty, or the last: see `close`."""
+        """Return the piece in an answer; None if it is empty or the last: see `close`."""
         reply = self._read(answer, self)
         if reply is None:
             return None
@@ -240,6 +237,17 @@ class AnswerReader:
         if self.last is None:
             raise EngineAnswerError(f"{self.capabilities.engine} returned no finish reason")
         return replace(self.last, cached_tokens=self.cached_tokens)
+
+    def check_echo(self, echoed: msgspec.Raw) -> None:
+        """Compare an echoed prompt as text, and as ids if the texts differ. Raises EngineAnswerError."""
+        if self._unconfirmed is not None and (echo := bytes(echoed)) != self._unconfirmed:
+            if echo == b"null":
+                raise EngineAnswerError("the engine did not echo the prompt (prompt_token_ids)")
+            ids, size = np.array(decode(echo, list[TokenId]), np.int32), len(self.prompt)
+            at = common_prefix(ids, self.prompt)
+            if not at == len(ids) == size:
+                raise EngineAnswerError(f"the engine read {len(ids)} ids of {size}, other ones from {at} on")
+        self._unconfirmed = None
 
     def check_prompt_count(self, count: int | None) -> None:
         """Raise EngineAnswerError unless the engine read as many ids as were sent."""

@@ -16,11 +16,11 @@ Experts: TypeAlias = npt.NDArray[Any]
 Ranked: TypeAlias = Sequence[tuple[int, float | None]]
 """The likeliest ids at one position, with their logprobs."""
 TOP_LOGPROBS: Final = "top_logprobs"
-"""The channel of the likeliest ids at each token, as ``(id, logprob)``, best first."""
+"""The channel of each token's likeliest ids, as ``(id, logprob)``, best first."""
 ROUTED_EXPERTS: Final = "routed_experts"
-"""The channel of the experts that computed the distribution of each token."""
+"""The channel of the experts that computed each token's distribution."""
 _IMPOSSIBLE: Final = -9999.0
-"""vLLM's logprob of an id that could not have been drawn; JSON has no infinity."""
+"""vLLM's logprob of an impossible id: JSON has no infinity."""
 ExpertType: TypeAlias = Literal["int32", "uint16", "uint8"]
 _BAD_ARRAY: Final = "routed_experts must be whole numbers"
 

@@ -1,4 +1,4 @@
-"""The embedded engine: the pocket model in this process, with batches and cached prefixes."""
+"""The pocket model in this process, with batches and cached prefixes."""
 
 import asyncio
 import functools
@@ -16,7 +16,7 @@ from ..pocket.model import Cache, Floats, PocketModel, load_pocket, weights_from
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import LogprobKind, VersionSpan
+from ..trajectory.turns import IdsLike, LogprobKind, Logprobs, VersionSpan
 from . import protocol
 from .answers import StopFinder, TokenBytes, checked_request, completion_kind
 from .channels import TOP_LOGPROBS
@@ -49,7 +49,7 @@ class _Sequence:
 
 
 class EmbeddedEngine(Engine):
-    """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work."""
+    """The pocket model as an engine, for one event loop at a time. `close` ends its work."""
 
     version: str | int
 
@@ -75,12 +75,11 @@ class EmbeddedEngine(Engine):
         self._active: list[_Sequence] = []
         self._sessions: OrderedDict[str, tuple[Ids, Cache]] = OrderedDict()
         """The caches of idle sessions, least recently used first."""
-        self._paused = False
-        self._closed = False
+        self._paused = self._closed = False
         self._worker: asyncio.Task[None] | None = None
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        """Yield a token at a time. Requests under way share each step of the model."""
+        """Yield a token at a time. All requests share each step of the model."""
         if self._closed:
             raise EngineError("the engine was closed")
         sequence = self._start(checked_request(request, self.capabilities))
@@ -97,7 +96,7 @@ class EmbeddedEngine(Engine):
         finally:
             self._abort([sequence])
 
-    async def score(self, ids: Sequence[int] | Ids) -> protocol.Logprobs:
+    async def score(self, ids: IdsLike) -> Logprobs:
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         if not 0 < len(checked) <= self._model.longest:
             raise EngineError(f"the model reads 1 to {self._model.longest:,} ids, not {len(checked):,}")
@@ -108,7 +107,7 @@ class EmbeddedEngine(Engine):
         self._abort([one for one in self._active if one.request.request_id == request_id])
 
     async def pause(self) -> None:
-        """Stop before the next step. The current one has ended when this returns."""
+        """Stop before the next step, when the current one has ended."""
         self._paused = True
         while self._paused and (worker := self._current_worker()):
             await asyncio.wait([worker], timeout=0.05)  # `resume` may come before it has ended
@@ -118,7 +117,7 @@ class EmbeddedEngine(Engine):
         self._begin_work()
 
     async def update_weights(self, weights: protocol.Weights, *, version: str | int) -> None:
-        """Load a folder or a state dict (copied); the next step samples with it."""
+        """Load a folder or a copy of a state dict. The next step samples with it."""
         version = protocol.checked_version(version)
         try:
             model = self._model.with_weights(await asyncio.to_thread(weights_from, weights))
@@ -144,7 +143,6 @@ class EmbeddedEngine(Engine):
         self._sessions.clear()
 
     def _current_worker(self) -> asyncio.Task[None] | None:
-        """Return the running worker. Raises EngineError if it belongs to another event loop."""
         worker = self._worker
         if worker is None or worker.done() or worker.get_loop().is_closed():
             return None
@@ -175,10 +173,7 @@ class EmbeddedEngine(Engine):
         return _Sequence(request, prompt, np.random.default_rng(seed), cache, cached, stops)
 
     async def _work(self) -> None:
-        """Sample for all requests until none is left, or the engine is paused."""
-        while True:
-            if self._paused or not self._active:
-                return
+        while self._active and not self._paused:
             model, version, batch = self._model, self.version, list(self._active)
             try:
                 deltas = await asyncio.to_thread(_step, model, batch, [one.cache for one in batch])
@@ -200,11 +195,9 @@ class EmbeddedEngine(Engine):
         sampling, token = sequence.request.sampling, int(delta.ids[0])
         sequence.ids.append(token)
         protocol.add_version(sequence.versions, version, len(sequence.ids))
-        text = sequence.stops.feed(token)
-        if token in sampling.stop_token_ids:
-            self._finish(sequence, delta, FinishReason.STOP)
-        elif text is not None:
-            self._finish(sequence, replace(delta, stopped_by=text), FinishReason.STOP)
+        text, is_stop = sequence.stops.feed(token), token in sampling.stop_token_ids
+        if is_stop or text is not None:
+            self._finish(sequence, replace(delta, stopped_by=None if is_stop else text), FinishReason.STOP)
         elif len(sequence.ids) >= sampling.max_tokens:
             self._finish(sequence, delta, FinishReason.LENGTH)
         else:
@@ -212,15 +205,10 @@ class EmbeddedEngine(Engine):
 
     def _finish(self, sequence: _Sequence, last: Delta, reason: FinishReason) -> None:
         self._active = [other for other in self._active if other is not sequence]
-        request = sequence.request
-        last = replace(
-            last,
-            finish_reason=reason,
-            versions=tuple(sequence.versions),
-            cached_tokens=sequence.cached,
-            logprobs_kind=completion_kind(request.sampling, self.capabilities),
-        )
-        sequence.pieces.put_nowait(last)
+        request, versions = sequence.request, tuple(sequence.versions)
+        kind = completion_kind(request.sampling, self.capabilities)
+        last = replace(last, finish_reason=reason, versions=versions, logprobs_kind=kind)
+        sequence.pieces.put_nowait(replace(last, cached_tokens=sequence.cached))
         if request.session and reason is not FinishReason.ABORT:  # a step may still write to its cache
             self._sessions[request.session] = sequence.stream()[: sequence.cache.length], sequence.cache
         while sum(len(ids) for ids, _ in self._sessions.values()) > CACHED_TOKENS:
@@ -228,8 +216,9 @@ class EmbeddedEngine(Engine):
 
 
 def _step(model: PocketModel, batch: Sequence[_Sequence], caches: Sequence[Cache]) -> list[Delta]:
-    unread = [one.stream()[cache.length :] for one, cache in zip(batch, caches, strict=True)]
-    rows = model.extend(caches, unread)
+    rows = model.extend(
+        caches, [one.stream()[cache.length :] for one, cache in zip(batch, caches, strict=True)]
+    )
     return [_sample(logits, sequence) for sequence, logits in zip(batch, rows, strict=True)]
 
 
@@ -253,14 +242,13 @@ def _sample(logits: Floats, sequence: _Sequence) -> Delta:
 
 
 def _penalized(logits: Floats, sequence: _Sequence) -> Floats:
-    """Apply penalties. Only repetition counts the prompt, too."""
     sampling = sequence.request.sampling
     if not sampling.penalties:
         return logits
     changed = logits.copy()
     counts = np.bincount(np.asarray(sequence.ids, np.intp), minlength=len(logits))
     present = counts > 0
-    present[sequence.prompt] = True
+    present[sequence.prompt] = True  # for repetition alone
     factor = np.float32(sampling.repetition_penalty)
     changed[present] = np.where(changed[present] > 0, changed[present] / factor, changed[present] * factor)
     changed -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
@@ -269,7 +257,7 @@ def _penalized(logits: Floats, sequence: _Sequence) -> Floats:
 
 
 def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
-    """Apply temperature, min-p, top-k and top-p, in vLLM's order; greedy decoding skips them all."""
+    """Apply temperature, min-p, top-k and top-p, in vLLM's order, unless decoding is greedy."""
     scaled = logits.astype(np.float64) / (sampling.temperature or 1.0)
     scaled -= scaled.max()
     if sampling.temperature and sampling.min_p:

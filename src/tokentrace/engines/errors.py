@@ -8,7 +8,7 @@ class EngineError(TokentraceError):
 
 
 class EngineUnavailable(EngineError):  # noqa: N818
-    """The engine cannot be reached or is too busy. The request may be sent again."""
+    """The engine is away or too busy. The request may be sent again."""
 
 
 class EngineRefusal(EngineError):  # noqa: N818
@@ -28,7 +28,7 @@ class EngineAnswerError(EngineError):
 
 
 def backoff(failures: int, first: float, longest: float) -> float:
-    """Return seconds to wait: `first`, then twice as long after each failure, up to `longest`.
+    """Return seconds to wait: `first`, then twice as many after each failure, up to `longest`.
 
     >>> [backoff(failures, 0.5, 3.0) for failures in (1, 2, 3, 4)]
     [0.5, 1.0, 2.0, 3.0]

@@ -1,11 +1,11 @@
 """What HTTP engines share: a connection pool, timeouts, retries and typed errors.
 
 - Lost before a byte of the answer's body arrived, 429 or 5xx: sent again, after a pause that doubles.
-- An answer lost after its first byte, a stream lost after its first token: `EngineError`, never sent again.
-  The engine has sampled by then, and a second sample would be another draw.
+- An answer lost after its first byte, a stream lost after its first token: `EngineError`, never sent again. The
+  second sample would be another draw.
 - A timeout after connecting: `EngineUnavailable` at once. The same engine would take as long again.
 
-Answers are bounded, and compressed ones are not read. No error, repr or log contains a secret.
+Answers are bounded; compressed ones are not read. No error, repr or log contains a secret.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _EVENT_BYTES: Final = 16 << 20
 _CONNECTIONS: Final = 1000
 _CONNECT_SECONDS: Final = 10.0
 _PAUSES: Final = (0.5, 30.0)
-"""The first and the longest pause between two tries, in seconds."""
+"""The first and the longest pause between tries, in seconds."""
 _LONGEST_RETRY_AFTER: Final = 120.0
 """A server that asks for a longer pause counts as unavailable."""
 _LINGER: Final = 1.0
-"""How long to wait for the end of a body, so that the connection can be used again."""
+"""How long to wait for the end of a body, to use the connection again."""
 _HEALTH_SECONDS: Final = 5.0
 _HeaderName: TypeAlias = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")]
 _Headers: TypeAlias = dict[_HeaderName, Annotated[str, Meta(pattern=r"^[ -~\t]*\Z")]]
 _SECRET_LENGTH: Final = 4
 """Shorter header values are not hidden: they would match everywhere."""
-_NO_RESEND: Final = "the request is not sent again, because that would be another sample"
+_NO_RESEND: Final = "the request is not sent again: that would be another sample"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class HTTPSettings:
     """How to talk to a server. Times are seconds; None is no limit."""
 
     read_timeout: float | None = 600.0
-    """The longest silence. Without streaming, a server is silent until the last token is sampled."""
+    """The longest silence. Unless it streams, a server is silent until the last token."""
     total_timeout: float | None = 3600.0
-    """For one try, from the wait for a free connection to the last byte."""
+    """For one try, including the wait for a free connection."""
     retries: int = 5
     longest_answer: int | None = 64 << 20
     """In bytes: about 100 per sampled token, and 7 per id of an echoed prompt."""
@@ -78,7 +78,7 @@ class HTTPSettings:
 
 
 class EventReader:
-    r"""Reads the data of server-sent events, one line each, from bytes in any pieces.
+    r"""Reads server-sent events, with a line of data each, from bytes in any pieces.
 
     >>> reader = EventReader()
     >>> reader.feed(b"data: 1\n\nda"), reader.feed(b"ta: 2\r\n"), reader.feed(b"\r\n")
@@ -86,19 +86,19 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._tail = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the events that end in this piece. Raises EngineAnswerError if one is too long."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > _EVENT_BYTES:
+        """Return the events that end here. Raises EngineAnswerError if one is too long."""
+        *lines, self._tail = (self._tail + piece).split(b"\n")
+        if len(self._tail) > _EVENT_BYTES:
             raise EngineAnswerError(f"an event of the stream has more than {_EVENT_BYTES} bytes")
         data = (line[5:].removesuffix(b"\r") for line in lines if line.startswith(b"data:"))
         return [one.removeprefix(b" ") for one in data]
 
 
 class _Lost(Exception):  # noqa: N818
-    """One try failed. The next may succeed after `wait` seconds, unless `again` is False."""
+    """A try failed. The next may succeed after `wait` seconds, unless `again` is False."""
 
     def __init__(self, reason: str, *, wait: float = 0.0, again: bool = True) -> None:
         self.wait, self.again = wait, again
@@ -106,7 +106,7 @@ class _Lost(Exception):  # noqa: N818
 
 
 class Connection:
-    """A server and the pool of connections to it. `transport`, `sleep` and `jitter` are for tests."""
+    """A server and a pool of connections to it. `transport`, `sleep` and `jitter` are for tests."""
 
     def __init__(
         self,
@@ -129,9 +129,7 @@ class Connection:
                 raise EngineError(f"{self.base_url}: use a password or an Authorization header, not both")
             headers["Authorization"] = f"Basic {base64.b64encode(unquote(user).encode()).decode('ascii')}"
         self._secrets: Final = _secrets(headers, user)
-        self._sleep: Final = sleep
-        self._jitter: Final = jitter
-        self._httpx: Final = httpx2
+        self._sleep, self._jitter, self._httpx = sleep, jitter, httpx2
         silence = self.settings.read_timeout
         try:
             self._client: Final = httpx2.AsyncClient(
@@ -149,13 +147,13 @@ class Connection:
         return await self.post(path, None, kind, method="GET")
 
     async def find(self, path: str, kind: Any = Any) -> Any | None:
-        """Like `get`, but returns None if the server does not know or allow the path."""
+        """Like `get`, but None if the server refuses the path."""
         with suppress(EngineRefusal):
             return await self.get(path, kind)
         return None
 
     async def post(self, path: str, body: bytes | None, kind: Any, *, method: str = "POST") -> Any:
-        """Return the answer to a JSON body, decoded as `kind`; None ignores the answer."""
+        """Return the answer to a JSON body, decoded as `kind`; with None, ignore it."""
         longest, tries = self.settings.longest_answer or math.inf, 0
         with errors_at(f"{self.base_url}{path}"):
             while True:
@@ -169,8 +167,7 @@ class Connection:
                     return None if kind is None else decode(bytes(answer), kind, self._hide)
                 except _Lost as lost:
                     if answer:
-                        part = "after part of the answer had arrived"
-                        raise EngineError(f"{lost}, {part}; {_NO_RESEND}") from lost
+                        raise EngineError(f"{lost}, after part of the answer; {_NO_RESEND}") from lost
                     await self._pause(tries, lost)
 
     async def reach(self, path: str) -> None:
@@ -203,8 +200,7 @@ class Connection:
                                                 pass
                                     break
                                 self._check_event(data)
-                                delta = reader.feed(decode(data, kind, self._hide))
-                                if delta is not None:
+                                if (delta := reader.feed(decode(data, kind, self._hide))) is not None:
                                     yield delta
                     if not started:
                         raise _Lost("the stream ended before its first byte")
@@ -255,7 +251,7 @@ class Connection:
                 await response.aclose()
 
     async def _pause(self, tries: int, lost: _Lost) -> None:
-        """Wait before the next try. Raises EngineUnavailable if there is none."""
+        """Wait for the next try. Raises EngineUnavailable if there is none."""
         too_long = lost.wait > _LONGEST_RETRY_AFTER
         if not lost.again or tries > self.settings.retries or too_long:
             later = f"; it asks for a pause of {lost.wait:g} s" if too_long else ""
@@ -263,7 +259,6 @@ class Connection:
         await self._sleep(max(backoff(tries, *_PAUSES) * (1 - self._jitter() / 2), lost.wait))
 
     async def _problem(self, response: httpx2.Response, *, readable: bool) -> Exception:
-        """Return the error for an answer with an error status."""
         body, status = bytearray(), response.status_code
         if readable:
             async for chunk in response.aiter_bytes():
@@ -287,12 +282,13 @@ class Connection:
     def _check_event(self, data: bytes) -> None:
         event: Any = decode(data, Any, self._hide) if b'"error"' in data else None
         error = event.get("error") if isinstance(event, dict) else None
-        if error is not None:
-            code = error.get("code") if isinstance(error, dict) else None
-            problem = f"the server reported an error in its stream: {self._error_text(data)}"
-            if isinstance(code, int) and 400 <= code < 500 and code != 429:
-                raise EngineRefusal(problem, status=code)
-            raise _Lost(problem)
+        if error is None:
+            return
+        code = error.get("code") if isinstance(error, dict) else None
+        problem = f"the server's stream reports an error: {self._error_text(data)}"
+        if isinstance(code, int) and 400 <= code < 500 and code != 429:
+            raise EngineRefusal(problem, status=code)
+        raise _Lost(problem)
 
     def _error_text(self, answer: bytes) -> str:
         text = " ".join(self._hide(answer.decode("utf-8", "replace")).split())
@@ -311,7 +307,7 @@ def errors_at(where: str) -> Iterator[None]:
 
 
 def public_address(address: str) -> str:
-    """Return an address without user, password, query and fragment, for errors."""
+    """Return an address without credentials, query and fragment, for errors."""
     public = re.split(r"[?#]", address.rpartition("@")[2])[0]
     scheme = address.partition("://")[0]
     return f"{scheme}://{public}" if "@" in address and scheme in ("http", "https") else public

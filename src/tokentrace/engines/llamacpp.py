@@ -1,7 +1,7 @@
 """llama.cpp's server: ``/completion``.
 
 It stops only at the model's own stop tokens, so the adapter cuts answers after any other. Answers are not
-streamed: streams drop ids that are not whole characters. Whole answers lack only the logprobs of such ids.
+streamed: streams drop ids that are not whole characters, and whole answers only their logprobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPLETION: Final = "/completion"
 _SAMPLING: Final = frozenset({"min_p", "repetition_penalty"})
 """Its other penalties count the prompt too, and it drops the logprobs of stop texts."""
 _ALL: Final = 1 << 30
-"""How many tokens back to count repetitions if the size of the context is unknown."""
+"""How many tokens back to count repetitions if the context's size is unknown."""
 _REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 
@@ -85,7 +85,7 @@ class LlamaCppEngine(HTTPEngine):
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         settings: HTTPSettings | None = None,
     ) -> LlamaCppEngine:
-        """Connect, and find out what the server can do. `logprobs` is ``"processed"`` or ``"raw"``."""
+        """Connect, and find out what the server can do. `logprobs`: ``"processed"`` or ``"raw"``."""
         kind = choose(LogprobKind, "logprobs", logprobs, EngineError)
         if kind not in (LogprobKind.PROCESSED, LogprobKind.RAW):
             raise EngineError(f"llama.cpp returns processed or raw logprobs, not {logprobs}")
@@ -94,7 +94,7 @@ class LlamaCppEngine(HTTPEngine):
             models: Models = await connection.find("/v1/models", Models) or Models()
             meta = models.data[0].meta if models.data else None
             capabilities = Capabilities(
-                engine="llama.cpp",
+                "llama.cpp",
                 version=props.build_info,
                 model=props.model_alias or props.model_path,
                 max_length=props.default_generation_settings.n_ctx,
@@ -163,5 +163,5 @@ class LlamaCppEngine(HTTPEngine):
 
 
 def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:
-    """True if a request asks for logprobs after sampling. At temperature 0 they would all be 0."""
+    """True to ask for logprobs after sampling. At temperature 0 they would all be 0."""
     return capabilities.logprobs is LogprobKind.PROCESSED and sampling.temperature > 0

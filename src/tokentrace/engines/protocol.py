@@ -4,26 +4,23 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import brief
 from ..settings import instance, items, number, whole
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import PENALTIES, VersionSpan
-from ..trajectory.turns import LogprobKind as LogprobKind  # noqa: PLC0414
+from ..trajectory.turns import PENALTIES, IdsLike, LogprobKind, Logprobs, VersionSpan
 from .errors import EngineAnswerError, EngineError
 
-Logprobs: TypeAlias = npt.NDArray[np.float32]
 Weights: TypeAlias = str | Path | Mapping[str, Any]
 """A folder of safetensors, or arrays by name (a state dict)."""
 Channels: TypeAlias = Mapping[str, Sequence[Any]]
 """Other reports by name, one entry per token."""
 
-_MOST: Final = 2**31 - 1
 _COLDEST: Final = 0.01
 """vLLM raises lower temperatures to this."""
 _NUMBERS: Final = {
@@ -54,7 +51,7 @@ class SamplingParams:
     allow_raw_logprobs: bool = False
     """Accept logprobs that do not describe the sampled distribution."""
     top_logprobs: int = 0
-    """How many of the likeliest ids to report at each position."""
+    """How many of the likeliest ids to report per position."""
     structure: Mapping[str, Any] | None = None
     """JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema", "schema": {…}}``."""
     min_p: float = 0.0
@@ -65,25 +62,21 @@ class SamplingParams:
     """Stop texts. The completion ends with the id that completes one of them."""
 
     def __post_init__(self) -> None:
-        values = dict[str, Any]()
+        values: dict[str, Any] = {"stop": _stop(self.stop)}
+        count = partial(whole, most=2**31 - 1, error=EngineError)
         for name, bounds in _NUMBERS.items():
             values[name] = number(name, getattr(self, name), *bounds, EngineError)
         for name, least in _COUNTS.items():
-            values[name] = whole(name, getattr(self, name), least=least, most=_MOST, error=EngineError)
+            values[name] = count(name, getattr(self, name), least=least)
         stops = items("stop_token_ids", self.stop_token_ids, EngineError)
-        values["stop_token_ids"] = tuple(
-            whole("each of stop_token_ids", one, least=0, most=_MOST, error=EngineError) for one in stops
-        )
-        values["stop"] = _stop(self.stop)
+        values["stop_token_ids"] = tuple(count("each of stop_token_ids", one, least=0) for one in stops)
         instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError)
         if self.structure is not None:
             values["structure"] = _structure(self.structure)
         if self.seed is not None:
             values["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
         if 0 < values["temperature"] < _COLDEST:
-            raise EngineError(
-                f"temperature must be 0 (greedy) or at least {_COLDEST}: engines raise lower ones"
-            )
+            raise EngineError(f"temperature must be 0 or at least {_COLDEST}: engines raise lower ones")
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -100,9 +93,8 @@ class SamplingParams:
     def described(self) -> dict[str, Any]:
         """Return the parameters as a trajectory records them, without unused options."""
         values = {name: getattr(self, name) for name in SamplingParams.__slots__}
-        unused = {name for name, value in _LEFT_OUT.items() if values[name] == value}
-        lists = {name: list(values[name]) for name in ("stop_token_ids", "stop")}
-        return {name: value for name, value in (values | lists).items() if name not in unused}
+        used = {name: one for name, one in values.items() if name not in _LEFT_OUT or one != _LEFT_OUT[name]}
+        return {name: list(one) if isinstance(one, tuple) else one for name, one in used.items()}
 
 
 def _stop(stop: Any) -> tuple[str, ...]:
@@ -117,16 +109,14 @@ def _stop(stop: Any) -> tuple[str, ...]:
 
 
 def _structure(structure: Any) -> dict[str, Any]:
-    """Return a copy of a structure that an engine can follow."""
     try:
         copy = json.loads(json.dumps(structure, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise EngineError(f"structure must be JSON: {error}") from error
-    is_schema = isinstance(copy, dict) and copy == {"type": "json_schema", "schema": copy.get("schema")}
-    if copy != {"type": "json_object"} and not (is_schema and isinstance(copy["schema"], dict)):
-        raise EngineError(
-            f"structure must be a json_object or a json_schema with schema, not {brief(structure)}"
-        )
+    schema = copy.get("schema") if isinstance(copy, dict) else None
+    is_schema = isinstance(schema, dict) and copy == {"type": "json_schema", "schema": schema}
+    if not is_schema and copy != {"type": "json_object"}:
+        raise EngineError(f"structure must be a json_object or a json_schema with schema, not {brief(copy)}")
     return dict(copy)
 
 
@@ -134,7 +124,7 @@ def _structure(structure: Any) -> dict[str, Any]:
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended. An aborted one has the ids that were sampled until then."""
+    """Why a completion ended. An aborted one has the ids sampled until then."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -143,19 +133,19 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
-    prompt_ids: Sequence[int] | Ids
+    prompt_ids: IdsLike
     sampling: SamplingParams
     request_id: str | None = None
     """Names the request for `Engine.abort`."""
     session: str | None = None
-    """Requests of one session, such as a rollout, go to the endpoint that caches their prefix."""
+    """Requests of a session, such as a rollout, go to the endpoint that caches their prefix."""
     group: str | None = None
-    """Requests of one group share a prompt, and go to one endpoint while it has room."""
+    """Requests of a group share a prompt, and one endpoint while it has room."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """A piece of a completion. The last one also has the facts about the whole completion."""
+    """A piece of a completion. The last one also describes the whole."""
 
     ids: Ids
     logprobs: Logprobs
@@ -165,7 +155,7 @@ class Delta:
     cached_tokens: int | None = None
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     channels: Channels = field(default_factory=dict)
-    """One that only the last piece has covers the whole completion."""
+    """One that only the last piece has is of the whole completion."""
     stopped_by: str | None = None
     """The text of `SamplingParams.stop` that ended the completion."""
 
@@ -187,12 +177,12 @@ class Completion(Delta):
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
-    """Join a stream into one completion. Raises EngineAnswerError if it has no finish reason."""
+    """Join a stream into a completion. Raises EngineAnswerError if it has no finish reason."""
     return joined([delta async for delta in deltas])
 
 
 def joined(pieces: Sequence[Delta]) -> Completion:
-    """Join pieces into one completion. Raises EngineAnswerError if the last has no finish reason."""
+    """Join pieces into a completion. Raises EngineAnswerError if the last has no finish reason."""
     last = pieces[-1] if pieces else None
     if last is None or last.finish_reason is None:
         raise EngineAnswerError("the stream ended without a finish reason")
@@ -226,7 +216,7 @@ def add_version(spans: list[VersionSpan], version: str | int, end: int) -> None:
 
 
 def checked_version(version: Any) -> str | int:
-    """Return the name of weights: text or a whole number. Raises EngineError."""
+    """Return the name of weights: text or a 64-bit integer. Raises EngineError."""
     if isinstance(version, str):
         return version
     return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
@@ -238,11 +228,11 @@ def checked_version(version: Any) -> str | int:
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     engine: str
-    """Such as ``"vllm"``; ``"gateway"`` for a session of a gateway."""
+    """``"vllm"`` and so on; ``"gateway"`` for a gateway's session."""
     version: str | None = None
     model: str | None = None
     max_length: int | None = None
-    """How many tokens prompt and completion may have together."""
+    """Of prompt and completion together."""
     vocab_size: int | None = None
     logprobs: LogprobKind = LogprobKind.UNKNOWN
 
@@ -259,9 +249,9 @@ class Capabilities:
 
 
 class Engine:
-    """Samples completions. Safe to use from many tasks of one event loop.
+    """Samples completions, for many tasks of one event loop.
 
-    A subclass implements `_stream`, `_generate` if whole answers come another way, and the methods it supports.
+    A subclass implements `_stream`, `_generate` if whole answers come another way, and what it supports.
     """
 
     version: str | int | None = None
@@ -270,15 +260,15 @@ class Engine:
         self.capabilities = capabilities
 
     async def generate(
-        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: str | None
+        self, prompt_ids: IdsLike, sampling: SamplingParams, **options: str | None
     ) -> Completion:
         """Sample a completion. `options` are other fields of a `GenerateRequest`."""
         return await self._generate(GenerateRequest(prompt_ids, sampling, **options))
 
     def stream(
-        self, prompt_ids: Sequence[int] | Ids, sampling: SamplingParams, **options: str | None
+        self, prompt_ids: IdsLike, sampling: SamplingParams, **options: str | None
     ) -> AsyncGenerator[Delta]:
-        """Like `generate`, but in pieces. Closing the iterator ends the request."""
+        """Like `generate`, in pieces. Closing the iterator ends the request."""
         return self._stream(GenerateRequest(prompt_ids, sampling, **options))
 
     async def _generate(self, request: GenerateRequest) -> Completion:
@@ -290,12 +280,12 @@ class Engine:
     async def check(self) -> None:
         """Raise EngineUnavailable unless the engine answers."""
 
-    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
+    async def score(self, ids: IdsLike) -> Logprobs:
         """Return the logprob of each id at temperature 1; NaN for the first."""
         raise self._unable("score ids")
 
     async def abort(self, request_id: str) -> None:
-        """End a request early. It returns the ids sampled so far. Ignores unknown request ids."""
+        """End a request, which returns the ids sampled so far. Ignores unknown ids."""
         raise self._unable("abort a request; cancel the task instead")
 
     async def pause(self) -> None:
@@ -306,11 +296,11 @@ class Engine:
         raise self._unable("pause")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load other weights, named `version`. The engine uses nothing that the old ones computed."""
+        """Load other weights, named `version`. Nothing that the old ones computed is used again."""
         raise self._unable("load other weights: restart it with them")
 
     async def set_version(self, version: str | int) -> None:
-        """Name the current weights, after someone else has changed them and emptied the cache."""
+        """Name the current weights, after someone else changed them and emptied the cache."""
         raise self._unable("report its weights")
 
     async def reset_prefix_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""Several endpoints as one engine, which keeps sessions together and avoids dead endpoints."""
+"""Several endpoints as one engine, which keeps sessions together and avoids dead ones."""
 
 import asyncio
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, 
 _SHARED: Final = ("aborts", "pauses", "versions", "structures", "seeds", "weights")
 _REMEMBERED: Final = 100_000
 GROUP_LEAD: Final = 16
-"""How many more requests the endpoint of a group may run than the idlest one."""
+"""How many more requests a group's endpoint may run than the idlest one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,19 +26,19 @@ class Circuit:
     clock: Callable[[], float]
     running: int = 0
     started: int = 0
-    """Requests so far, to choose between equally busy endpoints."""
+    """Requests so far: of equally busy endpoints, the one with fewer is next."""
     failed: int = 0
     failures: int = 0
-    """How many times it has failed since it last answered."""
+    """Since it last answered."""
     open_until: float = 0.0
 
     @property
     def cooldown(self) -> float:
-        """Seconds until it is tried again."""
+        """Seconds until the next request."""
         return max(0.0, self.open_until - self.clock())
 
     def fail(self) -> None:
-        """Count a failure. When an endpoint dies, all its requests fail, which counts once."""
+        """Count a failure, once for all requests of an endpoint that dies."""
         if not self.cooldown:
             self.failures += 1
             self.failed += 1
@@ -70,8 +70,7 @@ class Router(Engine):
         if names and len(names) != len(engines):
             raise EngineError(f"there are {len(names)} names for {len(engines)} engines")
         labels = names or [f"endpoint {number}" for number in range(len(engines))]
-        pairs = zip(engines, labels, strict=True)
-        self.circuits: Final = [Circuit(engine, name, clock) for engine, name in pairs]
+        self.circuits: Final = [Circuit(*pair, clock) for pair in zip(engines, labels, strict=True)]
         self._groups: Final[OrderedDict[str, Circuit]] = OrderedDict()
         self._homes: Final[OrderedDict[str, Circuit]] = OrderedDict()
         self.version = _common({one.version for one in engines})
@@ -88,7 +87,6 @@ class Router(Engine):
     async def _route(
         self, request: GenerateRequest, answer: Callable[[Engine], AsyncGenerator[Delta]]
     ) -> AsyncGenerator[Delta]:
-        """Yield the answer of the first endpoint that has one."""
         failures: list[EngineUnavailable] = []
         for endpoint in self._candidates(request):
             failed_before, is_answered = endpoint.failed, False
@@ -121,7 +119,7 @@ class Router(Engine):
             raise _all_failed(failures)
 
     async def abort(self, request_id: str) -> None:
-        """End a request wherever it runs. Ignores endpoints that do not answer."""
+        """End a request wherever it runs. Ignores endpoints that are unavailable."""
         await self._everywhere("abort", request_id, ignore=EngineUnavailable)
 
     async def pause(self) -> None:
@@ -154,7 +152,7 @@ class Router(Engine):
         self.version = _common({one.engine.version for one in self.circuits})
 
     def _candidates(self, request: GenerateRequest) -> Iterator[Circuit]:
-        """Yield each endpoint once, the best first. Chooses each one when it is needed."""
+        """Yield each endpoint once, the best first, chosen when it is needed."""
         remaining = list(self.circuits)
         home = self._homes.get(request.session) if request.session is not None else None
         while remaining:
@@ -180,7 +178,6 @@ class Router(Engine):
 
 
 def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) -> None:
-    """Remember the endpoint of a session or a group; forget the oldest entry."""
     homes[name] = endpoint
     homes.move_to_end(name)
     if len(homes) > _REMEMBERED:
@@ -188,7 +185,6 @@ def _remember(homes: OrderedDict[str, Circuit], name: str, endpoint: Circuit) ->
 
 
 def _agreed(engines: Sequence[Capabilities]) -> Capabilities:
-    """Return what all engines can do."""
     if not engines:
         raise EngineError("a router needs at least one engine")
     sizes = {one.vocab_size for one in engines if one.vocab_size is not None}

@@ -1,7 +1,7 @@
-"""Engines made from functions: a trainer's own sampler, or a script for tests and benchmarks."""
+"""Engines from functions: a trainer's own sampler, or a script for tests and benchmarks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 from ..settings import items
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import LogprobKind, VersionSpan
+from ..trajectory.turns import IdsLike, LogprobKind, VersionSpan
 from . import protocol
 from .answers import AnswerReader, EngineReply, checked_request
 from .errors import EngineAnswerError
@@ -18,7 +18,7 @@ from .protocol import OPTIONAL, Capabilities, Delta, Engine, GenerateRequest, Sa
 
 
 class CallbackEngine(Engine):
-    """Samples with a function: a request in, an `EngineReply` out, checked like a server's answer.
+    """Samples with a function: a request in, an `EngineReply` out, which is checked.
 
     >>> from tokentrace.engines import SamplingParams
     >>> async def sample(request):
@@ -41,15 +41,15 @@ class CallbackEngine(Engine):
         yield reader.close()
 
 
-Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | EngineReply]
+Script: TypeAlias = Callable[[Ids, SamplingParams], IdsLike | EngineReply]
 """Returns the ids that follow a prompt, or a reply with logprobs and routed experts."""
 
 
 class ScriptedEngine(Engine):
     """Answers with the ids that `script` returns, up to the first stop token.
 
-    Ids without logprobs get ``-1.0`` each; top logprobs are invented. A stream has `piece` ids per piece (0: all)
-    and awaits `latency` before each. `version` names the weights. `requests` records all requests.
+    Missing logprobs are ``-1.0``; top logprobs are invented. A stream has `piece` ids per piece (0: all)
+    and awaits `latency` before each. `version` names the weights, `requests` records all requests.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()
@@ -102,7 +102,7 @@ class ScriptedEngine(Engine):
         self.version = protocol.checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
-        """Do nothing: there is no cache."""
+        """There is no cache."""
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
@@ -124,13 +124,11 @@ class ScriptedEngine(Engine):
                     break
                 if self.version is not None and end:
                     protocol.add_version(spans, self.version, end)
-                ids, logprobs = reply.ids[start:end], (reply.logprobs or ())[start:end]
+                logprobs = (reply.logprobs or ())[start:end]
+                piece = EngineReply(reply.ids[start:end], logprobs, None, spans, top=reply.top[start:end])
                 if end == count:
-                    piece = replace(reply, ids=ids, logprobs=logprobs, top=reply.top[start:], versions=spans)
-                else:
-                    piece = EngineReply(ids, logprobs, top=reply.top[start:end])
-                delta = reader.feed(piece)
-                if delta is not None:
+                    piece = replace(piece, finish_reason=reply.finish_reason, experts=reply.experts)
+                if (delta := reader.feed(piece)) is not None:
                     yield delta
             yield reader.close()
         finally:
@@ -138,7 +136,6 @@ class ScriptedEngine(Engine):
             self._aborted.discard(name)
 
     def _reply(self, prompt: Ids, sampling: SamplingParams) -> EngineReply:
-        """Return the script's reply up to the first stop token, with logprobs."""
         result = self._script(prompt, sampling)
         reply = result if isinstance(result, EngineReply) else EngineReply(result, None)
         ids = check_ids(reply.ids, "ids", error=EngineAnswerError).tolist()

@@ -20,7 +20,7 @@ _ADAPTERS: Final[dict[str, tuple[Any, str, str]]] = {
     "llama.cpp": (LlamaCppEngine, "/props", "default_generation_settings"),
     "vllm": (VLLMEngine, "/version", "version"),
 }
-"""The adapter, a path and a field of its answer. Others have ``/version``, too."""
+"""The adapter, a path and a field of its answer. Other servers have ``/version``, too."""
 
 
 async def connect(

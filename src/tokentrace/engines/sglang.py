@@ -1,34 +1,25 @@
 """SGLang: ``/generate``.
 
 Its streams repeat everything so far, unless it runs with ``--incremental-streaming-output``. An id outside the
-vocabulary can crash it. An abort ends every request whose id starts with the aborted one.
+vocabulary can crash it. An abort ends all requests whose ids start with the aborted one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
 from ..tokens.ids import check_ids
-from ..tokens.tokenizer import Ids
-from ..trajectory.turns import LogprobKind
+from ..trajectory.turns import IdsLike, LogprobKind, Logprobs
+from . import protocol
 from .adapter import MOST_RANKS, HTTPEngine, ModelCard, Models, connecting, probed_kind, sampling_fields
 from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, same_ids, scored_ids
 from .channels import Experts, ExpertType, flat_experts
 from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .http import Connection, HTTPSettings
-from .protocol import (
-    OPTIONAL,
-    Capabilities,
-    GenerateRequest,
-    Logprobs,
-    SamplingParams,
-    Weights,
-    checked_version,
-)
+from .protocol import OPTIONAL, Capabilities, GenerateRequest
 
 GENERATE: Final = "/generate"
 
@@ -85,7 +76,7 @@ class SGLangEngine(HTTPEngine):
     no_weights = "this SGLang does not report its weights (weight_version): use a newer version"
 
     _experts: int | None = 0
-    """Experts per position, over all layers; 0 if not requested, None if unknown."""
+    """Per position, over all layers; 0 if not requested, None if unknown."""
 
     @classmethod
     async def connect(
@@ -99,7 +90,7 @@ class SGLangEngine(HTTPEngine):
     ) -> SGLangEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `vocab_size` is required if the server does not report it. `logprobs` names their kind without a probe.
+        `vocab_size` is required if the server does not report it; `logprobs` names their kind without a probe.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)
@@ -111,7 +102,7 @@ class SGLangEngine(HTTPEngine):
             card = models.data[0] if models.data else ModelCard()
             lengths = (card.max_model_len, server.context_length, server.max_total_num_tokens)
             engine = cls(connection, Capabilities("sglang"))
-            reply = await engine._probe(0, SamplingParams(1))
+            reply = await engine._probe()
             engine.capabilities = Capabilities(
                 engine="sglang",
                 version=server.version,
@@ -130,11 +121,11 @@ class SGLangEngine(HTTPEngine):
             engine.version = model.weight_version
             if routed_experts:
                 engine._experts = None
-                experts = (await engine._probe(0, SamplingParams(1))).experts
+                experts = (await engine._probe()).experts
                 engine._experts = 0 if experts is None else experts.size
             return engine
 
-    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
+    async def score(self, ids: IdsLike) -> Logprobs:
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         params = {"max_new_tokens": 1, "temperature": 0}
         body = {"input_ids": checked.tolist(), "sampling_params": params, "return_logprob": True}
@@ -152,15 +143,15 @@ class SGLangEngine(HTTPEngine):
     async def resume(self) -> None:
         await self._order("/continue_generation", {})
 
-    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+    async def update_weights(self, weights: protocol.Weights, *, version: str | int) -> None:
         """Load from a folder on the server. SGLang finishes requests under way first."""
-        name, folder = str(checked_version(version)), self._check_weights(weights)
+        name, folder = str(protocol.checked_version(version)), self._check_weights(weights)
         order = {"model_path": folder, "weight_version": name, "flush_cache": True}
         await self._order("/update_weights_from_disk", order, Any)
         self.version = name
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the cache. SGLang refuses while requests are running, or paused in place."""
+        """Empty the cache. SGLang refuses while requests run or are paused."""
         await self._order("/flush_cache")
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
@@ -169,12 +160,8 @@ class SGLangEngine(HTTPEngine):
         params |= {"top_k": sampling.top_k or -1, "skip_special_tokens": False}
         if sampling.structure is not None:
             params["json_schema"] = json.dumps(sampling.structure.get("schema", {"type": "object"}))
-        fields: dict[str, Any] = {
-            "sampling_params": params,
-            "return_logprob": True,
-            "logprob_start_len": -1,  # 0 would compute the whole prompt again, past the prefix cache
-            "stream": False,
-        }
+        fields: dict[str, Any] = {"sampling_params": params, "return_logprob": True, "stream": False}
+        fields["logprob_start_len"] = -1  # 0 would compute the whole prompt again, past the prefix cache
         if sampling.top_logprobs:
             fields["top_logprobs_num"] = sampling.top_logprobs
         if self._experts != 0:  # from the prompt's last id on, after which the first id is sampled
@@ -182,7 +169,7 @@ class SGLangEngine(HTTPEngine):
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
     def _read(self, answer: _Answer, reader: AnswerReader) -> EngineReply:
-        """Read an event, which either repeats everything so far or holds only new ids."""
+        """Read an event, which repeats everything so far or has only new ids."""
         meta, reason, ids = answer.meta_info, answer.meta_info.finish_reason, answer.output_ids or []
         aborted = reason is not None and reason.type == "abort"
         if reason is not None and aborted and reason.status_code is not None:
@@ -202,6 +189,7 @@ class SGLangEngine(HTTPEngine):
         rows = (meta.output_top_logprobs or [])[-new:] if new else []
         same_ids([one for _, one, _ in triples], ids)
         matched = None if reason is None else reason.matched
+        has_experts = self._experts != 0 and total and reason is not None
         return EngineReply(
             ids,
             [logprob for logprob, _, _ in triples],
@@ -210,19 +198,16 @@ class SGLangEngine(HTTPEngine):
             meta.cached_tokens,
             stop=matched if isinstance(matched, int | str) else None,
             top=[[(one, logprob) for logprob, one, _ in row or []] for row in rows],
-            experts=meta.experts(self._experts)
-            if self._experts != 0 and total and reason is not None
-            else None,
+            experts=meta.experts(self._experts) if has_experts else None,
         )
 
 
 def _rid(request_id: str) -> str:
-    """Return a request id that is not a prefix of another: with its length in front."""
+    """Return a request id that is no prefix of another: its length comes first."""
     return f"{len(request_id)}-{request_id}"
 
 
 def _raise_dropped(reason: _Finish, status: int, count: int) -> None:
-    """Raise the error for a request that the scheduler dropped after `count` tokens."""
     problem = f"SGLang dropped the request ({status}): {str(reason.message)[:300]}"
     if status < 500 and status != 429:
         raise EngineRefusal(problem, status=status)

@@ -6,47 +6,27 @@ Start it with ``--enable-scale-out``, ``--logprobs-mode processed_logprobs`` and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-import numpy as np
 from msgspec import Raw, Struct
 
-from ..tokens.ids import check_ids, common_prefix
-from ..tokens.tokenizer import Ids
-from ..trajectory.turns import LogprobKind
+from ..tokens.ids import check_ids
+from ..trajectory.turns import IdsLike, LogprobKind, Logprobs
+from . import protocol
 from .adapter import MOST_RANKS, HTTPEngine, Models, connecting, probed_kind, sampling_fields
-from .answers import (
-    AnswerReader,
-    Count,
-    EngineReply,
-    Logprob,
-    TokenId,
-    VersionRow,
-    decode,
-    same_ids,
-    scored_ids,
-)
+from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, same_ids, scored_ids
 from .channels import npy_experts
-from .errors import EngineAnswerError, EngineError, EngineRefusal
+from .errors import EngineError, EngineRefusal
 from .http import Connection, HTTPSettings
-from .protocol import (
-    OPTIONAL,
-    Capabilities,
-    GenerateRequest,
-    Logprobs,
-    SamplingParams,
-    Weights,
-    checked_version,
-)
+from .protocol import OPTIONAL, Capabilities, GenerateRequest
 
 GENERATE: Final = "/inference/v1/generate"
 COMPLETIONS: Final = "/v1/completions"
 GATEWAY: Final = "tokentrace"
-"""The owner of the models of a tokentrace gateway, which also serves `GENERATE`."""
+"""Who owns the models of a tokentrace gateway, which also serves `GENERATE`."""
 _ABORT_PREFIX: Final = "generate-tokens-"
-"""vLLM prepends it to a request's id; an abort without it does nothing."""
+"""vLLM puts it before a request's id; an abort without it does nothing."""
 _TOKEN_ID: Final = "token_id:"
 
 
@@ -63,7 +43,7 @@ class _Token(Struct):
 
 class _Logprobs(Struct):
     content: list[_Token] | None = None
-    """Of ``/inference/v1/generate``; the other fields are of ``/v1/completions``."""
+    """Of `GENERATE`; the other fields are of `COMPLETIONS`."""
     token_logprobs: list[Logprob] | None = None
     tokens: list[str] | None = None
     top_logprobs: list[dict[str, Logprob | None]] | None = None
@@ -110,13 +90,13 @@ class VLLMEngine(HTTPEngine):
         self,
         connection: Connection,
         capabilities: Capabilities,
-        *,
         path: str = GENERATE,
+        *,
         check_echo: bool = True,
     ) -> None:
         super().__init__(connection, capabilities)
-        self.path, self.prompt_field = path, "token_ids" if path == GENERATE else "prompt"
-        self.check_echo = check_echo
+        self.path, self.check_echo = path, check_echo
+        self.prompt_field = "token_ids" if path == GENERATE else "prompt"
 
     @classmethod
     async def connect(
@@ -131,7 +111,7 @@ class VLLMEngine(HTTPEngine):
     ) -> VLLMEngine:
         """Connect, and find out what the server can do by sampling a few single tokens.
 
-        `model` is required if there are several. `logprobs` names their kind without a probe.
+        `model` is required if there are several; `logprobs` names their kind without a probe.
         """
         async with connecting(base_url, settings) as connection:
             cards = {card.id: card for card in (await connection.get("/v1/models", Models)).data}
@@ -157,12 +137,12 @@ class VLLMEngine(HTTPEngine):
             )
             engine = cls(connection, capabilities, check_echo=check_echo)
             try:
-                reply = await engine._probe(0, SamplingParams(1))
+                reply = await engine._probe()
             except EngineRefusal as error:
                 if error.status not in (403, 404, 405):
                     raise
-                engine = cls(connection, capabilities, path=COMPLETIONS, check_echo=check_echo)
-                reply = await engine._probe(0, SamplingParams(1))
+                engine = cls(connection, capabilities, COMPLETIONS, check_echo=check_echo)
+                reply = await engine._probe()
             engine.capabilities = replace(
                 capabilities,
                 logprobs=await probed_kind(engine, vocab_size, logprobs),
@@ -176,7 +156,7 @@ class VLLMEngine(HTTPEngine):
             engine.version = (weights or {}).get("weight_version")
             return engine
 
-    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
+    async def score(self, ids: IdsLike) -> Logprobs:
         """Return the ``prompt_logprobs`` of ``/v1/completions``, which are raw."""
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         body = {"model": self.capabilities.model, "prompt": checked.tolist(), "add_special_tokens": False}
@@ -205,9 +185,9 @@ class VLLMEngine(HTTPEngine):
     async def is_paused(self) -> bool:
         return bool((await self._connection.get("/is_paused", dict[str, bool])).get("is_paused"))
 
-    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+    async def update_weights(self, weights: protocol.Weights, *, version: str | int) -> None:
         """Reload from a folder on the server. A failure leaves the server paused."""
-        version, folder = checked_version(version), self._check_weights(weights)
+        version, folder = protocol.checked_version(version), self._check_weights(weights)
         was_paused = await self.is_paused()
         if not was_paused:
             await self.pause()
@@ -217,9 +197,7 @@ class VLLMEngine(HTTPEngine):
             await self.reset_prefix_cache()
             await self.set_version(version)
         except EngineError as error:
-            raise EngineError(
-                f"vLLM did not load the weights {version!r}, and stays paused: {error}"
-            ) from error
+            raise EngineError(f"vLLM stays paused without the weights {version!r}: {error}") from error
         if not was_paused:
             await self.resume()
 
@@ -249,20 +227,17 @@ class VLLMEngine(HTTPEngine):
         if not answer.choices:
             return None
         choice, native = answer.choices[0], self.path == GENERATE
-        if reader.unconfirmed is not None:
-            _check_echo(bytes((answer if native else choice).prompt_token_ids), reader)
-            reader.unconfirmed = None
+        reader.check_echo((answer if native else choice).prompt_token_ids)
         ids, logprobs = choice.token_ids, choice.logprobs or _Logprobs()
         if native:
-            tokens = logprobs.content or []
-            values, reported = [token.logprob for token in tokens], [token.token_id for token in tokens]
-            top = [[(one.token_id, one.logprob) for one in token.top_logprobs or []] for token in tokens]
+            content = logprobs.content or []
+            values, reported = [token.logprob for token in content], [token.token_id for token in content]
+            top = [[(one.token_id, one.logprob) for one in token.top_logprobs or []] for token in content]
         else:
             values, rows = logprobs.token_logprobs or [], logprobs.top_logprobs or []
-            named = [token for token in logprobs.tokens or [] if token.startswith(_TOKEN_ID)]
-            reported = (
-                list(map(_token_id, named)) if named == logprobs.tokens else []
-            )  # otherwise they are text
+            tokens = logprobs.tokens or []
+            is_text = not all(token.startswith(_TOKEN_ID) for token in tokens)
+            reported = [] if is_text else list(map(_token_id, tokens))
             top = [[(_token_id(token), value) for token, value in row.items()] for row in rows]
         same_ids(reported, ids)
         return EngineReply(
@@ -276,19 +251,6 @@ class VLLMEngine(HTTPEngine):
         )
 
 
-def _check_echo(echo: bytes, reader: AnswerReader) -> None:
-    """Compare an echoed prompt as text, and as ids if the texts differ. Raises EngineAnswerError."""
-    if echo == reader.unconfirmed:
-        return
-    if echo == b"null":
-        raise EngineAnswerError("vLLM did not echo the prompt (prompt_token_ids)")
-    ids, prompt = np.array(decode(echo, list[TokenId]), np.int32), reader.prompt
-    at = common_prefix(ids, prompt)
-    if not at == len(ids) == len(prompt):
-        raise EngineAnswerError(f"the engine read {len(ids)} ids of {len(prompt)}, other ones from {at} on")
-
-
 def _token_id(token: str) -> int:
-    """Return the id in ``token_id:17``; -1 if there is none."""
     digits = token.removeprefix(_TOKEN_ID)
     return int(digits) if digits.isdecimal() and len(digits) < 12 else -1

@@ -1,15 +1,14 @@
-"""Turn dataset rows into tasks, and run many rollouts at once: in groups, with limited concurrency."""
+"""Turn dataset rows into tasks, and run many rollouts at once."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import functools
 import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Final
 
 from ..conversation.place import Place, is_list
@@ -63,7 +62,7 @@ class Summary:
     def add(self, metrics: dict[str, Any]) -> None:
         self.rollouts += 1
         self.ends[str(metrics["end"])] += 1
-        for one in dataclasses.fields(self):
+        for one in fields(self):
             value = None if one.name == "seconds" else metrics.get(one.name)
             if value is not None:
                 setattr(self, one.name, (getattr(self, one.name) or 0) + value)
@@ -75,7 +74,7 @@ class Summary:
         return sum(self.rewards) / len(self.rewards) if self.rewards else math.nan
 
     def described(self) -> dict[str, Any]:
-        values = dataclasses.asdict(self) | {"ends": dict(self.ends)}
+        values = asdict(self) | {"ends": dict(self.ends)}
         del values["rewards"], values["resumed_sampled"]
         new = self.sampled - self.resumed_sampled
         values["reward"] = self.reward if self.rewards else None
@@ -96,9 +95,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
         raise InputError(f"a row must be a mapping or a list of messages, not {brief(row)}")
     columns = dict(row)
     if not from_json:
-        columns |= table_row({key: value for key, value in row.items() if key in _READ or key == "extra_info"})[
-            0
-        ]
+        columns |= table_row({key: row[key] for key in row if key in _READ or key == "extra_info"})[0]
     if "prompt" in row and not any(columns.get(key) for key in (*MESSAGES, *COMPLETIONS)):
         prompt = columns.pop("prompt")
         columns["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -116,11 +113,11 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     settings: dict[str, Any] = {}
     for key in _SETTINGS:
         value = both.get(key) or {}
-        settings[key] = (
-            parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value
-        )
-        if not isinstance(settings[key], Mapping):
+        if isinstance(value, str) and value.strip():
+            value = parse_json(value, Place(field=key))
+        if not isinstance(value, Mapping):
             raise InputError("must be a mapping of settings", field=key)
+        settings[key] = value
     selection = both.get("tool_selection") or ()
     if not is_list(selection) or (selection and conversation.tools):
         raise InputError("must be a list of names, and cannot be combined with tools", field="tool_selection")
@@ -128,19 +125,12 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     names = [*map(str, selection), *(str(schema.get("name")) for schema in schemas)]
     by_name = {tool.name: tool for tool in tools}
     if missing := [one for one in names if one not in by_name]:
-        known = ", ".join(by_name) or "none"
-        raise InputError(f"there is no tool {missing[0]!r}; there are: {known}", field="tools")
-    other = {
-        f"data_{key}" if key in _RESERVED else key: value for key, value in row.items() if key not in _READ
-    }
-    return Task(
-        messages=messages,
-        name=name,
-        tools=[by_name[one] for one in names] or None,
-        tool_settings=settings["tools_kwargs"],
-        interaction_settings=settings["interaction_kwargs"],
-        metadata={str(key): plain_json(value) for key, value in other.items()},
-    )
+        available = ", ".join(by_name) or "none"
+        raise InputError(f"there is no tool {missing[0]!r}; there are: {available}", field="tools")
+    other = {key: plain_json(value) for key, value in row.items() if key not in _READ}
+    metadata = {f"data_{key}" if key in _RESERVED else str(key): value for key, value in other.items()}
+    chosen = [by_name[one] for one in names] or None
+    return Task(messages, name, chosen, settings["tools_kwargs"], settings["interaction_kwargs"], metadata)
 
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
@@ -150,7 +140,7 @@ def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
         name = _named(task, number).name
         for at in range(count):
             metadata = {**task.metadata, "group": name, "member": at}
-            yield dataclasses.replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
+            yield replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
@@ -162,14 +152,14 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
         task = _named(task, number)
         if number != (first := places.setdefault(task.name, number)):
             both = f"tasks {first} and {number} (counted from 0) are both called {brief(task.name)}"
-            raise InputError(f"{both}: give each its own name; grouped(tasks, n) runs each task n times")
+            raise InputError(f"{both}: rename one, or use grouped(tasks, n) to run each task n times")
         yield task
 
 
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
         raise InputError(f"task {number} is {brief(task)}, not a Task; row_task makes one from a dataset row")
-    return task if task.name else dataclasses.replace(task, name=f"task-{number:05d}")
+    return task if task.name else replace(task, name=f"task-{number:05d}")
 
 
 async def run_rollouts(
@@ -183,12 +173,12 @@ async def run_rollouts(
     patience: Patience | None = None,
     continue_aborted: bool = False,
 ) -> Summary:
-    """Run tasks, `concurrency` at a time. Skips tasks that are finished in the store, but counts them.
+    """Run tasks, `concurrency` at a time. Those that are finished in the store only count.
 
     A rollout's seed depends on `seed` and its position among the tasks. While the engine does not answer, all
     rollouts wait for as long as `patience` allows; then EngineDown ends the run. `continue_aborted` continues
-    rollouts that were aborted or under way; one that cannot be continued starts over, and a note says why.
-    Raises InputError for duplicate names, and at the end if a rollout cancelled its own task.
+    rollouts that were aborted or under way, or starts over with a note that says why. Raises InputError for
+    duplicate names, and at the end if a rollout cancelled its own task.
     """
     instance("agent", agent, Agent, InputError)
     waiting = patience or Patience()
@@ -201,7 +191,7 @@ async def run_rollouts(
         if store is None:
             return await agent.run(task, seed=seed, patience=waiting)
         under_way, notes = list[Rollout](), list[str]()
-        start = functools.partial(agent.run, task, started=under_way.append, seed=seed, patience=waiting)
+        start = partial(agent.run, task, started=under_way.append, seed=seed, patience=waiting)
         earlier = await asyncio.to_thread(store.recorded, task) if continue_aborted else None
         try:
             if earlier is not None:

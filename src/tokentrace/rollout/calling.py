@@ -1,4 +1,4 @@
-"""Call user code within a time limit, and off the event loop if it may block."""
+"""Call user code: within a time limit, and in a thread if it may block."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Return
 
 
 async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: str, notes: list[str]) -> None:
-    """Run the last step of a tool or a simulated user. A failure becomes a note."""
+    """Run the last step of a tool or a user. A failure becomes a note."""
     try:
         await within(step(), limit, who)
     except Exception as error:
@@ -57,14 +57,13 @@ async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: st
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's message, prefixed with its type unless it is a TokentraceError."""
-    if isinstance(error, TokentraceError):
-        return str(error)
-    return ": ".join(filter(None, [type(error).__name__, str(error)]))
+    """Return an error's message, after its type unless it is a TokentraceError."""
+    kind = "" if isinstance(error, TokentraceError) else type(error).__name__
+    return ": ".join(filter(None, [kind, str(error)]))
 
 
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Await a coroutine function, or run a plain function in its own thread, where it may hang."""
+    """Await a coroutine function, or run a plain one in its own thread, where it may hang."""
     call = getattr(function, "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
         return await function(*args, **kwargs)
@@ -91,7 +90,7 @@ async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """True if a function accepts an argument by this name, or if its signature cannot be read."""
+    """True if a function takes an argument by this name, or its signature cannot be read."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

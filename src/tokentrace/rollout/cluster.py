@@ -1,18 +1,18 @@
-"""Rollouts on a Ray cluster: agents as actors on many machines, and one process that writes the store.
+"""Rollouts on a Ray cluster: agents as actors on many machines, and one process with the store.
 
-Each worker makes its own agent and the whole list of tasks, and receives the numbers of the tasks to run. If it
-dies, its rollouts run again.
+Each worker makes its own agent and all tasks, and receives the numbers of those to run. If it dies, its rollouts
+run again.
 """
 
 import asyncio
-import contextlib
-import dataclasses
 import hashlib
 import inspect
 import json
 import math
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -33,15 +33,11 @@ from .store import RolloutStore, differing
 
 Crew: TypeAlias = tuple[Agent, Sequence[Task]]
 MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
-"""Called once on each worker. Returns its agent and all tasks of the run, the same on every worker."""
+"""Returns a worker's agent and all tasks of the run, the same on every worker."""
 
-_SHARED: Final = (
-    "the configuration and all it names must be on storage shared by all nodes, under the same paths"
-)
+_SHARED: Final = "all nodes need the configuration, and all it names, on shared storage under the same paths"
 _DEATHS: Final = 3
-"""A rollout that was under way in this many deaths of workers runs alone on a new one. If that dies too, the
-rollout has failed.
-"""
+"""After so many deaths of its workers, a rollout runs alone on a new one. If that dies too, it has failed."""
 _POLL_SECONDS: Final = 5.0
 
 
@@ -61,8 +57,8 @@ async def run_rollouts_on_ray(
 
     `make` is called on each of the `workers`, by default one per CPU; its tasks must equal `tasks`. The workers
     share `concurrency`. `address` is ``"auto"`` for this machine's cluster, ``"local"`` for its cores. `patience`
-    is how long a worker waits for an engine, and the run for a node. Raises InputError if a worker cannot start,
-    or differs from others.
+    is how long a worker waits for an engine, and the run for a node. Raises InputError if a worker cannot start
+    or differs.
     """
     ray, chosen = import_ray(), list(named(tasks))
     todo = sum(store is None or not store.is_finished(task.name) for task in chosen)
@@ -93,7 +89,7 @@ async def run_rollouts_on_ray(
         return summary
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Workers:
     ray: Any
     actor: Any
@@ -101,10 +97,10 @@ class _Workers:
     tasks: Sequence[Task]
     patience: Patience
     first: Mapping[str, Any] | None = None
-    free: asyncio.Queue[Any] = dataclasses.field(default_factory=asyncio.Queue)
+    free: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     async def seat(self, slots: int) -> None:
-        """Start a worker that runs up to `slots` rollouts at a time. Closes it on cancellation."""
+        """Start a worker for `slots` rollouts at a time. Closes it on cancellation."""
         try:
             async with self._worker(max_restarts=-1, max_task_retries=_DEATHS - 1) as worker:
                 for _ in range(slots):
@@ -113,7 +109,7 @@ class _Workers:
         except self.ray.exceptions.RayError as error:
             raise TokentraceError(f"a worker cannot be used: {first_line(error)}") from error
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _worker(self, **options: Any) -> AsyncIterator[Any]:
         worker = self.actor.options(**options).remote(*self.arguments)
         try:
@@ -121,13 +117,13 @@ class _Workers:
             try:
                 yield worker
             finally:
-                with contextlib.suppress(Exception):
+                with suppress(Exception):
                     await asyncio.wait_for(worker.close.remote(), 10.0)
         finally:
             self.ray.kill(worker)
 
     async def run(self, number: int, seed: int | None) -> Rollout:
-        """Run a task on a free worker. If workers die while it runs, run it alone on a new one."""
+        """Run a task on a free worker. If workers die while it runs, run it on one of its own."""
         errors, task = self.ray.exceptions, self.tasks[number]
         lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
 
@@ -136,7 +132,7 @@ class _Workers:
             return Rollout(task=task, tools=task.tools or [], **answer["rollout"])
 
         worker = await self.free.get()
-        with contextlib.suppress(*lost):
+        with suppress(*lost):
             try:
                 return await run(worker)
             finally:
@@ -145,14 +141,12 @@ class _Workers:
             async with self._worker(num_cpus=0) as alone:  # the other workers may hold all CPUs
                 return await run(alone)
         except lost as error:
-            problem = f"{_DEATHS} workers died while it ran, and so did one that ran it alone"
-            failed = Rollout(
-                task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED
-            )
-            return dataclasses.replace(failed, notes=[f"{problem}: {first_line(error)}"])
+            note = f"{_DEATHS} workers died while it ran, and so did one that ran it alone: {first_line(error)}"
+            trajectory, messages = Trajectory(name=task.name), list(task.messages)
+            return Rollout(task, trajectory, task.tools or [], messages, End.FAILED, notes=[note])
 
     async def _answer(self, reference: Any) -> dict[str, Any]:
-        """Return a worker's answer, checked. Ray itself would wait for a node without end."""
+        """Return a worker's checked answer. Ray would wait forever for a node."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
 
         async def probe() -> None:
@@ -170,7 +164,6 @@ class _Workers:
             answer.cancel()
 
     def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return a worker's answer. Raises its error, and InputError if it differs."""
         node, crew, error = answer["node"], answer["crew"], answer.get("error")
         if error is not None:
             raise type(error)(f"node {node}: {error}")
@@ -197,13 +190,12 @@ class RolloutActor:
     """A Ray actor: task numbers in, rollouts out. Each answer describes its node and its crew."""
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
-        self._make = make
+        self._make, self._making = make, asyncio.Lock()
         self._about: dict[str, Any] = {"node": platform.node(), "crew": {}}
         self._waiting = Patience(patience)
-        self._making = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
-        """Make the crew on the first call. Returns what must be the same everywhere, or an error."""
+        """Make the crew, once. Returns what must be the same everywhere, or an error."""
         async with self._making:
             if not self._about["crew"] and "error" not in self._about:
                 try:
@@ -227,7 +219,6 @@ class RolloutActor:
         }
 
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
-        """Return a rollout without its task and tools, which the caller has."""
         about = await self.ready()
         if "error" in about:
             return about
@@ -236,7 +227,7 @@ class RolloutActor:
         except Exception as error:
             kind = EngineDown if isinstance(error, EngineDown) else TokentraceError
             return about | {"error": kind(f"{brief(self._tasks[number].name)}: {describe_error(error)}")}
-        names = [one.name for one in dataclasses.fields(rollout) if one.name not in ("task", "tools")]
+        names = {one.name for one in fields(rollout)} - {"task", "tools"}  # which the caller has
         report = {name: getattr(rollout, name) for name in names}
         messages = plain_json(rollout.messages)  # user objects may not be picklable
         return about | {"rollout": report | {"messages": messages}}

@@ -1,16 +1,17 @@
 """Interactions: simulated users who answer the model until they are satisfied."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..conversation.messages import Messages
 from ..errors import InputError, brief
 from .calling import called, takes
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A simulated user's next message; `done` ends the rollout without one."""
+    """A simulated user's next message; with `done`, the rollout ends without it."""
 
     content: str = ""
     done: bool = False
@@ -35,9 +36,7 @@ class BaseInteraction:
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         """Begin a trajectory. `kwargs` are its task's settings."""
 
-    async def generate_response(
-        self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any
-    ) -> Any:
+    async def generate_response(self, instance_id: str, messages: Messages, **kwargs: Any) -> Any:
         """Answer the last message: `Reply`, text, None to end, or (done, text, reward, metrics)."""
         raise NotImplementedError
 
@@ -66,9 +65,7 @@ class AdoptedInteraction(BaseInteraction):
         id = None if start is None else await called(start, instance_id, **kwargs)
         self._ids[instance_id] = id if isinstance(id, str) else instance_id
 
-    async def generate_response(
-        self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any
-    ) -> Any:
+    async def generate_response(self, instance_id: str, messages: Messages, **kwargs: Any) -> Any:
         texts = [{**message, "content": message.get("content") or ""} for message in messages]
         respond = self._user.generate_response
         settings = {key: value for key, value in kwargs.items() if takes(respond, key)}
@@ -85,20 +82,16 @@ def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
     """Return simulated users by name. A single one is called "" and serves every task."""
     if interaction is None:
         return {}
-    users = interaction if isinstance(interaction, Mapping) else {"": interaction}
-    for name, user in users.items():
+    users: dict[str, BaseInteraction] = {}
+    for name, user in (interaction if isinstance(interaction, Mapping) else {"": interaction}).items():
         if isinstance(user, type) or not callable(getattr(user, "generate_response", None)):
             raise InputError(f"interaction {brief(name)} must be a BaseInteraction, not {brief(user)}")
-    adopted = (
-        user if isinstance(user, BaseInteraction) else AdoptedInteraction(user) for user in users.values()
-    )
-    return dict(zip(users, adopted, strict=True))
+        users[name] = user if isinstance(user, BaseInteraction) else AdoptedInteraction(user)
+    return users
 
 
-def choose_interaction(
-    users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]
-) -> BaseInteraction | None:
-    """Return the simulated user of a task: the one that its settings name, or the only one."""
+def choose_user(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]) -> BaseInteraction | None:
+    """Return a task's simulated user: the one that its settings name, or the only one."""
     if not users or "" in users:
         return users.get("")
     name = settings.get("name")
@@ -111,7 +104,7 @@ def choose_interaction(
 
 
 def as_reply(answer: Any) -> Reply:
-    """Return the answer of `generate_response` as a reply. Raises InputError."""
+    """Return what `generate_response` returned as a reply. Raises InputError."""
     if isinstance(answer, Reply):
         return answer
     if answer is None:

@@ -1,11 +1,7 @@
-"""YAML configurations, and the functions, classes, tools and simulated users that they name.
-
-Values become typed structs; errors name the file, the line and the setting.
-"""
+"""YAML configurations, and the functions, classes, tools and simulated users that they name."""
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -17,6 +13,7 @@ import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -41,7 +38,7 @@ class ConfigError(InputError):
 Place: TypeAlias = tuple[str | int, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Document:
     """A YAML file: its values, and their lines by path."""
 
@@ -71,8 +68,8 @@ class Document:
 
     def convert(self, kind: type[Built], values: Any, *path: str | int) -> Built:
         """Convert values to a struct or a dataclass. Raises ConfigError."""
-        if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
-            self.check_names(values, [one.name for one in dataclasses.fields(kind)], *path)
+        if is_dataclass(kind) and isinstance(values, Mapping):
+            self.check_names(values, [one.name for one in fields(kind)], *path)
         with self.at(*path, schema=kind):
             return msgspec.convert(values, kind)
 
@@ -130,16 +127,16 @@ def read_config(path: str | Path) -> Document:
 
 
 def read_section(path: str | Path, key: str) -> Document:
-    """Read a YAML file with one section. Raises ConfigError."""
+    """Read a YAML file with only this section. Raises ConfigError."""
     document = read_config(path)
     document.check_names(document.values, [key])
     return document
 
 
 def load_object(name: str, folder: Path) -> Any:
-    """Import ``package.module.Name``, ``package.module:name`` or ``./file.py:name``. Raises InputError.
+    """Import ``package.module.Name``, ``package.module:name`` or ``./file.py:name``, also from `folder`.
 
-    Looks in `folder` for files and modules.
+    Raises InputError.
     """
     module_name, _, attribute = name.rpartition(":" if ":" in name else ".")
     if not module_name or not attribute:
@@ -161,7 +158,6 @@ def load_object(name: str, folder: Path) -> Any:
 
 
 def _from_file(path: Path) -> types.ModuleType:
-    """Import a file as a module, once."""
     path = path.resolve(strict=True)
     name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
@@ -258,7 +254,7 @@ def _make_tool(kind: Any, section: ToolSection) -> BaseTool:
 
 
 def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
-    """Return a schema as a constructor expects it, perhaps as a pydantic model."""
+    """Return a schema as a constructor takes it, perhaps as a pydantic model."""
     for one in kind.__mro__ if schema is not None else ():
         constructor = vars(one).get("__init__")
         if constructor is None or "tool_schema" not in inspect.signature(constructor).parameters:
@@ -272,7 +268,6 @@ def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
 
 
 def _check_placeholders(value: Any) -> None:
-    """Raise InputError for OmegaConf placeholders (``${...}``)."""
     if isinstance(value, str) and re.search(r"\$\{[^}]*\}", value):
         raise InputError(f"config: {brief(value)} is an OmegaConf placeholder, which is not supported")
     for one in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
@@ -286,7 +281,7 @@ class UserSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
-    """Load the simulated users of a YAML file by name. A single one is called ""."""
+    """Load the simulated users of a YAML file by name; a single one is called ""."""
     return make_interactions(read_section(path, "interaction"))
 
 

@@ -4,10 +4,10 @@ Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, bu
 """
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -28,7 +28,7 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .calling import TooLong, called, describe_error, noted, within
 from .ends import FAILED_ENDS, End
-from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
+from .interactions import BaseInteraction, as_interactions, as_reply, choose_user
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name
 from .tools import BaseTool, Toolbox, as_tools, cut_text
@@ -38,9 +38,9 @@ __all__ = ["Agent", "Budget", "End", "Reward", "Rollout", "Task"]
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
 
 _ABORTS: Final = 100
-"""How many times in a row a turn may be aborted without a new token."""
+"""How often in a row a turn may be aborted without a new token."""
 _PART_SEED: Final = 10_007
-"""Added to the seed for each token of the turn so far, so that no part repeats random numbers."""
+"""Added to the seed for each token of the turn so far: no part repeats random numbers."""
 _COUNTED: Final = ("presence_penalty", "frequency_penalty", "structure")
 """Settings whose state starts over with each request to an engine."""
 
@@ -94,16 +94,15 @@ class Agent:
     ) -> Rollout:
         """Run one rollout, from its first prompt to its reward. Calls `started` with it before its first turn.
 
-        A failure ends the rollout, which keeps its sampled tokens. Raises only EngineDown if the engine does not
-        answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: answered
+        A failure ends the rollout, which keeps its sampled tokens. Only EngineDown is raised, if the engine does
+        not answer for longer than `patience` allows. `resumed` continues an earlier rollout of the task: answered
         calls do not run again. Raises ContinuationError if that is impossible.
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one from a dataset row")
         if not task.name:
-            task = replace(
-                task, name=f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name
-            )
+            name = f"task-{next(self._unnamed):05d}" if resumed is None else resumed.task.name
+            task = replace(task, name=name)
         tools = self.tools if task.tools is None else task.tools
         if resumed is None:
             size, metadata = self.renderer.tokenizer.vocabulary.size, {**task.metadata, "task": task.name}
@@ -143,10 +142,8 @@ class Agent:
 
 
 def check_resumable(sampling: SamplingParams) -> None:
-    """Raise ContinuationError for settings whose state starts over with each request to an engine."""
-    counted = [name for name in _COUNTED if getattr(sampling, name)]
-    if counted:
-        names = " and ".join(counted)
+    """Raise ContinuationError for settings whose state starts over with each request."""
+    if names := " and ".join(name for name in _COUNTED if getattr(sampling, name)):
         raise ContinuationError(f"an aborted turn cannot be resumed with {names}: leave that setting out")
 
 
@@ -157,10 +154,10 @@ class _Run:
     seed: int | None
     patience: Patience | None
     is_open: bool = False
-    """True if the trajectory ends with a recorded turn that is to be continued or answered."""
+    """True if the trajectory ends with a recorded turn to continue or to answer."""
     user: BaseInteraction | None = None
     box: Toolbox = field(init=False)
-    limit: asyncio.Timeout | None = None
+    limit: asyncio.Timeout = field(init=False)
 
     def resume(self) -> None:
         rollout, renderer, trajectory = self.rollout, self.agent.renderer, self.rollout.trajectory
@@ -202,19 +199,18 @@ class _Run:
                 rollout.notes += map(str, () if renderer.lost is LostPolicy.IGNORE else rendered.lost)
                 spans = message_spans(rendered.messages)
                 rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
-            self.user = choose_interaction(agent.interactions, rollout.task.interaction_settings)
-            async with contextlib.AsyncExitStack() as stack:
+            self.user = choose_user(agent.interactions, rollout.task.interaction_settings)
+            async with AsyncExitStack() as stack:
                 self.box = Toolbox(rollout, agent.budget)
                 await self.box.create(stack)
                 try:
                     async with asyncio.timeout(agent.budget.seconds) as self.limit:
                         await self._lead(stack)
                 except TimeoutError:
-                    if self.limit is None or not self.limit.expired():
+                    if not self.limit.expired():
                         raise
                     rollout.end = End.TIME
                     rollout.notes.append(f"the rollout took longer than {agent.budget.seconds:g} s")
-                self.limit = None
                 if rollout.end not in FAILED_ENDS:
                     await self._score()
         except EngineDown:
@@ -228,14 +224,14 @@ class _Run:
         if rollout.reward is not None:
             rollout.trajectory.set_reward(rollout.reward)
 
-    async def _lead(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _lead(self, stack: AsyncExitStack) -> None:
         rollout, user, timeout = self.rollout, self.user, self.agent.budget.interaction_timeout
         if user is not None:
             start = user.start_interaction(rollout.instance, **rollout.task.interaction_settings)
             await within(start, timeout, "start_interaction")
             finalize = partial(user.finalize_interaction, rollout.instance)
             stack.push_async_callback(noted, finalize, timeout, "finalize_interaction", rollout.notes)
-        if rollout.pending:  # a recorded rollout: bridge to the messages that answered its last turn
+        if rollout.pending:  # of a recorded rollout: they answered its last turn
             stream, first = rollout.trajectory.stream(), self._start()
             pending, rollout.pending = rollout.pending, []
             rollout.end = self.agent.go_on(rollout, stream[:first], stream[first:], pending)
@@ -243,11 +239,11 @@ class _Run:
             rollout.end = await self._turn()
 
     def _start(self) -> int:
-        """Return where the last turn begins in the stream, with its first part."""
+        """Return where the first part of the last turn begins."""
         return next(part for part in reversed(self.rollout.trajectory.turns()) if not part.continues).start
 
     async def _turn(self) -> End | None:
-        """Sample a turn and append the messages that answer it. Returns why the rollout ends."""
+        """Sample a turn and append what answers it. Returns why the rollout ends."""
         rollout, agent, trajectory = self.rollout, self.agent, self.rollout.trajectory
         is_open, self.is_open, reason = self.is_open, False, None
         start = self._start() if is_open else len(trajectory)
@@ -263,13 +259,13 @@ class _Run:
         turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
         if reason is not None:
             return reason
-        new, reason = await self._answers(parsed, turn)
+        new = await self._answers(parsed, turn)
         if turn.reward:
             trajectory.set_reward(turn.reward, trajectory.turns()[-1])
-        return agent.go_on(rollout, prompt, completion, new) if reason is None else reason
+        return new if isinstance(new, End) else agent.go_on(rollout, prompt, completion, new)
 
     async def _sample_turn(self, start: int, *, continues: bool) -> tuple[bool, End | None]:
-        """Sample a turn in parts. Returns if there is any, and why the rollout ends."""
+        """Sample a turn in parts. Returns whether there is any, and why the rollout ends."""
         aborts, rollout, agent = 0, self.rollout, self.agent
         while True:
             room, limit = self._room(start, continues=continues)
@@ -297,18 +293,11 @@ class _Run:
         for one in before.tolist():
             finder.feed(one)
         for end, one in enumerate(part.ids.tolist(), 1):
-            text = finder.feed(one)
-            if text is not None:
+            if (text := finder.feed(one)) is not None:
                 spans = (span._replace(stop=min(span.stop, end)) for span in part.versions if span.start < end)
-                return replace(
-                    part,
-                    ids=part.ids[:end],
-                    logprobs=part.logprobs[:end],
-                    finish_reason=FinishReason.STOP,
-                    versions=tuple(spans),
-                    channels={name: entries[:end] for name, entries in part.channels.items()},
-                    stopped_by=text,
-                )
+                channels = {name: entries[:end] for name, entries in part.channels.items()}
+                cut = replace(part, ids=part.ids[:end], logprobs=part.logprobs[:end], channels=channels)
+                return replace(cut, finish_reason=FinishReason.STOP, versions=tuple(spans), stopped_by=text)
         return part
 
     def _record(self, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
@@ -327,7 +316,7 @@ class _Run:
         rollout.per_turn.append(TurnMetrics(seconds))
 
     def _room(self, start: int, *, continues: bool) -> tuple[int, End]:
-        """Return how many more tokens the turn at `start` may have, and which limit says so."""
+        """Return how many more tokens the turn at `start` may have, and which limit that is."""
         budget, rollout, context = self.agent.budget, self.rollout, self.agent.context
         if rollout.turns - continues >= budget.turns:
             return 0, End.TURNS
@@ -342,11 +331,10 @@ class _Run:
 
     async def _sample(self, room: int, start: int, *, continues: bool) -> Completion:
         rollout, engine, sampling = self.rollout, self.agent.engine, self.agent.sampling
-        turn = rollout.turns - continues
+        turn, group = rollout.turns - continues, rollout.task.metadata.get("group")
         seed = sampling.seed if self.seed is None else self.seed + turn
         if seed is not None:
             seed += _PART_SEED * (len(rollout.trajectory) - start)
-        group = rollout.task.metadata.get("group")
 
         async def request() -> Completion:
             began = time.monotonic()
@@ -369,11 +357,11 @@ class _Run:
             return await request()
         return await self.patience.ask(request, probe, waiting=self._waiting)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Stop the clock of the rollout."""
-        end = None if self.limit is None else self.limit.when()
-        if self.limit is None or end is None:
+        end = self.limit.when()
+        if end is None:
             yield
             return
         now = asyncio.get_running_loop().time
@@ -384,14 +372,11 @@ class _Run:
         finally:
             self.limit.reschedule(now() + remaining)
 
-    async def _answers(
-        self, parsed: ParsedResponse, turn: TurnMetrics
-    ) -> tuple[list[Mapping[str, Any]], End | None]:
-        """Return the messages that follow a turn, or why there are none."""
+    async def _answers(self, parsed: ParsedResponse, turn: TurnMetrics) -> list[Mapping[str, Any]] | End:
         rollout, user, budget = self.rollout, self.user, self.agent.budget
         has_calls, most = bool(parsed.tool_calls and rollout.tools), budget.user_turns
         if (has_calls or user is not None) and most is not None and rollout.turns > most:
-            return [], End.TURNS
+            return End.TURNS
         if has_calls:
             messages: list[Mapping[str, Any]] = []
             results = await self.box.run(parsed.tool_calls, turn)
@@ -399,16 +384,16 @@ class _Run:
                 message = {"role": "tool", "content": self._cut(result.content)}
                 message["tool_call_id"] = call.id or call_id(rollout.turns, call.index)
                 messages.append({**message, "name": call.name} if call.name else message)
-            return messages, None
+            return messages
         if user is None:
-            return [], End.ANSWER
+            return End.ANSWER
         conversation = [dict(message) for message in rollout.messages]
         response = user.generate_response(rollout.instance, conversation, **rollout.task.interaction_settings)
         reply = as_reply(await within(response, budget.interaction_timeout, "generate_response"))
         turn.add("interaction", user.name, reply.reward, reply.metrics)
         if reply.done:
-            return [], End.USER
-        return [{"role": "user", "content": self._cut(reply.content)}], None
+            return End.USER
+        return [{"role": "user", "content": self._cut(reply.content)}]
 
     def _cut(self, text: str) -> str:
         budget = self.agent.budget

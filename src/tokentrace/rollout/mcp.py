@@ -1,6 +1,6 @@
-"""MCP tools: listed once, then called in a session that lasts for the whole run or for one trajectory.
+"""MCP tools: listed once, then called in a session that lasts for a run or a trajectory.
 
-If a server cannot be reached, the model sees an error. New trajectories get a new session.
+If a server does not answer, the model sees an error, and new trajectories get a new session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MCPConfig:
     tools: list[str] | None = None
     prefix: str = ""
     session: Literal["run", "trajectory"] = "run"
-    """All trajectories share one session, or each has its own."""
+    """All trajectories share a session, or each has its own."""
     start_timeout: float | None = 30.0
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class MCPConfig:
 
 
 async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
-    """Return the tools of a server. Closing one of them ends the session that trajectories share."""
+    """Return the tools of a server. Closing one ends the session that trajectories share."""
     session = await _open(server)
     try:
         listed = await within(session.list_tools(), server.start_timeout, f"listing the tools of {server}")
@@ -63,16 +63,13 @@ async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
         if name not in listed:
             raise InputError(f"{server} has no tool {name!r}; it has {', '.join(listed)}")
     link = _Link(server)
-    return [
-        MCPTool(link, tool) for name, tool in listed.items() if server.tools is None or name in server.tools
-    ]
+    tools = [tool for name, tool in listed.items() if server.tools is None or name in server.tools]
+    return [MCPTool(link, tool) for tool in tools]
 
 
 class MCPTool(BaseTool):
     def __init__(self, link: _Link, tool: Any) -> None:
-        self._link = link
-        self._tool = tool.name
-        name = link.server.prefix + tool.name
+        self._link, self._tool, name = link, tool.name, link.server.prefix + tool.name
         function = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
         super().__init__(tool_schema={"type": "function", "function": function})
 
@@ -98,14 +95,14 @@ class _Link:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def _enter_loop(self) -> None:
-        """Forget the sessions of an earlier event loop, which ended with it."""
+        """Forget an earlier event loop's sessions, which ended with it."""
         if self._loop is not asyncio.get_running_loop():
             self._loop, self._lock = asyncio.get_running_loop(), asyncio.Lock()
             self._shared: list[_Session] = []
             self.sessions: dict[str, _Session] = {}
 
     async def acquire(self, instance_id: str) -> None:
-        """Open the session of a trajectory, which all its tools share."""
+        """Open a trajectory's session, which all its tools share."""
         self._enter_loop()
         async with self._lock:
             if instance_id in self.sessions:
@@ -140,7 +137,7 @@ async def _open(server: MCPConfig) -> _Session:
 
 
 class _Session:
-    """A connection in its own task: mcp requires that one task opens and closes it."""
+    """A connection in its own task: mcp wants one task to open and close it."""
 
     def __init__(self, server: MCPConfig) -> None:
         self.server = server
@@ -179,7 +176,7 @@ class _Session:
                 return tools
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return the result of a call. A session that does not answer gets no new trajectories."""
+        """Call a tool. A session that does not answer gets no new trajectories."""
         try:
             return _result(await self.client.result().call_tool(tool, arguments), tool)
         except Exception as error:
@@ -216,8 +213,9 @@ def _result(answer: Any, tool: str) -> ToolResult:
         text = block.text if block.type == "text" else getattr(resource, "text", None)
         if text is not None:
             texts.append(text)
-            continue
-        media.append(getattr(block, "mime_type", None) or getattr(resource, "mime_type", None) or block.type)
+        else:
+            kinds = (getattr(one, "mime_type", None) for one in (block, resource))
+            media.append(next(filter(None, kinds), block.type))
     if not answer.content and answer.structured_content is not None:
         texts.append(json.dumps(answer.structured_content, ensure_ascii=False))
     result = text_result(("error: " if answer.is_error else "") + "\n".join(texts), media, tool)
@@ -225,7 +223,6 @@ def _result(answer: Any, tool: str) -> ToolResult:
 
 
 def _message(error: BaseException) -> str:
-    """Return an error's message; task groups wrap errors."""
-    while isinstance(error, BaseExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):  # of a task group
         error = error.exceptions[0]
     return str(getattr(error, "message", "") or error) or type(error).__name__

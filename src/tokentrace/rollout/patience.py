@@ -1,10 +1,11 @@
-"""What a run does while its engine does not answer: it waits, asks again, and continues or gives up.
+"""While its engine does not answer, a run waits and asks again, and continues or gives up.
 
 One rollout asks the engine for a single token now and then, and the others wait. If the engine answers this probe
 but not a rollout's request, the rollout ends after a few tries.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -42,7 +43,7 @@ class Patience:
         self._clock, self._sleep = clock, sleep
         self._asking: Final = asyncio.Lock()
         self._rounds = 0
-        """How many rounds of probing have ended with an answer."""
+        """Of probing, that ended with an answer."""
         self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
 
@@ -53,7 +54,7 @@ class Patience:
         *,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Answer:
-        """Return the engine's answer to a request. `waiting` is entered while no request is under way.
+        """Return the engine's answer to a request. `waiting` is entered between requests.
 
         Raises EngineUnavailable if the engine answers only probes, EngineDown if it is away.
         """
@@ -83,13 +84,13 @@ class Patience:
             except EngineError:  # it answers
                 break
             failures += 1
-            waited, pause = self._clock() - began, backoff(failures, 1.0, 30.0)
-            remaining = None if self.seconds is None else self.seconds - waited
-            if remaining is not None and remaining <= 0:
+            waited = self._clock() - began
+            remaining = math.inf if self.seconds is None else self.seconds - waited
+            if remaining <= 0:
                 self._gave_up = EngineDown(f"the engine did not answer for {waited:.0f} s: {error}")
                 break
-            pause = pause if remaining is None else min(pause, remaining)
-            stops = "" if remaining is None else f", the run stops in {remaining:.0f} s"
+            pause = min(backoff(failures, 1.0, 30.0), remaining)
+            stops = f", the run stops in {remaining:.0f} s" if remaining < math.inf else ""
             text = f"no engine answers, and all rollouts wait: asking again in {pause:.0f} s{stops}"
             self._notice(f"{text}; {error}")
             await self._sleep(pause)

@@ -1,12 +1,12 @@
 """A rollout: its task, its budget, and what happened in each turn."""
 
-import contextlib
-import functools
-import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import chain, count
 from typing import Any, Final
 
 from ..conversation.messages import Messages
@@ -29,7 +29,7 @@ class Budget:
     user_turns: int | None = None
     """How many times tools or the simulated user may answer."""
     parallel_calls: int | None = None
-    """How many calls of one turn may run. The others get an error as their result."""
+    """How many calls of a turn may run. Others get an error as their result."""
     turn_tokens: int = 1024
     tokens: int | None = None
     """Sampled tokens in all turns."""
@@ -105,13 +105,13 @@ def plain_json(value: Any) -> Any:
 
 
 def call_id(turn: int, index: int) -> str:
-    """Return an id for a call that has none: nine letters and digits, unique in a rollout."""
+    """Return an id for a call without one: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
 
 
 @dataclass(slots=True)
 class TurnMetrics:
-    """What a trajectory does not record about a completion."""
+    """About a completion, what a trajectory does not record."""
 
     engine_seconds: float = 0.0
     malformed: bool = False
@@ -124,15 +124,12 @@ class TurnMetrics:
 
     def add(self, kind: str, name: str, reward: Any, metrics: Any) -> None:
         """Add the reward and the metrics of a call or a reply. Raises InputError."""
-        number = checked_reward(reward, f"{name}: the reward")
-        if number is not None:
+        if (number := checked_reward(reward, f"{name}: the reward")) is not None:
             self.reward = checked_reward((self.reward or 0.0) + number, "the reward of a turn")
         values = metrics if isinstance(metrics, Mapping) else {"value": metrics}
         if metrics:
-            texts = {
-                key if isinstance(key, str) else brief(key): plain_json(one) for key, one in values.items()
-            }
-            self.metrics.append({kind: name, **texts})
+            names = (key if isinstance(key, str) else brief(key) for key in values)
+            self.metrics.append({kind: name, **dict(zip(names, map(plain_json, values.values()), strict=True))})
 
 
 def _total(name: str) -> Any:
@@ -155,9 +152,9 @@ class Rollout:
     notes: list[str] = field(default_factory=list)
     per_turn: list[TurnMetrics] = field(default_factory=list)
     pending: list[Mapping[str, Any]] = field(default_factory=list)
-    """Messages that answer the last turn and that the trajectory does not have yet."""
+    """Messages that answer the last turn, but are not in the trajectory yet."""
     instance: str = ""
-    """The name that tools, user and engine see: the task's, numbered while another rollout uses it."""
+    """What tools, user and engine see: the task's name, numbered while another rollout uses it."""
 
     malformed = _total("malformed")
     tool_calls = _total("tool_calls")
@@ -170,10 +167,10 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """The number of turns. One in several parts counts once."""
+        """How many turns there are. One in several parts counts once."""
         return sum(not turn.continues for turn in owned_turns(self.trajectory))
 
-    @functools.cached_property
+    @cached_property
     def schemas(self) -> list[dict[str, Any]] | None:
         return [tool.tool_schema for tool in self.tools] or None
 
@@ -204,10 +201,10 @@ _RUNNING: Final[set[str]] = set()
 _NAMING: Final = threading.Lock()
 
 
-@contextlib.contextmanager
+@contextmanager
 def instance_name(name: str) -> Iterator[str]:
     with _NAMING:
-        names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
+        names = chain([name], (f"{name}~{number}" for number in count(2)))
         unique = next(one for one in names if one not in _RUNNING)
         _RUNNING.add(unique)
     try:

@@ -1,10 +1,10 @@
-"""A run of rollouts from its YAML configuration: engine, renderer, tools, tasks, reward."""
+"""A run of rollouts from its YAML file: engine, renderer, tools, tasks, reward."""
 
 import inspect
-import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -18,9 +18,9 @@ from ..errors import InputError
 from ..pocket import POCKET
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
-from . import loading
 from .batch import grouped, row_task
-from .interactions import BaseInteraction, choose_interaction
+from .interactions import BaseInteraction, choose_user
+from .loading import Document, load_object, make_interactions, make_tools, read_config, read_section
 from .loop import Agent, Budget, Reward, Task, check_resumable
 from .tools import BaseTool
 
@@ -79,13 +79,13 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """Tasks, and the interaction and the reward of a configuration that has none."""
+    """Tasks, and the interaction and reward if the configuration has none."""
 
     tasks: Sequence[Task]
     interaction: BaseInteraction | None = None
     reward: Reward | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the files that hold the tasks."""
+    """Of the files that hold the tasks."""
 
 
 MakeTasks = Callable[[Mapping[str, Any], int | None], TaskSet]
@@ -125,28 +125,25 @@ def read_run(
     seed: int | None = None,
     questions: MakeTasks | None = None,
 ) -> Run:
-    """Return the run that a YAML file describes. Arguments override the file. Raises ConfigError.
+    """Return the run of a YAML file, which the arguments override. Raises ConfigError.
 
     `questions` makes the tasks for ``data: {questions: ...}``.
     """
-    document = loading.read_config(path)
+    document = read_config(path)
     values = _renamed(document, document.values, _VERL_NAMES)
     file = document.convert(RunFile, values)
     folder = output or file.output
     if folder is None:
         raise document.error("'output' is missing: the folder to write to, or --output")
     renderer = _renderer(document, file)
-    with_tools, with_users = (
-        _with_section(document, file, "tools"),
-        _with_section(document, file, "interaction"),
-    )
-    tools = [] if with_tools is None else loading.make_tools(with_tools)
+    with_tools, with_users = (_with_section(document, file, key) for key in ("tools", "interaction"))
+    tools = [] if with_tools is None else make_tools(with_tools)
     task_set = _tasks(document, file.data, tools, limit or file.data.limit, questions)
     users = {} if task_set.interaction is None else {"": task_set.interaction}
-    users = users if with_users is None else loading.make_interactions(with_users)
+    users = users if with_users is None else make_interactions(with_users)
     with document.at("data"):
         for task in task_set.tasks:
-            choose_interaction(users, task.interaction_settings)
+            choose_user(users, task.interaction_settings)
     sampling, budget = _sampling(document, file)
     seed = next((one for one in (seed, file.seed, sampling.seed) if one is not None), None)
     agent = partial(
@@ -174,16 +171,15 @@ def read_run(
 
 
 def _renamed(
-    document: loading.Document, values: Mapping[str, Any], names: Mapping[str, str], *path: str
+    document: Document, values: Mapping[str, Any], names: Mapping[str, str], *path: str
 ) -> dict[str, Any]:
-    """Rename verl's settings to ours. Raises ConfigError if both names are set."""
     for key in names.keys() & values:
         if names[key] in values:
             raise document.error(f"{names[key]} is the same setting: leave one of them out", *path, key)
     return {names.get(key, key): value for key, value in values.items()}
 
 
-def _renderer(document: loading.Document, file: RunFile) -> Renderer:
+def _renderer(document: Document, file: RunFile) -> Renderer:
     name, kind, folder = file.tokenizer, file.engine.kind, document.folder
     if name is None and kind != "embedded":
         raise document.error(f"'tokenizer' is missing: that of the model that {kind} serves")
@@ -201,9 +197,7 @@ def _renderer(document: loading.Document, file: RunFile) -> Renderer:
         return create_renderer(source, **settings, **(file.renderer.get("kwargs") or {}))
 
 
-def _engine(
-    document: loading.Document, section: EngineSection, vocab_size: int
-) -> Callable[[], Awaitable[Engine]]:
+def _engine(document: Document, section: EngineSection, vocab_size: int) -> Callable[[], Awaitable[Engine]]:
     kind, urls = section.kind, section.urls or [section.url or ""]
     options = msgspec.structs.asdict(section)
     options = {name: value for name, value in options.items() if value is not None and name not in _ADDRESS}
@@ -223,19 +217,19 @@ def _engine(
     return connect
 
 
-def _with_section(document: loading.Document, file: RunFile, key: str) -> loading.Document | None:
-    """Return the document that has a section: this one, or the section's own file."""
+def _with_section(document: Document, file: RunFile, key: str) -> Document | None:
     name, is_here = getattr(file, f"{key}_file"), getattr(file, key) is not None
     if name is None:
         return document if is_here else None
+    path = document.folder / name
     if is_here:
         raise document.error(f"{key!r} is set too: leave one of them out", f"{key}_file")
-    if not (document.folder / name).is_file():
-        raise document.error(f"there is no file {document.folder / name}", f"{key}_file")
-    return loading.read_section(document.folder / name, key)
+    if not path.is_file():
+        raise document.error(f"there is no file {path}", f"{key}_file")
+    return read_section(path, key)
 
 
-def _sampling(document: loading.Document, file: RunFile) -> tuple[SamplingParams, Budget]:
+def _sampling(document: Document, file: RunFile) -> tuple[SamplingParams, Budget]:
     limits, values = _renamed(document, file.budget, _VERL_LIMITS, "budget"), file.sampling
     budget = document.convert(Budget, limits, "budget")
     if "seed" in values and file.seed is not None:
@@ -249,18 +243,18 @@ def _sampling(document: loading.Document, file: RunFile) -> tuple[SamplingParams
     return sampling, replace(budget, turn_tokens=sampling.max_tokens)
 
 
-def _reward(document: loading.Document, name: str | None, default: Reward | None) -> Reward | None:
+def _reward(document: Document, name: str | None, default: Reward | None) -> Reward | None:
     if name is None or (name == "questions" and default is not None):
         return default
     with document.at("reward"):
-        function: Reward = loading.load_object(name, document.folder)
+        function: Reward = load_object(name, document.folder)
         if not callable(function):
             raise InputError("is not a function")
         return function
 
 
 def _tasks(
-    document: loading.Document,
+    document: Document,
     data: DataSection,
     tools: Sequence[BaseTool],
     limit: int | None,
@@ -280,9 +274,7 @@ def _tasks(
     return task_set
 
 
-def _read_tasks(
-    document: loading.Document, data: DataSection, tools: Sequence[BaseTool], limit: int
-) -> TaskSet:
+def _read_tasks(document: Document, data: DataSection, tools: Sequence[BaseTool], limit: int) -> TaskSet:
     names, tasks, folder = data.files or [data.file or ""], list[Task](), document.folder
     if not names[0]:
         raise document.error("'file' is missing", "data")
@@ -290,7 +282,7 @@ def _read_tasks(
         inputs = [str(folder / name) if (folder / name).exists() else name for name in names]
         sources = find_sources(inputs, split=data.split)
         for source in sources:
-            for row in itertools.islice(read_rows(source), limit - len(tasks)):
+            for row in islice(read_rows(source), limit - len(tasks)):
                 name = f"row-{len(tasks):06d}"
                 try:
                     if row.problem is not None:
@@ -301,8 +293,8 @@ def _read_tasks(
     return TaskSet(tasks, digests={source.name: source.digest for source in sources})
 
 
-def _lasting(document: loading.Document, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must not change when a run continues, without addresses and keys."""
+def _lasting(document: Document, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `Run.settings`, without addresses and keys."""
     changing = ("output", "concurrency", "patience", "resume_aborted", "seed")
     lasting = {key: value for key, value in values.items() if key not in changing}
     settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(lasting, enc_hook=str))
@@ -311,7 +303,7 @@ def _lasting(document: loading.Document, values: Mapping[str, Any]) -> dict[str,
         settings["engine"].pop(key, None)
     for key in ("tools_file", "interaction_file"):
         if settings.get(key) is not None:
-            settings[key] = loading.read_config(document.folder / settings[key]).values
+            settings[key] = read_config(document.folder / settings[key]).values
     for tool in settings.get("tools") or (settings.get("tools_file") or {}).get("tools") or ():
         for key in ("url", "headers", "env"):
             (tool.get("mcp") or {}).pop(key, None)

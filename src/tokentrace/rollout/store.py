@@ -1,10 +1,9 @@
-"""A run's folder: each rollout is a session in one store (``rollouts.db``), with the rows next to it.
+"""A run's folder: each rollout is a session in a store (``rollouts.db``), with the rows next to it.
 
-A session of a finished rollout says how it ended. Only the owner can read the files.
+Sessions of finished rollouts say how they ended. Only the owner can read the files.
 """
 
 import asyncio
-import itertools
 import json
 import os
 import threading
@@ -12,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from dataclasses import asdict
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -61,7 +61,7 @@ class RolloutStore:
         self._sessions = {str(info.settings["task"]): info for info in reversed(sessions)}
 
     def _wait(self, work: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run a store operation in the store's event loop, from any thread."""
+        """Run work in the store's event loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
@@ -76,27 +76,24 @@ class RolloutStore:
 
     @property
     def finished(self) -> list[dict[str, Any]]:
-        """The finished rollouts: name, metrics, notes and metadata of each."""
-        rows = self._sessions.items()
-        return [
-            {"name": name, "metadata": _metadata(info), **result}
-            for name, info in rows
-            if (result := _result(info)) is not None
-        ]
+        """The name, metrics, notes and metadata of each finished rollout."""
+        rows = [(name, _metadata(info), _result(info)) for name, info in self._sessions.items()]
+        return [{"name": name, "metadata": metadata, **one} for name, metadata, one in rows if one is not None]
 
     @property
     def unfinished(self) -> list[str]:
-        rows = self._sessions.items()
-        return [name for name, info in rows if _result(info) is None and info.state is State.OPEN]
+        sessions = self._sessions.items()
+        return [name for name, info in sessions if _result(info) is None and info.state is State.OPEN]
 
     def recorded(self, task: Task) -> Rollout | None:
-        """Return an aborted or unfinished rollout, to continue it; None without any turns."""
+        """Return an aborted or unfinished rollout, to continue it; None without turns."""
         info = self._sessions.get(task.name)
-        is_open = info is not None and info.state is State.OPEN and info.turns
-        return self._wait(self._load(info, task)) if info is not None and is_open else None
+        if info is None or info.state is not State.OPEN or not info.turns:
+            return None
+        return self._wait(self._load(info, task))
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
-        """Yield the entry, with messages, and the trajectory of each finished rollout."""
+        """Yield each finished rollout's entry, with messages, and its trajectory."""
         for row in sorted(self.finished, key=lambda row: str(row["name"])):
             rollout = self._wait(self._load(self._sessions[row["name"]], Task([], row["name"])))
             yield {**row, "messages": rollout.messages}, rollout.trajectory
@@ -116,19 +113,19 @@ class RolloutStore:
         return rollout
 
     def start(self, name: str) -> None:
-        """Start a rollout from scratch, instead of an unfinished attempt."""
+        """Start a rollout from scratch. Drops an unfinished attempt."""
         self._wait(self._start(name))
 
     async def _start(self, name: str) -> SessionInfo:
         info = self._sessions.get(name)
         if info is not None and info.state is State.OPEN:
             await self._store.set_state(info.id, State.DROPPED)
-        id, attempts = name, itertools.count(2)
+        id, attempts = name, count(2)
         while await self._store.session(id) is not None:
             id = f"{name}~{next(attempts)}"
-        new = SessionInfo(id, State.OPEN, time.time(), {}, {"task": name, "vocab_size": None})
-        self._sessions[name] = await self._store.create(new)
-        return self._sessions[name]
+        info = SessionInfo(id, State.OPEN, time.time(), {}, {"task": name, "vocab_size": None})
+        self._sessions[name] = info = await self._store.create(info)
+        return info
 
     def keep(self, rollout: Rollout) -> None:
         """Store the turns of an unfinished rollout, for `recorded`."""
@@ -146,7 +143,7 @@ class RolloutStore:
         writes, turns = write_records(trajectory, info.records), owned_turns(trajectory)
         for number in range(info.turns, len(turns)):
             turn = turns[number]
-            records = tuple(itertools.islice(writes, turn.write + 1 - info.records))
+            records = tuple(islice(writes, turn.write + 1 - info.records))
             details = _turn_info(rollout, turns, number)
             record = TurnRecord(number, info.records, records, details, b"", len(turn), turn.start)
             await self._store.append(info.id, record, request=str(number))
@@ -157,8 +154,9 @@ class RolloutStore:
         else:
             await self._store.abandon(info.id, _PENDING, "answered")
         if finished:
-            rewards = {at: turn.reward for at, turn in enumerate(rollout.per_turn) if turn.reward}
-            labels = [Label("reward", reward, at) for at, reward in rewards.items()]
+            labels = [
+                Label("reward", turn.reward, at) for at, turn in enumerate(rollout.per_turn) if turn.reward
+            ]
             labels += [] if rollout.reward is None else [Label("reward", rollout.reward)]
             await self._store.label(info.id, labels)
             result = {"metrics": rollout.metrics(), "notes": rollout.notes}
@@ -178,7 +176,7 @@ class RolloutStore:
         return names
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
-        """Yield the training rows of all finished rollouts; ``"group"``: with `group_advantages`."""
+        """Yield the rows of all finished rollouts; ``"group"``: with `group_advantages`."""
         if advantages not in (None, "group"):
             raise InputError(f"advantages are 'group' or None, not {brief(advantages)}")
         values = group_advantages(self.finished).values if advantages else {}
@@ -188,7 +186,7 @@ class RolloutStore:
                 yield sample.replace(reward=reward)  # metadata may have another "reward"
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
-        """Write the training rows to ``rows.parquet``, whose metadata names the groups."""
+        """Write the rows to ``rows.parquet``, whose metadata names the groups."""
         from ..data.tables import CHANNELS, ROLLOUT, sample_columns, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)
@@ -198,8 +196,8 @@ class RolloutStore:
         columns = sample_columns("labels", *values, *ROLLOUT, *CHANNELS)
         about = {**(metadata or {}), "advantages": advantages, "groups": groups}
         with sample_writer(self.folder / ROWS, columns, about, private=True) as write:
-            samples, numbers = self.samples(advantages=advantages), itertools.count(1)
-            while some := list(itertools.islice(samples, 256)):
+            samples, numbers = self.samples(advantages=advantages), count(1)
+            while some := list(islice(samples, 256)):
                 write(samples_table(some, columns, [{"row": next(numbers)} for _ in some]))
         return self.folder / ROWS
 
@@ -220,30 +218,19 @@ def _turn_info(rollout: Rollout, turns: list[Any], number: int) -> Any:
     """Return the entry of a completion, in the format of the gateway's turns."""
     turn, messages = turns[number], rollout.messages
     shared = 0 if not number else turn.message if turn.continues else turns[number - 1].message + 1
-    info = {
-        "number": number,
-        "base": number - 1 if number else None,
-        "shared": shared,
-        "messages": messages[shared : turn.message],
-        "reply": [*messages[turn.message :], {"role": "assistant", "content": ""}][0],
-        "root": "",
-        "keys": [],
-        "matcher": "",
-        "branch": turn.branch,
-        "start": turn.start,
-        "stop": turn.stop,
-        "finish_reason": turn.finish_reason,
-        "tools": None if number else rollout.schemas,
-        "dialect": "rollout",
-        "metrics": asdict(rollout.per_turn[number]),
-    }
+    info: dict[str, Any] = {"number": number, "base": number - 1 if number else None, "shared": shared}
+    info["messages"] = messages[shared : turn.message]
+    info["reply"] = [*messages[turn.message :], {"role": "assistant", "content": ""}][0]
+    info |= {"root": "", "keys": [], "matcher": "", "dialect": "rollout"}
+    info |= {name: getattr(turn, name) for name in ("branch", "start", "stop", "finish_reason")}
+    info |= {"tools": None if number else rollout.schemas, "metrics": asdict(rollout.per_turn[number])}
     return plain_json(info)
 
 
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> Relative:
     """Return each finished rollout's (reward - group mean) / group standard deviation.
 
-    Rollouts without a reward are in no group. A group of one gets advantage 0 and a note.
+    Rollouts without a reward are in no group. A group of one gets 0 and a note.
     """
     rewards = {row["name"]: reward for row in rows if (reward := row["metrics"]["reward"]) is not None}
     return relative_to_group(rewards, {row["name"]: _group(row) for row in rows})
@@ -258,7 +245,7 @@ def _group(row: Mapping[str, Any]) -> str:
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a new run. Raises InputError if an earlier one has others."""
+    """Write a new run's settings. Raises InputError if an earlier run has others."""
     path = folder / RUN
     if not path.is_file():
         text = json.dumps(settings, indent=2, ensure_ascii=False, default=str) + "\n"
@@ -282,7 +269,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def discard_run(folder: Path) -> None:
-    """Remove the files of a run. Raises InputError if another process is writing to the folder."""
+    """Remove a run's files. Raises InputError if another process is writing to the folder."""
     if not (folder / STORE).is_file():
         return
     with open(folder / _LOCK, "ab", opener=owned) as file:

@@ -1,4 +1,4 @@
-"""Tools: what a model can call. Functions are tools, and objects with a tool's methods."""
+"""Tools: functions, and objects with a tool's methods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ToolResult:
     reward: float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
-    """True if the call was malformed, or the tool raised, took too long or returned no text."""
+    """The call was malformed, or the tool raised, took too long or returned no text."""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class BaseTool:
             raise InputError(f"there are settings for tool {self.name!r}, which takes none")
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Run a call. Returns text, any JSON value, a `ToolResult`, or (text, reward, metrics)."""
+        """Run a call. Return text, any JSON value, a `ToolResult`, or (text, reward, metrics)."""
         raise NotImplementedError
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float | None:
@@ -81,7 +81,7 @@ class BaseTool:
         """End a trajectory."""
 
     async def close(self) -> None:
-        """Release what all trajectories share. `tokentrace rollout` calls this once, at the end."""
+        """Release what all trajectories share. `tokentrace rollout` calls this at the end."""
 
 
 class FunctionTool(BaseTool):
@@ -163,10 +163,7 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def as_result(answer: Any, tool: str) -> ToolResult:
-    """Convert what a tool returns to a result. Values of other types become JSON.
-
-    A triple is text, reward and metrics if the types fit.
-    """
+    """Convert what a tool returns to a result. A triple is text, reward and metrics if the types fit."""
     if isinstance(answer, ToolResult):
         return answer
     reward = metrics = None
@@ -188,7 +185,7 @@ def as_result(answer: Any, tool: str) -> ToolResult:
 
 
 def text_result(text: str, media: Sequence[str], tool: str) -> ToolResult:
-    """Return a text as a result, with an error for media such as images, which cannot be shown."""
+    """Return a text as a result, with an error for media, which cannot be shown."""
     if not media:
         return ToolResult(text)
     note = f"{tool} returned {' and '.join(media)}, which cannot be shown here"
@@ -196,7 +193,7 @@ def text_result(text: str, media: Sequence[str], tool: str) -> ToolResult:
 
 
 def is_response(answer: Any) -> bool:
-    """True for an object like verl's ``ToolResponse``."""
+    """True for an object like verl's ToolResponse."""
     return all(hasattr(answer, name) for name in ("text", "image", "video"))
 
 
@@ -207,22 +204,22 @@ def media_of(response: Any) -> list[str]:
 
 
 class Toolbox:
-    """The tools of one rollout. The model sees the error of a call as its result."""
+    """The tools of one rollout. The model sees a call's error as its result."""
 
     def __init__(self, rollout: Rollout, budget: Budget) -> None:
         self._rollout, self._budget = rollout, budget
         self._tools = {tool.name: tool for tool in rollout.tools}
-        self._names = ", ".join(self._tools) or "none"
-        settings = rollout.task.tool_settings
-        for name in settings:
-            if name not in self._tools:
-                raise InputError(f"there are settings for unknown tool {name!r}; the tools are: {self._names}")
+        self._names, settings = ", ".join(self._tools) or "none", rollout.task.tool_settings
+        if unknown := [name for name in settings if name not in self._tools]:
+            raise InputError(
+                f"there are settings for unknown tool {unknown[0]!r}; the tools are: {self._names}"
+            )
         self._settings = {name: step_settings(name, settings.get(name) or {}) for name in self._tools}
         # verl's tools get this as agent_data, without images and token ids
         self._data = SimpleNamespace(request_id=rollout.instance, tools_kwargs=settings, extra_fields={})
         self._data.messages = rollout.messages
         self._ids: dict[str, str] = {}
-        """For each created tool, the trajectory's id, which `create` may choose."""
+        """By created tool: the trajectory's id, which `create` may choose."""
 
     async def create(self, stack: AsyncExitStack) -> None:
         """Create the tools; the stack releases them."""
@@ -250,18 +247,17 @@ class Toolbox:
         return await called(method, id, *args, **settings)
 
     async def run(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics) -> list[ToolResult]:
-        """Run the calls of a turn concurrently, and count them. Raises InputError."""
+        """Run the calls of a turn at the same time, and count them. Raises InputError."""
         began, notes, most = time.monotonic(), self._rollout.notes, self._budget.parallel_calls or len(calls)
-        # a call that cancels its own task counts as failed; if this task is cancelled, gather still raises
+        # a call that cancels its own task has failed; if this task is cancelled, gather still raises
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
         results = [one if isinstance(one, ToolResult) else failure(describe_error(one)) for one in done]
         if len(calls) > most:
             results += [failure(f"not run: a turn may have {most} calls") for _ in calls[most:]]
             notes.append(
-                f"{len(calls) - most} of {len(calls)} calls of a turn were not run: the limit is {most}"
+                f"{len(calls) - most} of {len(calls)} calls of a turn did not run: the limit is {most}"
             )
-        turn.tool_seconds = time.monotonic() - began
-        turn.tool_calls = len(results)
+        turn.tool_seconds, turn.tool_calls = time.monotonic() - began, len(results)
         turn.tool_errors = sum(result.failed for result in results)
         for call, result in zip(calls, results, strict=True):
             notes += filter(None, [result.note])
@@ -270,11 +266,8 @@ class Toolbox:
 
     async def _run(self, call: ParsedToolCall) -> ToolResult:
         tool = self._tools.get(call.name or "")
-        if (
-            call.status not in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
-            or call.arguments is None
-            or not call.name
-        ):
+        is_readable = call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
+        if not is_readable or call.arguments is None or not call.name:
             return failure(call.problem or f"the call is {call.status}")
         if tool is None:
             return failure(f"there is no tool {call.name!r}; there are: {self._names}")
@@ -291,7 +284,7 @@ class Toolbox:
             rewards[who] = await within(self._step(tool, "calc_reward"), self._budget.tool_timeout, who)
             if isinstance(tool, AdoptedTool) and isinstance(
                 rewards[who], str | list | dict
-            ):  # some of verl's do
+            ):  # as some of verl's
                 problem = f"{who} returned {kind_of(rewards.pop(who))} instead of a number: it is ignored"
                 self._rollout.notes.append(problem)
         return rewards
@@ -302,7 +295,7 @@ def failure(problem: str, note: str = "") -> ToolResult:
 
 
 class Keep(StrEnum):
-    """Which part of a long text to keep: for ``middle``, the beginning and the end."""
+    """Which part of a long text to keep; ``middle`` cuts the middle out."""
 
     HEAD = "head"
     TAIL = "tail"
@@ -317,7 +310,7 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     >>> cut_text("one two three four five six", 4, load_tokenizer(POCKET), "head").splitlines()[-1]
     '[… 12 more characters]'
     """
-    text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    text = text.encode("utf-8", "replace").decode("utf-8")
     keep = Keep(keep)
     most = limit * int(tokenizer.vocabulary.byte_lengths.max())
     if len(text) <= 2 * most and len(tokenizer.encode_plain(text)) <= limit:
