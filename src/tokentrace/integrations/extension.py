@@ -22,12 +22,8 @@ def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
 def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
     """Yield prefixes that end with an assistant, with each longer prefix and the tools."""
     user, thought, result = probes.USER, probes.THOUGHT, probes.RESULT
-    answers: list[Any] = [
-        probes.ANSWER,
-        thought,
-        probes.INLINE_THOUGHT,
-        {**probes.ANSWER, "reasoning_content": ""},
-    ]
+    answers: list[Any] = [probes.ANSWER, thought, probes.INLINE_THOUGHT]
+    answers.append({**probes.ANSWER, "reasoning_content": ""})
     answers.append({**thought, "content": " answer \n", "reasoning_content": " thought \n"})
     cases: list[tuple[Messages, Any]] = [([user, answer, user, thought, user], None) for answer in answers]
     for fields in ({}, {"reasoning_content": "thought"}, {"content": "answer", "reasoning_content": "thought"}):

@@ -66,7 +66,7 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
     role, content = message["role"], message.get("content")
     if role == "tool":
         if not isinstance(content, str):
-            raise SampleError(f"message {number}: the result of a tool must be text, not {brief(content)}")
+            raise SampleError(f"message {number}: a tool's result must be text, not {brief(content)}")
         return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]
@@ -87,19 +87,16 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
     A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn
     that continues. Raises TrajectoryError if the start of a prompt is missing.
     """
-    entries = list(entries)
-    prompts = full_prompts(entries)
+    calls = {entry.model_call_id: entry for entry in entries}
+    prompts = full_prompts(calls.values())
+    if missing := sorted(calls.keys() - prompts.keys()):
+        raise TrajectoryError(f"call {missing[0]!r}: the call that its prompt continues is missing")
     trajectory = Trajectory(name=name)
-    continued = {tuple(prompts.get(one.model_call_id, ())) for one in entries if one.generation_token_ids}
-    for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
-        prompt = prompts.get(entry.model_call_id)
-        if prompt is None:
-            raise TrajectoryError(
-                f"call {entry.model_call_id!r}: the call that its prompt continues is missing"
-            )
-        if not entry.generation_token_ids:
+    continued = {tuple(prompts[call]) for call, entry in calls.items() if entry.generation_token_ids}
+    for call, prompt in sorted(prompts.items(), key=lambda item: (len(item[1]), item[0])):
+        ids, continues = calls[call].generation_token_ids, False
+        if not ids:
             continue
-        continues = False
         if not trajectory.num_branches:
             trajectory.begin(prompt)
         elif (extends := trajectory.shared_prefix(prompt).extends) >= 0:
@@ -107,9 +104,9 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
             trajectory.extend_to(prompt, branch=extends)
         else:
             trajectory.branch(prompt, cause="captured by NeMo Gym")
-        ids = entry.generation_token_ids
         reason = "length" if (*prompt, *ids) in continued else "unknown"
-        trajectory.append_completion(ids, entry.generation_log_probs, finish_reason=reason, continues=continues)
+        logprobs = calls[call].generation_log_probs
+        trajectory.append_completion(ids, logprobs, finish_reason=reason, continues=continues)
     return trajectory
 
 

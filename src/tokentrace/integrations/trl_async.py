@@ -26,9 +26,7 @@ from .trl import TrainerRollouts, check_temperature
 try:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 except ImportError as error:
-    raise ImportError(
-        "tokentrace.integrations.trl_async needs TRL's AsyncGRPO: pip install 'trl>=1.16'"
-    ) from error
+    raise ImportError("this needs TRL's AsyncGRPO: pip install 'trl>=1.16'") from error
 
 _NOTHING: Final = "a group of rollouts sampled nothing and gives the trainer no samples"
 
@@ -37,9 +35,9 @@ _NOTHING: Final = "a group of rollouts sampled nothing and gives the trainer no 
 class RolloutWorker(TrainerRollouts):
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent.
 
-    Runs the tasks over and over, `num_generations` of each, `groups` groups at a time, while fewer than `waiting`
-    samples are in the buffer. With `weights_to`, pass `weight_transfer=worker` to the trainer, too: that engine
-    gets its weights, and samples record their version.
+    Repeats the tasks, `num_generations` of each, `groups` groups at a time, while fewer than `waiting` samples
+    are in the buffer. With `weights_to`, pass `weight_transfer=worker` to the trainer, too: that engine gets its
+    weights, and samples record their version.
     """
 
     tasks: Iterable[Task]
@@ -133,8 +131,8 @@ class RolloutWorker(TrainerRollouts):
         if any(one.reward is not None for one in finished) and samples:
             return
         what = "no rollout of a group has a reward, so all have an advantage of 0" if samples else _NOTHING
-        end = f"it ended with {finished[0].metrics.get('end')}"
-        self._why = f"{what}: {'; '.join(finished[0].notes) or end}"
+        why = "; ".join(finished[0].notes) or f"it ended with {finished[0].metrics.get('end')}"
+        self._why = f"{what}: {why}"
         warnings.warn(self._why, stacklevel=2)
 
 
@@ -156,14 +154,14 @@ def rollout_samples(
     for one, reward, advantage in zip(finished, rewards, advantages, strict=True):
         for row in one.samples:
             check_temperature(row, temperature)
-            versions = np.asarray([version]) if version is not None else _versions(row)
+            versions = _versions(row) if version is None else np.asarray([version])
             newest = versions.max()
             metrics = {"reward": reward, "reward_std": deviation, "rollout/rows": len(one.samples)}
             metrics |= {"version/newest": newest, "version/older_tokens": (versions < newest).mean()}
             samples.append(
                 RolloutSample(
-                    prompt=[dict(message) for message in one.messages[: one.prompt]],
-                    completion=[dict(message) for message in one.messages[one.prompt :]],
+                    prompt=list(map(dict, one.messages[: one.prompt])),
+                    completion=list(map(dict, one.messages[one.prompt :])),
                     input_ids=row.ids.astype(np.int64),
                     completion_mask=row.mask.astype(np.int64),
                     old_log_probs=np.where(row.mask, filled_logprobs(row), 0).astype(np.float32),
