@@ -23,13 +23,13 @@ COMMANDS: Final = {
     "families": "Show what is known about each family of models.",
     "demo": "Run rollouts through three client paths and compare them.",
 }
-"""The name of each command, which is also the name of its function, and what it does."""
+"""Each command, which is also the name of its function, and what it does."""
 _MODULES: Final = {"families": "render", "view": "render", "keys": "export"}
-"""The modules of commands whose module has another name."""
+"""Commands in modules of another name."""
 
 
 def command(function: Callable[..., Any]) -> click.Command:
-    """Turn a function into the command of the same name, with ``--debug`` as its last option."""
+    """Turn a function into the command of its name, with ``--debug`` as the last option."""
     result: click.Command = debug_option(click.command()(function))
     return result
 
@@ -74,8 +74,8 @@ class Commands(click.Group):
 def main() -> None:
     """Train on the exact tokens the model saw and sampled.
 
-    tokentrace renders conversations with a model's own chat template, run with traced values: every token
-    knows its message, its field, and whether the model samples it.
+    tokentrace runs a model's own chat template on traced values: every token knows its message, its field, and
+    whether the model samples it.
 
     \b
     Examples:

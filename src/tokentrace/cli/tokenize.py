@@ -26,7 +26,7 @@ _OF_JOB: Final = (
     *("tokenizer", "output", "trainer", "workers", "ray", "split", "overwrite"),
     *("stats", "show", "html", "as_json", "quiet"),
 )
-"""Options that say what to do. All others say how rows become samples."""
+"""Options that are not settings of rows."""
 
 
 @command
@@ -38,24 +38,22 @@ _OF_JOB: Final = (
 @options.one_of(
     "--lost",
     ["error", "warn", "ignore"],
-    "Rows with text that reaches no token: reject them, keep them with a note, or keep them silently.",
+    "Rows with text that reaches no token: reject them, note it, or keep them silently.",
     "error",
 )
 @options.number("--max-length", text="The maximum number of tokens in a row.")
 @options.one_of(
     "--overlong",
     ["drop", "turns", "right", "left"],
-    "Longer rows: report and leave them out, or cut them after whole turns, on the right, or on the left.",
+    "Longer rows: leave them out, or cut them after whole turns, on the right, or on the left.",
     "drop",
 )
-@click.option(
-    "--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for by name."
-)
+@click.option("--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for.")
 @options.messages_column_option
-@options.value("--prompt-column", "NAME", "The column with the prompt; the completion is in another.")
-@options.value("--completion-column", "NAME", "The column with the completion.")
-@options.value("--system-column", "NAME", "The column with a system prompt.")
-@options.value("--tools-column", "NAME", "The column with tool schemas.")
+@options.value("--prompt-column", "NAME", "The column of the prompt; the completion is in another.")
+@options.value("--completion-column", "NAME", "The column of the completion.")
+@options.value("--system-column", "NAME", "The column of a system prompt.")
+@options.value("--tools-column", "NAME", "The column of tool schemas.")
 @options.messages_option
 @options.parse_arguments_option
 @options.split_option
@@ -78,8 +76,8 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     An existing file is replaced only with --overwrite, and never by one without rows. Rows are for one model, so
     -o needs -t.
 
-    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason. An interrupted run writes
-    nothing. The result is the same for any number of workers.
+    Unusable rows go to OUT.bad.jsonl with their line and the reason. An interrupted run writes nothing. The
+    result is the same for any number of workers.
 
     The exit code is 0 if every row was used, 1 if some were not, 2 on errors.
 
@@ -171,12 +169,12 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
 
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
-    """Yield samples with titles, and print why rows give none."""
+    """Yield titles and samples. Prints why rows give none."""
     from ..data.sources import find_sources, read_rows
     from ..data.tokenizing import RowTokenizer
 
     tokenizer, sources = RowTokenizer(settings), find_sources(job.inputs, split=job.split)
-    for row in (row for source in sources for row in read_rows(source)):
+    for row in itertools.chain.from_iterable(map(read_rows, sources)):
         result, place = tokenizer.tokenize(row), f"{row.source}, row {row.number}"
         if result.bad is not None:
             click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
