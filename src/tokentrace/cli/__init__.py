@@ -54,9 +54,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from ..errors import TokentraceError
 
-        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        for name in ("OPENBLAS", "OMP", "MKL"):
             if "numpy" not in sys.modules:  # the pocket model's matrices are too small for more threads
-                os.environ.setdefault(name, "1")
+                os.environ.setdefault(f"{name}_NUM_THREADS", "1")
         if os.environ.get("NO_COLOR"):
             ctx.color = False
         try:
@@ -81,7 +81,7 @@ def main() -> None:
     Examples:
       tokentrace demo
       tokentrace render chat.json --tokenizer ./Qwen3-8B
-      tokentrace render chat.json --format html -o report.html --open
+      tokentrace render chat.json --format html --open
       tokentrace audit ./Qwen3-8B
       tokentrace check rows.parquet --tokenizer ./Qwen3-8B
       tokentrace tokenize chats.jsonl -o rows.parquet --tokenizer ./Qwen3-8B

@@ -33,7 +33,7 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 @options.value(
     "--tool-parser",
     "NAME",
-    "With --grammar: the dialect of tool calls, instead of the template's.",
+    "With --grammar: the dialect of tool calls.",
     shell_complete=options.complete_dialects,
 )
 @options.value("--reasoning-parser", "NAME", "With --grammar: the tags of reasoning.")
@@ -71,10 +71,10 @@ def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str
     """
     tokenizers += more
     _check_options(ctx, options, tokenizers)
-    if options["grammar"] or options["on"] is not None:
-        options |= _split_name(tokenizers[0] if tokenizers else None, options["chat_template"])
-        ctx.exit(_show_grammar(options) if options["grammar"] else _show_conversation(options))
-    ctx.exit(_certify(tokenizers, options))
+    if not options["grammar"] and options["on"] is None:
+        ctx.exit(_certify(tokenizers, options))
+    options |= _split_name(tokenizers[0] if tokenizers else None, options["chat_template"])
+    ctx.exit(_show_grammar(options) if options["grammar"] else _show_conversation(options))
 
 
 def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tuple[str, ...]) -> None:
@@ -102,7 +102,7 @@ def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
     require, partly = options["require"], options["allow_partly"]
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
     if require is not None and not uses:
-        raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}")
+        raise click.UsageError(f"--require {require!r} names no use: choose from {', '.join(Use)}")
     reports = [_run(name, options) for name in tokenizers or (chosen_tokenizer(None),)]
     show_report(audits_document(reports), [report.to_json() for report in reports], options)
     unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=partly)]
@@ -118,9 +118,9 @@ def _run(name: str, options: dict[str, Any]) -> AuditReport:
     from .inputs import make_renderer
 
     files = _split_name(name, options["chat_template"])
-    renderer = make_renderer({**options, **files})
-    model, template = Path(files["tokenizer"]).absolute().name, files["chat_template"]
-    title = model if template is None else f"{Path(template).name} of {model}"
+    renderer = make_renderer(options | files)
+    title, template = Path(files["tokenizer"]).absolute().name, files["chat_template"]
+    title = title if template is None else f"{Path(template).name} of {title}"
     with working(f"auditing {title}"):
         return audit_template(renderer, name=title)
 

@@ -1,4 +1,4 @@
-"""``tokentrace check``: check recorded rows, rollouts, or one prompt."""
+"""``tokentrace check``."""
 
 import json
 from functools import partial
@@ -25,7 +25,7 @@ ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next promp
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @options.template_options
 @options.input_file("--prompt", "Ids of the next prompt.")
-@options.value("--branch", "N", "With --prompt: the branch of a trajectory.  [default: the last]", type=int)
+@options.value("--branch", "N", "With --prompt: a trajectory's branch.  [default: the last]", type=int)
 @options.value("--engine", "URL", 'Compare logprobs with this engine\'s; "embedded": the pocket model.')
 @options.supervision_options
 @click.option("--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from.")
@@ -33,7 +33,7 @@ ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next promp
 @options.value("--mask-column", "NAME", "The column of the mask, or labels.  [default: detected]")
 @options.messages_column_option
 @options.parse_arguments_option
-@options.value("--pad-token", "TOKEN", "What rows are padded with.  [default: the tokenizer's own]")
+@options.value("--pad-token", "TOKEN", "What rows are padded with.  [default: the tokenizer's]")
 @options.split_option
 @options.number("--limit", text="Check the first N rows or rollouts only.")
 @click.option(
@@ -73,7 +73,7 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
 
     kinds = {ROLLOUTS if holds_rollouts(name) else ROWS for name in inputs if options["prompt"] is None}
     if len(kinds) > 1:
-        raise click.UsageError("rows and rollouts are checked separately: name files of one kind")
+        raise click.UsageError("rows and rollouts are checked separately: name one kind of files")
     kind = kinds.pop() if kinds else STREAM
     chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     kind_of = {"engine": ROLLOUTS, "branch": STREAM}
@@ -162,16 +162,15 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
         stream, sampled = trajectory.stream(branch), trajectory.table(branch).mask
     else:
         stream = _read_ids(inputs[0])
-    following = _read_ids(options["prompt"])
-    renderer = make_renderer(options)
+    prompt, renderer = _read_ids(options["prompt"]), make_renderer(options)
     with working("comparing"):
-        broken = explain_break(stream, following, renderer, sampled=sampled)
+        broken = explain_break(stream, prompt, renderer, sampled=sampled)
     if broken is not None:
         show_report(broken, broken.to_json(), options, tokenizer=renderer)
     elif options["as_json"]:
         click.echo(json.dumps({"extends": True}))
     elif not options["quiet"]:
-        new = counted(len(following) - len(stream), "new one")
+        new = counted(len(prompt) - len(stream), "new one")
         click.echo(f"the prompt extends the stream: {counted(len(stream), 'id')}, and {new}")
     return broken is not None
 

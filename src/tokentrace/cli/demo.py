@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @command
 @number("-n", "--rollouts", default=64, text="Rollouts per path.")
-@number("--seed", default=0, least=0, text="The seed of the questions and the sampling.")
+@number("--seed", default=0, least=0, text="The seed of questions and sampling.")
 @folder_option("The output folder.", default="tokentrace-demo")
-@flag("--render", "render_", text="Render the shipped example instead, and explain it.")
+@flag("--render", "render_", text="Instead, render an example and explain it.")
 @flag("--open", "open_", text="Open the report in a browser.")
 @json_option("Print the table as JSON.")
 def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``tokentrace export`` and ``keys``: commands for a gateway's sessions and keys."""
+"""``tokentrace export`` and ``keys``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @options.rows_option(required=True)
 @options.trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
-@options.one_of("--state", ["open", "sealed", "exported"], "Only sessions that are in this state.")
-@options.value("--search", "TEXT", "Only sessions with this text in their id or metadata.")
+@options.one_of("--state", ["open", "sealed", "exported"], "Only sessions in this state.")
+@options.value("--search", "TEXT", "Only sessions with this text in id or metadata.")
 @options.overwrite_option
-@options.flag("--keep-state", text="Leave sealed sessions sealed instead of marking them as exported.")
+@options.flag("--keep-state", text="Leave sealed sessions sealed: do not mark them as exported.")
 @options.json_option("Print what was written as JSON.")
 @options.quiet_option
 def export(*, store: str, **chosen: Any) -> None:
@@ -83,9 +83,9 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
             if info.state == "dropped":
                 raise InputError(f"session {id!r} was dropped: its tokens are gone")
             sessions.append(info)
-        total, state = len(sessions), None if job.state is None else State(job.state)
+        total, state = len(sessions), job.state and State(job.state)
         if not sessions:
-            states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
+            states = [state] if state else [State.OPEN, State.SEALED, State.EXPORTED]
             total = sum([await store.count(each) for each in states])
             sessions = store.sessions(state=state, search=job.search or "")
         export = Export(store, sessions)

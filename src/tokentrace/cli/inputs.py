@@ -115,9 +115,9 @@ def read_text(source: str) -> str:
 
 
 def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
-    """Parse template variables from ``KEY=VALUE`` and JSON objects.
+    """Parse template variables: ``KEY=VALUE`` or JSON objects.
 
-    A value is JSON, ``True``, ``False`` or ``None``, or else text.
+    A value is JSON, ``True``, ``False``, ``None``, or text.
 
     >>> parse_kwargs(["thinking=False", "off=true", "date=a=b", 'word="True"', "none=", "n=1", '{"n": [1]}'])
     {'thinking': False, 'off': True, 'date': 'a=b', 'word': 'True', 'none': '', 'n': [1]}

@@ -82,16 +82,16 @@ def page_option(text: str) -> Option:
     return value("--html", "FILE", text, type=ResultFile())
 
 
-def _complete_names(module: str, table: str, *more: str) -> Completer:
+def _complete_names(module: str, *more: str) -> Completer:
     def complete(_ctx: click.Context, _parameter: click.Parameter, text: str) -> list[Any]:
-        rows = getattr(importlib.import_module(f"..formats.{module}", __package__), table)
+        rows = getattr(importlib.import_module(f"..formats.{module}", __package__), module.upper())
         return [name for row in (*more, *rows) if (name := getattr(row, "name", row)).startswith(text)]
 
     return complete
 
 
-complete_families: Final = _complete_names("families", "FAMILIES")
-complete_dialects: Final = _complete_names("dialects", "DIALECTS")
+complete_families: Final = _complete_names("families")
+complete_dialects: Final = _complete_names("dialects")
 
 
 def _address(_: click.Context, __: click.Parameter, address: str | None) -> str | None:
@@ -130,9 +130,7 @@ tokenizer_option: Final = click.option(
     type=click.Path(),
     help="A model's folder or hub name.  [default: the embedded pocket model]",
 )
-index_option: Final = value(
-    "--index", "N", "Take line N of JSON Lines (0 is the first, -1 the last).", type=int
-)
+index_option: Final = value("--index", "N", "Take conversation N of JSON Lines (-1: the last).", type=int)
 messages_option: Final = one_of(
     "--messages", ["adapt", "as_given"], "Convert messages to a form that the template reads, or not.", "adapt"
 )
@@ -146,9 +144,7 @@ control_tokens_option: Final = one_of(
 messages_column_option: Final = value(
     "--messages-column", "NAME", "The column of messages.  [default: detected]"
 )
-parse_arguments_option: Final = flag(
-    "--parse-arguments", text="Parse arguments that are JSON strings, as inference servers do."
-)
+parse_arguments_option: Final = flag("--parse-arguments", text="Parse arguments that are JSON, as servers do.")
 split_option: Final = value("--split", "NAME", "The split of a dataset.  [default: train, or the only one]")
 quiet_option: Final = flag("-q", "--quiet", text="No progress, no summary.")
 tools_option: Final = input_file("--tools", "Tool schemas as JSON.")
@@ -159,14 +155,9 @@ audit_options: Final = together(
         "NAME",
         "A family, auto or default.",
         default="auto",
-        shell_complete=_complete_names("families", "FAMILIES", "auto", "default"),
+        shell_complete=_complete_names("families", "auto", "default"),
     ),
-    value(
-        "--chat-template",
-        "FILE",
-        "A Jinja file, or the name of another template that the tokenizer has.",
-        type=click.Path(),
-    ),
+    value("--chat-template", "FILE", "A Jinja file, or another template's name.", type=click.Path()),
 )
 renderer_options: Final = together(tokenizer_option, audit_options)
 template_options: Final = together(tokenizer_option, tools_option, audit_options)
@@ -176,7 +167,7 @@ supervision_options: Final = together(
     one_of(
         "--turns",
         ["all", "last", "flagged"],
-        'Which assistant turns carry loss; flagged: all but those with "train": false or "weight": 0.',
+        'Which turns carry loss; flagged: all but those with "train": false or "weight": 0.',
         "all",
     ),
     value("--parts", "LIST", "Which parts of a turn carry loss.", default="reasoning,content,tool_calls,stop"),

@@ -42,7 +42,7 @@ def write_file(path: Path, text: str, *, launch: bool = False) -> None:
 def write_page(
     path: Path, result: Any, *, title: str = "", tokenizer: Any = None, launch: bool = False
 ) -> None:
-    """Write a result as a self-contained page."""
+    """Write a self-contained page."""
     from ..show.page import show
 
     write_file(path, show(result, title=title, tokenizer=tokenizer).html, launch=launch)

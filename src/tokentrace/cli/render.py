@@ -1,4 +1,4 @@
-"""``tokentrace render``, ``view`` and ``families``: commands to look at things."""
+"""``tokentrace render``, ``view`` and ``families``."""
 
 from __future__ import annotations
 
@@ -167,9 +167,8 @@ def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
     else:
         streams = list(map(result.trajectory.stream, range(result.trajectory.num_branches)))
     highest = max((int(ids.max(initial=0)) for ids in streams), default=0)
-    if highest < tokenizer.vocabulary.size:
-        return ""
-    return f"{file.name} has the id {highest}, so it was made with a larger tokenizer"
+    is_larger = highest >= tokenizer.vocabulary.size
+    return f"{file.name} has the id {highest}, so it was made with a larger tokenizer" if is_larger else ""
 
 
 @command
@@ -193,7 +192,7 @@ def families(*, name: str | None, as_json: bool) -> None:
     if not choices:
         names = ", ".join(family.name for family in FAMILIES)
         raise RendererError(f"there is no family {name!r}; there are {names}")
-    rows = [{key: str(getattr(family, key, "") or "") for key in _DETAILS} for family in choices]
+    rows = [{key: str(getattr(family, key) or "") for key in _DETAILS} for family in choices]
     if as_json:
         click.echo(json.dumps(rows if name is None else rows[0], indent=2, ensure_ascii=False))
     elif name is None:

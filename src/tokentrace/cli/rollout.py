@@ -88,11 +88,12 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         except InputError as error:
             raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
-        before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
-        if not job.quiet and (store.finished or store.unfinished):
+        unfinished = len(store.unfinished)
+        before = {"unfinished_before": unfinished, "retried": len(again)}
+        if not job.quiet and (store.finished or unfinished):
             how = "to continue from their tokens" if job.continue_aborted else "to run again"
-            unfinished = f", {len(store.unfinished):,} unfinished {how}" if store.unfinished else ""
-            note(f"continuing: {_finished(run, store)}{unfinished}")
+            more = f", {unfinished:,} unfinished {how}" if unfinished else ""
+            note(f"continuing: {_finished(run, store)}{more}")
         try:
             crew = partial(configured_crew, config.absolute(), options | {"output": run.output}, run.settings)
             summary, circuits, waited = asyncio.run(_run(run, store, job, crew))
@@ -100,8 +101,8 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
             is_down = isinstance(error, EngineDown)
             why = f"stopped: {' '.join(str(error).split())}" if is_down else "\ninterrupted"
             click.secho(why, fg="red", err=True)
-            what = f"{_finished(run, store)} and kept; the same command continues with the rest"
-            click.secho(what, fg="yellow", err=True)
+            done = f"{_finished(run, store)} and kept; the same command continues with the rest"
+            click.secho(done, fg="yellow", err=True)
             ctx.exit(3 if is_down else 130)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
         metrics["advantage_notes"] = list(group_advantages(store.finished).notes) if run.advantages else []
@@ -130,22 +131,22 @@ async def _run(
     from ..rollout.cluster import run_rollouts_on_ray
     from ..rollout.patience import Patience
 
-    if all(store.is_finished(task.name) for task in run.tasks):  # this needs no engine
+    tasks, count = run.tasks, len(run.tasks)
+    if all(store.is_finished(task.name) for task in tasks):  # this needs no engine
         return Summary.of(store), [], 0.0
-    concurrency = min(run.concurrency, len(run.tasks))
-    options: dict[str, Any] = {"concurrency": concurrency, "store": store, "seed": run.seed}
+    options: dict[str, Any] = {"concurrency": min(run.concurrency, count), "store": store, "seed": run.seed}
     if job.ray is not None:
         options |= {"make": crew, "workers": job.workers, "address": job.ray or None}
-        with _Display(len(run.tasks), store, job.quiet) as display:
+        with _Display(count, store, job.quiet) as display:
             options |= {"done": display.update, "patience": run.file.patience}
-            return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
+            return await run_rollouts_on_ray(tasks=tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
     try:
-        with _Display(len(run.tasks), store, job.quiet, engine) as display:
+        with _Display(count, store, job.quiet, engine) as display:
             patience = Patience(run.file.patience, notice=display.outage)
             options |= {"done": display.update, "patience": patience, "continue_aborted": job.continue_aborted}
-            summary = await run_rollouts(run.agent(engine), run.tasks, **options)
+            summary = await run_rollouts(run.agent(engine), tasks, **options)
             return summary, getattr(engine, "circuits", []), patience.waited
     finally:
         try:
@@ -159,11 +160,11 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
     from ..files import write_whole
     from ..rollout.store import METRICS
 
-    problem = None
+    problem = metrics["rows"] = None
     try:
         metrics["rows"] = str(store.write_rows(advantages=run.advantages, metadata={"settings": run.settings}))
     except TokentraceError as error:
-        problem, metrics["rows"] = str(error), None
+        problem = str(error)
     write_whole(run.output / METRICS, (json.dumps(metrics, indent=2) + "\n").encode(), private=True)
     return problem
 
@@ -176,15 +177,15 @@ class _Display(ProgressBars):
         from ..rollout.batch import Summary
 
         self._engine, self._total = engine, total
-        self._so_far, self._reported = Summary.of(store), 0.0
+        self._summary, self._reported = Summary.of(store), 0.0
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.show("rollouts", self._so_far.rollouts, self._total)
+        self.show("rollouts", self._summary.rollouts, self._total)
         return self
 
     def update(self, rollout: Rollout) -> None:
-        summary = self._so_far
+        summary = self._summary
         summary.add(rollout.metrics())
         done = summary.rollouts
         rate = (done - summary.resumed) / max(time.monotonic() - self._began, 1e-9)
@@ -219,14 +220,14 @@ def _circuits(engine: Engine | None) -> str:
 
 def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit], to_stderr: bool) -> None:
     count, speed, reward = max(summary.rollouts, 1), metrics["tokens_per_second"], metrics["reward"]
-    cached, prompted = summary.cached_tokens, summary.prompt_tokens
+    cached = summary.cached_tokens
     earlier = f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""
     rows = {
         "rollouts": f"{summary.rollouts:,}{earlier}",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
         "turns": f"{summary.turns:,} ({summary.turns / count:.1f} per rollout)",
         "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f}/s" if speed else ""),
-        "cached tokens": "" if cached is None else f"{cached:,} of {prompted:,} in prompts",
+        "cached tokens": "" if cached is None else f"{cached:,} of {summary.prompt_tokens:,} in prompts",
         "tool calls": f"{summary.tool_calls:,}, {summary.tool_errors:,} with errors",
         "malformed turns": f"{summary.malformed_turns:,}",
         "breaks": f"{summary.breaks:,}",

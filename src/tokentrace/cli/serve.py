@@ -28,7 +28,7 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @value(
     "--engine",
     "URL",
-    "The address of the engine (several with commas), or 'embedded': the pocket model.",
+    "The engine's address (several with commas), or 'embedded': the pocket model.",
     default="embedded",
 )
 @one_of("--engine-kind", ["auto", "vllm", "sglang", "llama.cpp"], "The kind of engine.", "auto")
@@ -37,7 +37,7 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @one_of(
     "--calls",
     ["strict", "lenient"],
-    "lenient: well-formed calls outside their usual place count too, as in vLLM and SGLang.",
+    "lenient: well-formed calls outside their place count, too, as in vLLM and SGLang.",
     "strict",
 )
 @value("--host", "NAME", "The address to listen on.", default="127.0.0.1")

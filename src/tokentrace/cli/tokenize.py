@@ -57,7 +57,7 @@ _OF_JOB: Final = (
 @options.messages_option
 @options.parse_arguments_option
 @options.split_option
-@options.number("-j", "--workers", text="Worker processes.  [default: all cores, fewer for small inputs]")
+@options.number("-j", "--workers", text="Processes.  [default: all cores, fewer for small inputs]")
 @options.ray_option
 @options.overwrite_option
 @options.flag("--stats", text="Show how long the rows are.")
@@ -98,7 +98,7 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     if job.output is None and (job.stats or job.as_json or job.trainer is not None or job.ray is not None):
         raise click.UsageError("--stats, --json, --for and --ray need a file to write: name it with -o")
     if job.output is not None and job.tokenizer is None:
-        raise click.UsageError("rows are for one model: name it with -t (-t pocket is the embedded toy model)")
+        raise click.UsageError("rows are for one model: name it with -t (pocket: the embedded toy model)")
     settings = TokenizeSettings.read(row_settings(chosen), chosen_tokenizer(job.tokenizer))
     try:
         bad = 0 if job.output is None else _write(job, settings)
@@ -135,8 +135,8 @@ def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
 
 class _Display(ProgressBars):
     def update(self, counts: Counts, done: int, total: int) -> None:
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        bad = f", {counts.bad.total():,} bad" if counts.bad.total() else ""
+        seconds, count = max(time.monotonic() - self._began, 1e-9), counts.bad.total()
+        bad = f", {count:,} bad" if count else ""
         rates = f"{counts.rows / seconds:,.0f} rows/s · {counts.tokens / seconds:,.0f} tokens/s"
         status = f"{counted(counts.rows, 'row')}{bad} · {rates}"
         left = seconds * (total - done) / done if done else 0
@@ -146,7 +146,7 @@ class _Display(ProgressBars):
 
 def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     counts = finished.counts
-    share = 100 * counts.trained / counts.tokens if counts.tokens else 0
+    share = 100 * counts.trained / max(counts.tokens, 1)
     yield click.style(f"wrote {finished.output}", bold=True)
     rows = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
     rate = f"{seconds:.1f} s, {counts.tokens / max(seconds, 1e-9):,.0f} tokens/s"
@@ -156,11 +156,11 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
         yield click.style(f"  {counted(samples, 'sample')}: {words}", fg="yellow")
     if finished.bad_rows is None:
         return
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common()) or "none"
     more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
-    bad = counted(counts.bad.total(), "row")
-    yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
-    # the five most frequent reasons; reasons that differ only in numbers or quotes count as one
+    bad = f"{counted(counts.bad.total(), 'row')} gave no sample ({kinds}){more}"
+    yield click.style(f"  {bad}: see {finished.bad_rows}", fg="red")
+    # the five most frequent reasons, without numbers and quotes
     alike: dict[str, list[dict[str, Any]]] = {}
     for row in map(json.loads, finished.bad_rows.read_text(encoding="utf-8").splitlines()):
         alike.setdefault(re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"]), []).append(row)

@@ -17,13 +17,12 @@ MESSAGES: Final = ("messages", "conversations", "conversation")
 COMPLETIONS: Final = ("completion", "response")
 TOOLS: Final = ("tools", "functions")
 VARIABLES: Final = "chat_template_kwargs"
-
 _RESERVED: Final = OF_RENDER.union(inspect.signature(create_renderer).parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of a row's columns. None means the first usual name that the row has."""
+    """A row's columns. None means the first usual name that it has."""
 
     messages: str | None = None
     tools: str | None = None
@@ -42,7 +41,7 @@ class Conversation:
     messages: list[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
     completion_from: int | None = None
-    """The first message that may be trained."""
+    """The first message that may carry loss."""
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -57,8 +56,7 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
     if not isinstance(row, Mapping):
         raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     names = _message_columns(row, columns)
-    is_pair = len(names) == 2
-    # a prompt or completion that is a string is plain text, never JSON
+    is_pair = len(names) == 2  # of strings, which are plain text, never JSON, or messages
     values = [row[name] if is_pair and isinstance(row[name], str) else _messages(row, name) for name in names]
     shape = shape_of([message for value in values if isinstance(value, list) for message in value])
     role, content = ("from", "value") if shape is Shape.SHAREGPT else ("role", "content")
@@ -94,7 +92,7 @@ def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, ...
 
 
 def _value(row: Mapping[str, Any], name: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
-    """Return the named column, or the first usual one that is not None, and its value."""
+    """Return the column, or the first usual one that is not None, and its value."""
     if name is None:
         return next(((one, row[one]) for one in usual if row.get(one) is not None), (None, None))
     if name not in row:
@@ -127,11 +125,11 @@ def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 NULLS_REMOVED: Final = (
-    "null values in tool-call arguments or tool schemas were left out: a table cannot distinguish them from "
-    "missing keys; arguments and tools as JSON text keep them"
+    "nulls in tool-call arguments or tool schemas were left out: a table cannot tell them from missing keys; "
+    "JSON text keeps them"
 )
 _MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
-"""Keys whose values may contain meaningful nulls."""
+"""Keys of values with meaningful nulls."""
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:

@@ -40,7 +40,6 @@ from .tokenizing import Counts, RowTokenizer, TokenizeSettings, filled
 from .trainers import find_trainer
 
 _RETRIES: Final = 3
-"""How often a batch is retried after a worker died on it."""
 _NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 _NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
 QUANTILES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -144,7 +143,7 @@ def tokenize_files(
 def _useful_workers(sources: Sequence[Source]) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = sum(os.path.getsize(source.path) for source in sources)
-    return max(1, min(cores, size >> 22))  # small inputs are done before a second process starts
+    return max(1, min(cores, size >> 22))  # small inputs are done before processes start
 
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
@@ -198,7 +197,7 @@ def tokenize_in_worker(rows: Sequence[Row], settings: bytes, version: str) -> Ba
 
 
 def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -> Results:
-    """Yield results in the order of batches. Raises SampleError if workers fail."""
+    """Yield results in order. Raises SampleError if workers fail."""
     pending = deque(itertools.islice(futures, ahead))
     while pending:
         batch, future = pending.popleft()
@@ -256,7 +255,7 @@ def _end_with_parent() -> None:
 
 
 def import_ray() -> Any:
-    """Import Ray with its datasets. Raises InputError if that fails."""
+    """Raises InputError if Ray cannot be imported."""
     pyarrow()
     try:
         import ray
@@ -277,7 +276,7 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
     where = address or os.environ.get("RAY_ADDRESS", "")
     if where.startswith("ray://"):
         problem = f"{where} is an address of the Ray Client, which is outside the cluster"
-        raise InputError(f"{problem}: run this on one of its nodes with the address 'auto'")
+        raise InputError(f"{problem}: run this on a node with the address 'auto'")
     host, colon, port = where.rpartition(":")
     try:
         if colon and port.isdecimal():
@@ -316,7 +315,7 @@ def _pickled(settings: TokenizeSettings) -> bytes:
 def tokenize_dataset(
     dataset: Any, settings: TokenizeSettings, *, concurrency: int | None = None, keep: Sequence[str] = ()
 ) -> Any:
-    """Turn a Ray Dataset of conversations into one of samples, with the columns of `tokenize_files` except `row`.
+    """Turn a Ray Dataset of conversations into one of samples: the columns of `tokenize_files` except `row`.
 
     `error` says why a row gave no sample; its lists are empty. `keep` names columns to copy. Rows are in order
     only with the dataset's execution option ``preserve_order``.

@@ -45,7 +45,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file with rows. `path` may be an unpacked copy of `origin`, which is empty for stdin."""
+    """A file of rows. `path` may be an unpacked copy of `origin`, which is empty for stdin."""
 
     name: str
     path: str
@@ -183,7 +183,7 @@ def pyarrow(module: str = "pyarrow") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, or what is wrong with it. `number` and `line` (of JSON Lines) count from 1."""
+    """A row, or its problem. `number` and `line` (of JSON Lines) count from 1."""
 
     number: int
     line: int | None
@@ -192,7 +192,7 @@ class Row:
     text: bytes | None = None
     """JSON that is not parsed yet."""
     end: int = 0
-    """Where the row ends, in the units of `Source.size`."""
+    """Where the row ends, in units of `Source.size`."""
     source: str = "rows"
     filled: bool = False
     """True if a table may have filled in nulls."""
@@ -236,7 +236,8 @@ def _values(source: Source) -> Iterator[Row]:
     """Yield the items of a list, unless they are messages."""
     text = Path(source.path).read_bytes()
     whole = Row(1, None, text=text, end=source.size, source=source.name).parsed()
-    value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
+    value = whole.value
+    first = value[0] if isinstance(value, list) and value else None
     is_message = isinstance(first, dict) and ("role" in first or {"from", "value"} <= first.keys())
     if not isinstance(value, list) or is_message:
         yield whole

@@ -1,4 +1,4 @@
-"""Samples as tables, as docs/rows.md specifies them."""
+"""Samples as tables: see docs/rows.md."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ GROUP_BYTES: Final = 1 << 24
 # -- columns
 
 Columns = Mapping[str, Any]
-"""Arrow types by column: a name, a list of one type, a struct."""
+"""Arrow types: a name, a list of one type, a struct."""
 _PER_TOKEN: Final = {
     "input_ids": ("ids", "int32"),
     "loss_mask": ("mask", "bool_"),
@@ -99,7 +99,7 @@ def _arrow_type(kind: Any) -> Any:
 def samples_table(
     samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Return samples as an Arrow table. `places` adds values, such as their row."""
+    """Return an Arrow table. `places` adds values, such as their row."""
     columns = columns or _columns_of(samples)
     places = places or ({"row": at} for at in range(1, len(samples) + 1))
     rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
@@ -140,7 +140,7 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
     }
     columns: dict[str, Any] = dict.fromkeys(CHANNELS)
     for name in values.keys() & _SHAPES.keys():
-        # entries that do not fit stay JSON; pyarrow's errors are of these kinds
+        # entries that do not fit stay JSON
         with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, OverflowError):
             entries = list(map(_SHAPES[name], values[name]))
             pyarrow().array(entries, _arrow_type(CHANNELS[name][0]))
@@ -166,7 +166,7 @@ def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
 
 
 def table_samples(table: Any) -> Iterator[Sample]:
-    """Yield the samples of a table, or of a batch of its rows."""
+    """Yield the samples of a table or a batch."""
     for at in range(table.num_rows):
         yield _sample({name: _plain(name, table.column(name)[at]) for name in table.schema.names})
 
@@ -204,7 +204,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 
 class TableWriter:
-    """Writes tables to an open file, in the format of the suffix of `name`."""
+    """Writes tables to an open file, in the format of `name`'s suffix."""
 
     def __init__(self, name: str, out: IO[bytes], columns: Columns) -> None:
         self._out = out
@@ -251,7 +251,7 @@ _LEGEND: Final = {
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> bytes:
-    """Return the metadata of a file as JSON, with a legend of its numbers."""
+    """Return a file's metadata as JSON, with a legend of numbers."""
     try:
         return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -372,7 +372,7 @@ def metadata_path(path: Path) -> Path:
 
 
 def _lines(table: Any) -> Iterator[bytes]:
-    """Yield rows as JSON. NaN means that nothing was sampled, and becomes null."""
+    """Yield rows as JSON. NaN, for what was not sampled, becomes null."""
     for row in table.to_pylist():
         for name in {"logprobs", "advantages"} & row.keys():
             row[name] = row[name] and [None if math.isnan(value) else value for value in row[name]]

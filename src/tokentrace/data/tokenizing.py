@@ -1,4 +1,4 @@
-"""Turn rows of a dataset into samples, for jobs and checks."""
+"""Turn rows of a dataset into samples."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TokenizeSettings:
 
 
 def filled(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that are not None."""
+    """Return the fields that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
@@ -129,7 +129,6 @@ class RowResult:
 
     @property
     def bad(self) -> BadRow | None:
-        """Why the row gave no sample."""
         return None if self.samples else self.problems[0]
 
 

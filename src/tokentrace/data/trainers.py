@@ -17,13 +17,12 @@ class Trainer:
     title: str
     columns: list[str]
     advice: str
-    """A template of its configuration."""
 
     def advice_for(self, path: Path, longest: int) -> str:
         """Return how to configure the trainer for a file."""
         if not longest:
             return "# there are no rows to train on"
-        form = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
+        form = "json" if path.suffix == ".jsonl" else "parquet"
         quoted = json.dumps(path.as_posix(), ensure_ascii=False)  # YAML does not read escaped surrogate pairs
         return self.advice.format(path=quoted, form=form, longest=longest)
 

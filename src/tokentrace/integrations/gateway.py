@@ -24,7 +24,7 @@ from .rows import FinishedRollout
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Where an agent sends its requests. `base_url` is for Anthropic's clients."""
+    """Where an agent sends requests. `base_url` is for Anthropic's clients."""
 
     task: Task
     base_url: str
@@ -40,15 +40,14 @@ Client = Callable[[Session], float | Awaitable[float | None] | None]
 class GatewayAgent:
     """Runs an agent behind the gateway at `url`, each rollout in a session with these `settings`.
 
-    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's parameters.
-    The rows of an agent that raises stay, without a reward.
+    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's. The rows of
+    an agent that raises stay, without a reward.
     """
 
     def __init__(
         self, url: str, client: Client, *, key: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> None:
-        self._url = url.rstrip("/")
-        self._client = client
+        self._url, self._client = url.rstrip("/"), client
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 

@@ -21,7 +21,7 @@ class TokenStore:
 
     def __init__(self, store: str) -> None:
         if not store or store == ":memory:":
-            raise StoreError("the sink and the resolver share one store: give a path or a postgresql:// URL")
+            raise StoreError("sink and resolver share one store: give a path or a postgresql:// URL")
         self._store = open_store(store)
         self._lineages: dict[str, tuple[RolloutLineage, list[int]]] = {}
 
@@ -48,12 +48,12 @@ class TokenStore:
             session = await self._session(id)
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
-        """Record that a call is sent. Without its `put`, the rollout is incomplete."""
+        """Record a call. Without its `put`, the rollout is incomplete."""
         await self._session(rollout_id)
         await self._store.begin(rollout_id, model_call_id, {})
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
-        """Record that a call was not captured. Snapshots get a new version."""
+        """Record a lost call. Snapshots get a new version."""
         await self._session(rollout_id)
         await self._store.label(rollout_id, [Label(f"incomplete {model_call_id}", True)])
 
@@ -68,7 +68,7 @@ class TokenStore:
         return TokenCaptureSnapshot(rollout_id, entries, is_incomplete, f"{rollout_id} sealed", version=marks)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        """Delete the calls of a frozen rollout; False if it has changed."""
+        """Delete a frozen rollout's calls; False if it has changed."""
         session = await self._store.session(rollout_id)
         if session is None or session.state is not State.SEALED or snapshot_id != f"{rollout_id} sealed":
             return False

@@ -17,9 +17,9 @@ Message = Mapping[str, Any]
 def output_items(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return ``response.output``. The last item of a turn has the turn's tokens.
+    """Return ``response.output``. The last item of a turn has its tokens.
 
-    Raises SampleError for several branches without a `branch`: NeMo RL takes one response per rollout.
+    Raises SampleError for several branches without `branch`: NeMo RL takes one response per rollout.
     """
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
@@ -34,7 +34,7 @@ def output_items(
 def chat_messages(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """Like `output_items`, but as chat messages, including the prompt."""
+    """Like `output_items`, but as chat messages, with the prompt."""
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
     return [{**message, **tokens.get(number, {})} for number, message in enumerate(messages)]
@@ -111,7 +111,7 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
 
 
 def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
-    """Return each call's whole prompt, unless a call that it continues is missing."""
+    """Return calls' whole prompts, unless a call that one continues is missing."""
     calls = {entry.model_call_id: entry for entry in entries}
     whole: dict[str, list[int]] = {}
     before = -1

@@ -5,7 +5,7 @@ Every sampled token carries loss once, with its logprob. What a trainer cannot t
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -61,7 +61,7 @@ def sampling_of(
     """Convert sampling parameters. Raises InputError for unknown ones."""
     if not isinstance(params, Mapping):
         if not hasattr(params, "temperature"):
-            raise InputError(f"sampling parameters must be a mapping of names to values, not {brief(params)}")
+            raise InputError(f"sampling parameters must be a mapping, not {brief(params)}")
         params = {name: getattr(params, name) for name in (*_READ, "stop", *_OFF) if hasattr(params, name)}
     remaining = {
         name: value
@@ -78,7 +78,7 @@ def sampling_of(
     numbers = {name: value for name, value in remaining.items() if isinstance(value, int | float)}
     off = {name for name, value in numbers.items() if value in _OFF.get(name, ())}
     if wrong := {name: value for name, value in remaining.items() if name not in off}:
-        raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured here: leave them out")
+        raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured: leave them out")
     if values.setdefault("max_tokens", max_tokens) is None:
         raise InputError("the sampling parameters have no max_tokens: say how long a turn may be")
     if values.get("top_k") == -1:
@@ -126,7 +126,7 @@ def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, reward: floa
     status = statuses.get(rollout.end, "failed" if rollout.end in FAILED_ENDS else "truncated")
     return dataclasses.replace(
         like,
-        rollout_id=like.rollout_id if like.rollout_id is not None else like.index,
+        rollout_id=like.index if like.rollout_id is None else like.rollout_id,
         tokens=row.prompt_ids + row.response_ids,
         response_length=len(row.response_ids),
         loss_mask=row.response_mask,
@@ -215,18 +215,18 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
 
     samples = list(map(without_tail, rows_of(trajectory, several=True)))
 
-    def padded(rows: Sequence[Any], dtype: Any, filler: int = 0) -> Any:
-        tensor = torch.full((len(rows), max(map(len, rows))), filler, dtype=dtype)
-        for at, row in enumerate(rows):
-            tensor[at, : len(row)] = torch.from_numpy(np.array(row)).to(dtype)
+    def padded(values: Callable[[Sample], Any], dtype: Any, filler: int = 0) -> Any:
+        tensor = torch.full((len(samples), max(map(len, samples))), filler, dtype=dtype)
+        for at, sample in enumerate(samples):
+            tensor[at, : len(sample)] = torch.from_numpy(np.array(values(sample))).to(dtype)
         return tensor
 
     return {
-        "input_ids": padded([sample.ids for sample in samples], torch.int32),
-        "attention_mask": padded([np.ones(len(sample)) for sample in samples], torch.bool),
-        "loss_mask": padded([sample.mask for sample in samples], torch.int32),
-        "logprobs": padded([filled_logprobs(sample) for sample in samples], torch.float32),
-        "versions": padded([weight_versions(sample) for sample in samples], torch.int32, -1),
+        "input_ids": padded(lambda sample: sample.ids, torch.int32),
+        "attention_mask": padded(lambda sample: np.ones(len(sample)), torch.bool),
+        "loss_mask": padded(lambda sample: sample.mask, torch.int32),
+        "logprobs": padded(filled_logprobs, torch.float32),
+        "versions": padded(weight_versions, torch.int32, -1),
         "rewards": torch.full((len(samples),), reward, dtype=torch.float32),
     }
 
@@ -248,7 +248,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         )
         answer = await engine.agenerate(ModelRequest(input_ids=prompt, gconfig=config))
         if list(answer.input_tokens) != prompt:
-            raise EngineAnswerError("AReaL's engine read a different prompt than the one sent")
+            raise EngineAnswerError("AReaL's engine read another prompt")
         ids, versions = answer.output_tokens, list[VersionSpan]()
         if len(answer.output_versions) != len(ids):
             raise EngineAnswerError(f"{len(answer.output_versions)} versions for {len(ids)} ids")
@@ -257,9 +257,8 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         finish = "stop" if answer.stop_reason == "tool_calls" else answer.stop_reason
         return EngineReply(ids, answer.output_logprobs, finish, versions)
 
-    length = settings.max_tokens
-    capabilities = Capabilities("areal", max_length=length, logprobs=kind, versions=True, seeds=False)
-    return CallbackEngine(sample, capabilities)
+    limits = {"max_length": settings.max_tokens, "versions": True, "seeds": False}
+    return CallbackEngine(sample, Capabilities("areal", logprobs=kind, **limits))
 
 
 # -- OpenRLHF
@@ -268,7 +267,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 def openrlhf_output(
     rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None
 ) -> dict[str, Any]:
-    """Return what an `AgentExecutor` returns. A failed rollout needs a `failed_reward`, and has no range."""
+    """Return an `AgentExecutor`'s output. A failed rollout needs a `failed_reward`, and has no range."""
     [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
     start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {
@@ -289,7 +288,7 @@ def openrlhf_output(
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
     """Return an engine that samples with the vLLM engine of OpenRLHF."""
     if getattr(params, "logprobs", None) is None:
-        raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
+        raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on importance sampling correction")
 
     async def sample(request: GenerateRequest) -> EngineReply:
         sampling, vllm_params = request.sampling, copy.deepcopy(params)
@@ -340,9 +339,9 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
 
 # -- verl
 
-_ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+_COUNTS: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 VERL_SAMPLING: Final = ("min_p", *PENALTIES)
-"""Parameters that verl's servers take beyond those of all engines."""
+"""Parameters of verl's servers beyond those of all engines."""
 _VLLM_KINDS: Final = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
 
 
@@ -354,9 +353,9 @@ class ServerEngine(CallbackEngine):
     ) -> None:
         name, optional = rollout.get("name"), frozenset(VERL_SAMPLING)
         kinds = {"vllm": _VLLM_KINDS.get(rollout.get("logprobs_mode")), "sglang": LogprobKind.SCALED}
+        kind = kinds.get(name) or LogprobKind.UNKNOWN
         limits: dict[str, Any] = {"vocab_size": vocab_size, "sampling": optional, "versions": True}
-        capabilities = Capabilities("verl", logprobs=kinds.get(name) or LogprobKind.UNKNOWN, **limits)
-        super().__init__(self._ask, capabilities)
+        super().__init__(self._ask, Capabilities("verl", logprobs=kind, **limits))
         self.answers: list[Any] = []
         self._servers, self._request_id, self._priority = server_manager, request_id, priority
         self._seed_field = "sampling_seed" if name == "sglang" else "seed"
@@ -402,8 +401,7 @@ class ServerEngine(CallbackEngine):
         merged = dict(fields[0])
         if (last := fields[-1].get("max_global_steps")) is not None:
             merged["max_global_steps"] = last
-        merged |= {key: sum(int(one.get(key, 0)) for one in fields) for key in _ADDED_UP if key in merged}
-        return merged
+        return merged | {key: sum(int(one.get(key, 0)) for one in fields) for key in _COUNTS if key in merged}
 
 
 def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:

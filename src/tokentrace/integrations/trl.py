@@ -106,8 +106,8 @@ class RolloutFunction(TrainerRollouts):
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
     - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
-    - `task`: makes a `Task` from a prompt that is not just a list of messages.
-    - `one_of`: chooses a row if a rewritten history gives several. Without it, that raises SampleError.
+    - `task`: makes a `Task` from a prompt that is no list of messages.
+    - `one_of`: chooses a row if a rewritten history gives several, which is a SampleError otherwise.
 
     Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` per row). TRL leaves out a failed
     rollout only if all functions return None for it: see `rollout_reward` and `unless_failed`.
@@ -117,8 +117,10 @@ class RolloutFunction(TrainerRollouts):
     task: Callable[[Any], Task] = _task
     one_of: Callable[[Sequence[Sample]], Sample] = _only
     concurrency: int = 64
-    _started: int = field(default=0, init=False)
-    _sent: tuple[Any, int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._started = 0
+        self._sent: tuple[Any, int] = (None, -1)
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         _check_trainer(trainer)
@@ -153,9 +155,8 @@ class RolloutFunction(TrainerRollouts):
 
     async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[FinishedRollout]:
         state, step = trainer.state, trainer.state.global_step
-        if self.weights_to is not None and not (
-            self._sent and self._sent[0] is state and self._sent[1] == step
-        ):
+        before, at = self._sent
+        if self.weights_to is not None and not (before is state and at == step):
             await self.weights_to.update_weights(_weights(trainer), version=step)
             self._sent = (state, step)
         room = asyncio.Semaphore(self.concurrency)
@@ -211,7 +212,7 @@ _MARK: Final = "leaves_out_failed_rollouts"
 
 
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a TRL reward function, plain or async, so that it returns None for failed rollouts."""
+    """Wrap a TRL reward function, plain or async, to return None for failed rollouts."""
     if not callable(reward):
         raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
 

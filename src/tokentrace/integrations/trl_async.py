@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise ImportError("this needs TRL's AsyncGRPO: pip install 'trl>=1.16'") from error
 
-_NOTHING: Final = "a group of rollouts sampled nothing and gives the trainer no samples"
+_NOTHING: Final = "a group of rollouts sampled nothing and gives no samples"
 
 
 @dataclass(eq=False)
@@ -46,17 +46,15 @@ class RolloutWorker(TrainerRollouts):
     temperature: float = 1.0
     groups: int = 4
     waiting: int = 256
-    rollout_buffer: queue.Queue[Any] = field(default_factory=queue.Queue, init=False)
-    metrics_queue: queue.Queue[dict[str, float]] = field(default_factory=queue.Queue, init=False)
-    model_version: int = field(default=0, init=False)
-    _running: Future[Any] | None = field(default=None, init=False)
-    _moved: float = field(default_factory=time.monotonic, init=False)
-    _why: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._tasks = list(self.tasks)
         if not self._tasks:
             raise InputError("there are no tasks to run")
+        self.rollout_buffer = queue.Queue[Any]()
+        self.metrics_queue = queue.Queue[dict[str, float]]()
+        self.model_version, self._moved, self._why = 0, time.monotonic(), ""
+        self._running: Future[Any] | None = None
 
     # -- TRL's RolloutWorkerProtocol
 
@@ -73,7 +71,7 @@ class RolloutWorker(TrainerRollouts):
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise the error that ended the work, or TimeoutError without samples for too long."""
+        """Raise the error that ended the work, or TimeoutError if there are no samples."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved
@@ -90,7 +88,7 @@ class RolloutWorker(TrainerRollouts):
         self.loop.run(self._updated().pause())
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Send weights to the engine, with the next version."""
+        """Send weights, with the next version."""
         weights = dict(iterator)
         self.loop.run(self._updated().update_weights(weights, version=self.model_version + 1))
 
@@ -142,7 +140,7 @@ class RolloutWorker(TrainerRollouts):
 def rollout_samples(
     finished: Sequence[FinishedRollout], *, group: int, version: int | None = None, temperature: float = 1.0
 ) -> list[RolloutSample]:
-    """Return the samples of a group: one for each row, with advantages as TRL computes them.
+    """Return a sample for each row of a group, with advantages as TRL computes them.
 
     TRL drops samples by `model_version`: `version`, or the oldest one that sampled a trained token.
     """
@@ -178,5 +176,5 @@ def rollout_samples(
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
     trained = weight_versions(row)[row.mask]
     if (trained < 0).any():
-        raise SampleError(f"{row!r}: the engine gives no number for the weights that sampled its tokens")
+        raise SampleError(f"{row!r}: the engine gives no number for the weights that sampled it")
     return trained

@@ -33,7 +33,7 @@ from .trainers import VERL_SAMPLING, ServerEngine, sampling_of
 from .verl_sft import plain, renderer_of
 
 ROLLOUT_REWARD: Final = "rollout"
-"""Uses the rewards of tools and simulated users."""
+"""Uses rewards of tools and simulated users."""
 _NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
 
@@ -169,8 +169,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             raise InputError(f"{problem}: {how}")
         lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
         limits = {
-            # without a limit, as many as there are tokens
-            "turns": turns.max_assistant_turns or settings.response_length,
+            "turns": turns.max_assistant_turns or settings.response_length,  # no limit: a token per turn
             "turn_tokens": settings.response_length,
             "user_turns": turns.max_user_turns,
             "parallel_calls": turns.max_parallel_calls,

@@ -35,25 +35,24 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
     def __init__(
         self, parquet_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
     ) -> None:
-        settings = config or {}
+        setting = (config or {}).get
         if processor is not None:
             raise InputError("images are not supported: use a model without a processor")
         self.tokenizer = hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self.pad_mode, self.truncation = settings.get("pad_mode", "right"), settings.get("truncation", "error")
+        self.pad_mode, self.truncation = setting("pad_mode", "right"), setting("truncation", "error")
         for name, choices in (("pad_mode", _PAD_MODES), ("truncation", _CUTS)):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"data.{name} must be one of {', '.join(choices)}, not {value!r}")
-        self.max_length = int(settings.get("max_length", 1024))
-        self._messages = settings.get("messages_key", "messages")
-        self._tools = settings.get("tools_key", "tools")
-        self._media = settings.get("image_key", "images"), settings.get("video_key", "videos")
-        self._thinking = settings.get("enable_thinking_key", "enable_thinking")
-        default = settings.get("enable_thinking_default")
+        self.max_length = int(setting("max_length", 1024))
+        self._messages, self._tools = setting("messages_key", "messages"), setting("tools_key", "tools")
+        self._media = setting("image_key", "images"), setting("video_key", "videos")
+        self._thinking = setting("enable_thinking_key", "enable_thinking")
+        default = setting("enable_thinking_default")
         self._thinking_default = None if default == "none" else _switch(default)  # verl's default
-        ours = plain(settings.get("tokentrace"))
+        ours = plain(setting("tokentrace"))
         self._sample = {key: ours.pop(key) for key in _SAMPLE if key in ours}
-        self._renderer = {**ours, **plain(settings.get("apply_chat_template_kwargs"))}
-        self.rows = _rows(parquet_files, max_samples, settings)
+        self._renderer = {**ours, **plain(setting("apply_chat_template_kwargs"))}
+        self.rows = _rows(parquet_files, max_samples, setting("shuffle"), setting("seed"))
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -106,17 +105,16 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         return values[-self.max_length :] if self.truncation == "left" else values[: self.max_length]
 
 
-def _rows(files: Any, limit: int, settings: Mapping[str, Any]) -> Any:
+def _rows(files: Any, limit: int, shuffle: bool | None, seed: int | None) -> Any:
     names = [files] if isinstance(files, str) else list(files)
     read = pyarrow("pyarrow.parquet").read_table
     tables = [read(copy_local_path_from_hdfs(name)) for name in names]
     table = pyarrow().concat_tables(tables, promote_options="permissive")
     if not 0 < limit < table.num_rows:
         return table
-    if not settings.get("shuffle"):
+    if not shuffle:
         return table.slice(0, limit)
-    random = np.random.default_rng(settings.get("seed"))
-    return table.take(random.choice(table.num_rows, size=limit, replace=False))
+    return table.take(np.random.default_rng(seed).choice(table.num_rows, size=limit, replace=False))
 
 
 def _switch(value: Any) -> bool | None:
