@@ -23,13 +23,13 @@ COMMANDS: Final = {
     "families": "Show what is known about each family of models.",
     "demo": "Run rollouts through three client paths and compare them.",
 }
-"""The name of each command, which is also the name of its function, and what it does."""
+"""Each command, which is also the name of its function, and what it does."""
 _MODULES: Final = {"families": "render", "view": "render", "keys": "export"}
-"""The modules of commands whose module has another name."""
+"""Commands in modules of another name."""
 
 
 def command(function: Callable[..., Any]) -> click.Command:
-    """Turn a function into the command of the same name, with ``--debug`` as its last option."""
+    """Turn a function into the command of its name, with ``--debug`` as the last option."""
     result: click.Command = debug_option(click.command()(function))
     return result
 
@@ -54,9 +54,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from ..errors import TokentraceError
 
-        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        for name in ("OPENBLAS", "OMP", "MKL"):
             if "numpy" not in sys.modules:  # the pocket model's matrices are too small for more threads
-                os.environ.setdefault(name, "1")
+                os.environ.setdefault(f"{name}_NUM_THREADS", "1")
         if os.environ.get("NO_COLOR"):
             ctx.color = False
         try:
@@ -74,14 +74,14 @@ class Commands(click.Group):
 def main() -> None:
     """Train on the exact tokens the model saw and sampled.
 
-    tokentrace renders conversations with a model's own chat template, run with traced values: every token
-    knows its message, its field, and whether the model samples it.
+    tokentrace runs a model's own chat template on traced values: every token knows its message, its field, and
+    whether the model samples it.
 
     \b
     Examples:
       tokentrace demo
       tokentrace render chat.json --tokenizer ./Qwen3-8B
-      tokentrace render chat.json --format html -o report.html --open
+      tokentrace render chat.json --format html --open
       tokentrace audit ./Qwen3-8B
       tokentrace check rows.parquet --tokenizer ./Qwen3-8B
       tokentrace tokenize chats.jsonl -o rows.parquet --tokenizer ./Qwen3-8B

@@ -22,22 +22,18 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 
 @command
 @click.argument("tokenizers", nargs=-1, metavar="[TOKENIZER]...", type=click.Path())
-@click.option(
-    "-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name a TOKENIZER."
-)
+@click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name TOKENIZER.")
 @options.audit_options
 @options.input_file("--on", "Instead, compare this conversation in production, rollout and training.")
 @options.index_option
 @options.tools_option
 @options.number("--step", least=0, text="With --on: show only step N.")
-@options.past_option(
-    "With --on: how training shows the past; inference: the rollout breaks where production rewrites."
-)
+@options.past_option("With --on: the past in training; inference: a rollout breaks where production rewrites.")
 @options.flag("--grammar", text="Show the grammar of the model's turn instead.")
 @options.value(
     "--tool-parser",
     "NAME",
-    "With --grammar: the dialect of tool calls, instead of the template's.",
+    "With --grammar: the dialect of tool calls.",
     shell_complete=options.complete_dialects,
 )
 @options.value("--reasoning-parser", "NAME", "With --grammar: the tags of reasoning.")
@@ -54,14 +50,14 @@ _PARSERS = ("tool_parser", "reasoning_parser")
 def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
 
-    The first lines say what to do. Each break comes with the smallest conversation that has it, and with the
-    template line that causes it. TOKENIZER is a model's folder or hub name (name@revision for one of its
-    revisions), or a .jinja file in a model's folder; without one, the embedded pocket model is audited.
+    The first lines say what to do. Each break comes with the smallest conversation that has it, and the template
+    line that causes it. TOKENIZER is a model's folder or hub name (name@revision for a revision), or a .jinja
+    file in a model's folder; without one, the embedded pocket model is audited.
 
-    With --on, one conversation is compared instead, turn by turn: what production shows, the stream of an
-    append-only rollout, and one training row. With --grammar, the grammar of the model's turn is shown instead.
+    With --on, a conversation is compared instead, turn by turn: what production shows, the stream of an
+    append-only rollout, and a training row. With --grammar, the grammar of the model's turn is shown instead.
 
-    The exit code is 0; 1 if a use does not hold (with --require, only uses that it names count) or --on shows a
+    The exit code is 0; 1 if a use does not hold (with --require, only those that it names count) or --on shows a
     difference; 2 on errors.
 
     \b
@@ -75,14 +71,13 @@ def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str
     """
     tokenizers += more
     _check_options(ctx, options, tokenizers)
-    if options["grammar"] or options["on"] is not None:
-        options |= _split_name(tokenizers[0] if tokenizers else None, options["chat_template"])
-        ctx.exit(_show_grammar(options) if options["grammar"] else _show_conversation(options))
-    ctx.exit(_certify(tokenizers, options))
+    if not options["grammar"] and options["on"] is None:
+        ctx.exit(_certify(tokenizers, options))
+    options |= _split_name(tokenizers[0] if tokenizers else None, options["chat_template"])
+    ctx.exit(_show_grammar(options) if options["grammar"] else _show_conversation(options))
 
 
 def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tuple[str, ...]) -> None:
-    """Reject options that cannot be combined."""
     on, grammar = options["on"] is not None, options["grammar"]
     used = {**dict.fromkeys(_ON, on), **dict.fromkeys(_PARSERS, grammar), "tools": on or grammar}
     for name, goes in used.items():
@@ -98,7 +93,7 @@ def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tupl
 
 
 def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
-    """Audit templates and print what they are safe for. Return 1 if something does not hold."""
+    """Return 1 if something does not hold."""
     from ..diagnose.certify import audits_document
     from ..diagnose.verdicts import Use
     from ..settings import choose
@@ -107,7 +102,7 @@ def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
     require, partly = options["require"], options["allow_partly"]
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
     if require is not None and not uses:
-        raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}")
+        raise click.UsageError(f"--require {require!r} names no use: choose from {', '.join(Use)}")
     reports = [_run(name, options) for name in tokenizers or (chosen_tokenizer(None),)]
     show_report(audits_document(reports), [report.to_json() for report in reports], options)
     unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=partly)]
@@ -123,9 +118,9 @@ def _run(name: str, options: dict[str, Any]) -> AuditReport:
     from .inputs import make_renderer
 
     files = _split_name(name, options["chat_template"])
-    renderer = make_renderer({**options, **files})
-    model, template = Path(files["tokenizer"]).absolute().name, files["chat_template"]
-    title = model if template is None else f"{Path(template).name} of {model}"
+    renderer = make_renderer(options | files)
+    title, template = Path(files["tokenizer"]).absolute().name, files["chat_template"]
+    title = title if template is None else f"{Path(template).name} of {title}"
     with working(f"auditing {title}"):
         return audit_template(renderer, name=title)
 
@@ -142,7 +137,7 @@ def _show_grammar(options: dict[str, Any]) -> int:
 
 
 def _show_conversation(options: dict[str, Any]) -> int:
-    """Show a conversation in production, rollout and training. Return 1 if they differ."""
+    """Return 1 if production, rollout and training differ."""
     from ..diagnose.histories import compare_histories
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
@@ -160,17 +155,15 @@ def _show_conversation(options: dict[str, Any]) -> int:
 
 
 def _split_name(name: str | None, template: str | None) -> dict[str, Any]:
-    """Return the tokenizer and the template of a name. A .jinja file belongs to the model in its folder."""
+    """Return the tokenizer and template of a name. A .jinja file belongs to the model in its folder."""
     path = Path(name or "")
     if path.suffix != ".jinja":
         return {"tokenizer": name, "chat_template": template}
     if template is not None:
-        raise InputError(
-            f"{name} is a template, but --chat-template names another one; give the model's folder"
-        )
+        raise InputError(f"{name} is a template, but --chat-template names another: give the model's folder")
     if not path.is_file():
         raise InputError(f"there is no file {name}")
     if not path.with_name("tokenizer.json").is_file():
         advice = f"use tokentrace audit MODEL --chat-template {name}"
-        raise InputError(f"{name} has no tokenizer.json next to it: {advice}")
+        raise InputError(f"there is no tokenizer.json next to {name}: {advice}")
     return {"tokenizer": str(path.parent), "chat_template": name}

@@ -1,6 +1,7 @@
-"""``tokentrace check``: check recorded rows, rollouts, or one prompt."""
+"""``tokentrace check``."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,22 +18,22 @@ _COMMON: Final = _TEMPLATE | {"tokenizer", "prompt", "limit", "allow", "html", "
 _CHECK_ONLY: Final = frozenset({"sources", "ids_column", "mask_column", "pad_token", "split"})
 """Options for rows that are not settings of `tokenize`."""
 ROWS, ROLLOUTS, STREAM = "rows of ids", "rollouts", "a stream and its next prompt"
-"""What a file can hold. Each kind has its own check."""
+"""What a file can hold."""
 
 
 @command
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @options.template_options
 @options.input_file("--prompt", "Ids of the next prompt.")
-@options.value("--branch", "N", "With --prompt: the branch of a trajectory.  [default: the last]", type=int)
-@options.value("--engine", "URL", 'Compare logprobs with those of this engine; "embedded": the pocket model.')
+@options.value("--branch", "N", "With --prompt: a trajectory's branch.  [default: the last]", type=int)
+@options.value("--engine", "URL", 'Compare logprobs with this engine\'s; "embedded": the pocket model.')
 @options.supervision_options
 @click.option("--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from.")
-@options.value("--ids-column", "NAME", "The column with the ids.  [default: detected]")
-@options.value("--mask-column", "NAME", "The column with the mask, or labels.  [default: detected]")
+@options.value("--ids-column", "NAME", "The column of ids.  [default: detected]")
+@options.value("--mask-column", "NAME", "The column of the mask, or labels.  [default: detected]")
 @options.messages_column_option
 @options.parse_arguments_option
-@options.value("--pad-token", "TOKEN", "What rows are padded with.  [default: the tokenizer's own]")
+@options.value("--pad-token", "TOKEN", "What rows are padded with.  [default: the tokenizer's]")
 @options.split_option
 @options.number("--limit", text="Check the first N rows or rollouts only.")
 @click.option(
@@ -49,11 +50,11 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     """Check the tokens in FILE, whoever recorded them.
 
     Rows of ids (JSON Lines, Parquet, or a folder of them) are compared with what the template gives for their
-    conversations: in the row, or in the file that the row names.
+    conversations, in the row or in the file that it names.
 
     Rollouts are a trajectory (.tt) or a folder of them, the output of "tokentrace rollout", a gateway's store (a
     file, or postgresql://user@host/database), their rows, or a dump of another framework. Does each prompt begin
-    with the stream so far, id for id? If not, why, and what does it cost? Masks and logprobs are checked as well.
+    with the stream so far, id for id? If not, why, and what does it cost? Masks and logprobs are checked, too.
 
     With --prompt, FILE is a stream (a trajectory, or a JSON list of ids) that the prompt must begin with.
 
@@ -72,7 +73,7 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
 
     kinds = {ROLLOUTS if holds_rollouts(name) else ROWS for name in inputs if options["prompt"] is None}
     if len(kinds) > 1:
-        raise click.UsageError("rows and rollouts are checked separately: name files of one kind")
+        raise click.UsageError("rows and rollouts are checked separately: name one kind of files")
     kind = kinds.pop() if kinds else STREAM
     chosen = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     kind_of = {"engine": ROLLOUTS, "branch": STREAM}
@@ -108,15 +109,14 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
     from ..diagnose.rollouts import check_rollouts
     from .inputs import connect_engine
 
-    model, engine, quiet = _model(inputs, options), options["engine"], options["quiet"]
+    model, address, quiet = _model(inputs, options), options["engine"], options["quiet"]
+    connect = partial(connect_engine, address, getattr(model, "tokenizer", model))
     with ProgressBars(transient=True, quiet=quiet) as bars:
         report = check_rollouts(
             inputs,
             model,
             limit=options["limit"],
-            engine=None
-            if engine is None
-            else lambda: connect_engine(engine, getattr(model, "tokenizer", model)),
+            engine=None if address is None else connect,
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
     show_report(report, report.to_json(), options, tokenizer=model)
@@ -128,7 +128,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
 
 
 def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
-    """Return the model's renderer, or its tokenizer if it has no template; None if the model is unknown."""
+    """Return the model's renderer, or its tokenizer without a template; None if the model is unknown."""
     from ..diagnose.record_files import highest_id
     from ..diagnose.rollouts import recorded_tokenizer
     from ..errors import RendererError, TemplateError
@@ -162,16 +162,15 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
         stream, sampled = trajectory.stream(branch), trajectory.table(branch).mask
     else:
         stream = _read_ids(inputs[0])
-    following = _read_ids(options["prompt"])
-    renderer = make_renderer(options)
+    prompt, renderer = _read_ids(options["prompt"]), make_renderer(options)
     with working("comparing"):
-        broken = explain_break(stream, following, renderer, sampled=sampled)
+        broken = explain_break(stream, prompt, renderer, sampled=sampled)
     if broken is not None:
         show_report(broken, broken.to_json(), options, tokenizer=renderer)
     elif options["as_json"]:
         click.echo(json.dumps({"extends": True}))
     elif not options["quiet"]:
-        new = counted(len(following) - len(stream), "new one")
+        new = counted(len(prompt) - len(stream), "new one")
         click.echo(f"the prompt extends the stream: {counted(len(stream), 'id')}, and {new}")
     return broken is not None
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @command
 @number("-n", "--rollouts", default=64, text="Rollouts per path.")
-@number("--seed", default=0, least=0, text="The seed of the questions and the sampling.")
+@number("--seed", default=0, least=0, text="The seed of questions and sampling.")
 @folder_option("The output folder.", default="tokentrace-demo")
-@flag("--render", "render_", text="Render the shipped example instead, and explain it.")
+@flag("--render", "render_", text="Instead, render an example and explain it.")
 @flag("--open", "open_", text="Open the report in a browser.")
 @json_option("Print the table as JSON.")
 def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, as_json: bool) -> None:
@@ -79,9 +79,10 @@ def _write_rows(output: Path, samples: Sequence[Sample], seed: int) -> None:
     """Write rows, as JSON Lines if pyarrow is missing."""
     from ..data.tables import write_samples
 
+    path = output / "rows.parquet"
     if importlib.util.find_spec("pyarrow") is not None:
-        write_samples(output / "rows.parquet", samples, {"made_by": "tokentrace demo", "seed": seed})
-        note(f"wrote {output / 'rows.parquet'}")
+        write_samples(path, samples, {"made_by": "tokentrace demo", "seed": seed})
+        note(f"wrote {path}")
         return
     lines = ""
     for one in samples:
@@ -90,7 +91,7 @@ def _write_rows(output: Path, samples: Sequence[Sample], seed: int) -> None:
         if one.logprobs is not None:
             row["logprobs"] = [None if math.isnan(value) else value for value in one.logprobs.tolist()]
         lines += json.dumps(row | {"source": one.name, "branch": one.branch, "reward": one.reward}) + "\n"
-    write_file(output / "rows.jsonl", lines)
+    write_file(path.with_suffix(".jsonl"), lines)
 
 
 def _explain_example(output: Path) -> Path:

@@ -1,4 +1,4 @@
-"""``tokentrace export`` and ``keys``: commands for a gateway's sessions and keys."""
+"""``tokentrace export`` and ``keys``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @options.rows_option(required=True)
 @options.trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
-@options.one_of("--state", ["open", "sealed", "exported"], "Only sessions that are in this state.")
-@options.value("--search", "TEXT", "Only sessions with this text in their id or metadata.")
+@options.one_of("--state", ["open", "sealed", "exported"], "Only sessions in this state.")
+@options.value("--search", "TEXT", "Only sessions with this text in id or metadata.")
 @options.overwrite_option
-@options.flag("--keep-state", text="Leave sealed sessions sealed instead of marking them as exported.")
+@options.flag("--keep-state", text="Leave sealed sessions sealed: do not mark them as exported.")
 @options.json_option("Print what was written as JSON.")
 @options.quiet_option
 def export(*, store: str, **chosen: Any) -> None:
@@ -50,14 +50,14 @@ def export(*, store: str, **chosen: Any) -> None:
     from ..data.trainers import find_trainer
 
     job = SimpleNamespace(**chosen)
-    target = find_trainer(job.trainer)
-    target_path(job.output, target, overwrite=job.overwrite)
+    trainer = find_trainer(job.trainer)
+    target_path(job.output, trainer, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):
         raise click.UsageError("--session names the sessions: it cannot be combined with --state or --search")
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "does not exist"
         raise InputError(f"{store} {what}: name the file of `tokentrace serve --store`, or a run's rollouts.db")
-    done = asyncio.run(_export(store, job, target))
+    done = asyncio.run(_export(store, job, trainer))
     names = ("sessions", "rows", "tokens", "trained", "causes", "marked", "longest")
     data = {name: getattr(done, name) for name in names} | {"output": str(job.output)}
     counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {counted(done.tokens)}"
@@ -83,9 +83,9 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
             if info.state == "dropped":
                 raise InputError(f"session {id!r} was dropped: its tokens are gone")
             sessions.append(info)
-        total, state = len(sessions), None if job.state is None else State(job.state)
+        total, state = len(sessions), job.state and State(job.state)
         if not sessions:
-            states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
+            states = [state] if state else [State.OPEN, State.SEALED, State.EXPORTED]
             total = sum([await store.count(each) for each in states])
             sessions = store.sessions(state=state, search=job.search or "")
         export = Export(store, sessions)
@@ -117,7 +117,7 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
 def keys(file: Path, admin: bool, agent: bool, name: str | None) -> None:
     """Make a key, print it once, and add its hash to FILE, which `tokentrace serve --keys FILE` reads.
 
-    The key itself is stored nowhere. Keys for single sessions are made with the session: POST /sessions.
+    The key itself is not stored. Keys for single sessions come with the session: POST /sessions.
 
     \b
     Examples:
@@ -127,5 +127,5 @@ def keys(file: Path, admin: bool, agent: bool, name: str | None) -> None:
     from ..gateway.access import Role, add_key
 
     if admin == agent:
-        raise click.UsageError("say what the key is for: either --admin or --agent")
+        raise click.UsageError("say what the key is for: --admin or --agent")
     click.echo(add_key(file, Role.ADMIN if admin else Role.AGENT, name or ""))

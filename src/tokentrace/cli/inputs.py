@@ -1,4 +1,4 @@
-"""What commands read: conversations, tools, templates and their variables. Errors name the file and the place."""
+"""What commands read: conversations, tools, templates, variables. Errors name the file and the place."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PYTHON: Final = {"True": True, "False": False, "None": None}
 
 
 def chosen_tokenizer(tokenizer: str | None) -> str:
-    """Return the value of ``--tokenizer``, by default the embedded model, with a note."""
+    """Return ``--tokenizer``, by default the embedded model, with a note."""
     if tokenizer is None:
         note("no --tokenizer: using the embedded pocket model")
     return tokenizer or "pocket"
 
 
 def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
-    """Return the renderer that `options.template_options` describe."""
+    """Return the renderer of `options.template_options`."""
     from ..rendering.factory import create_renderer
 
     name = chosen_tokenizer(template["tokenizer"])
@@ -42,7 +42,7 @@ def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
 async def connect_engine(
     engine: str, tokenizer: Tokenizer | None, kind: str = "auto", settings: HTTPSettings | None = None
 ) -> Engine:
-    """Connect to an engine, to several separated by commas, or to the embedded one."""
+    """Connect to an engine, to several with commas, or to the embedded one."""
     from ..engines.embedded import EmbeddedEngine
     from ..engines.errors import EngineError
     from ..engines.servers import connect
@@ -61,19 +61,20 @@ def conversation_title(source: str) -> str:
 
 
 def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
-    """Read messages and tools (None for none) from a file, or from stdin for ``-``.
+    """Read messages and perhaps tools from a file, or from stdin for ``-``.
 
-    The file holds a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index`, or with
-    the suffix ``.jsonl``, one of these per line.
+    It has a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index` or the suffix
+    ``.jsonl``, one per line.
     """
     text, name, line = read_text(source), "stdin" if source == "-" else source, 1
     if index is not None or Path(source).suffix in (".jsonl", ".ndjson"):
         rows = [(number, row) for number, row in enumerate(text.split("\n"), 1) if row.strip()]
-        if not -len(rows) <= (index or 0) < len(rows):
-            raise InputError(f"{name}: there is no conversation {index or 0}; it has {len(rows)}")
+        at = index or 0
+        if not -len(rows) <= at < len(rows):
+            raise InputError(f"{name}: there is no conversation {at}; it has {len(rows)}")
         if index is None and len(rows) > 1:
             note(f"conversation 1 of {len(rows)}; --index chooses another")
-        line, text = rows[index or 0]
+        line, text = rows[at]
     value = parse_json(text, name, line, indexed=index is not None)
     if not isinstance(value, dict):
         return value, None
@@ -84,7 +85,7 @@ def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
 
 
 def read_tools(source: str | None, default: Any = None) -> Any:
-    """Read tool schemas from a file: a list, an object with ``tools``, or a single schema."""
+    """Read tool schemas: a list, an object with ``tools``, or one schema."""
     if source is None:
         return default
     value = parse_json(read_text(source), conversation_title(source))
@@ -92,7 +93,7 @@ def read_tools(source: str | None, default: Any = None) -> Any:
 
 
 def parse_json(text: str, name: str, line: int = 1, *, indexed: bool = False) -> Any:
-    """Parse JSON. Raises InputError naming the line (`line` is the number of the first) and the column."""
+    """Parse JSON that begins at `line`. Raises InputError naming line and column."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -114,9 +115,9 @@ def read_text(source: str) -> str:
 
 
 def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
-    """Parse template variables from ``KEY=VALUE`` and JSON objects.
+    """Parse template variables: ``KEY=VALUE`` or JSON objects.
 
-    A value is JSON, ``True``, ``False`` or ``None``, or else text.
+    A value is JSON, ``True``, ``False``, ``None``, or text.
 
     >>> parse_kwargs(["thinking=False", "off=true", "date=a=b", 'word="True"', "none=", "n=1", '{"n": [1]}'])
     {'thinking': False, 'off': True, 'date': 'a=b', 'word': 'True', 'none': '', 'n': [1]}
@@ -136,9 +137,10 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
             except ValueError:
                 variables[key] = text
     parameters = inspect.signature(create_renderer).parameters.values()
-    settings = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
+    reserved = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
+    reserved |= {"messages", "tools", "add_generation_prompt"}
     for key in variables:
-        if key in {"messages", "tools", "add_generation_prompt"} | settings:
+        if key in reserved:
             raise InputError(f"--kwargs: {key!r} is not a template variable; see --help for settings")
     return variables
 
@@ -148,22 +150,22 @@ def split_list(names: str) -> list[str]:
 
 
 def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `TokenizeSettings` that options describe."""
+    """Return options as settings of `TokenizeSettings`."""
     from ..conversation.messages import check_tools
     from ..rendering.factory import template_source
 
-    readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "parts": ("parts", split_list),
-        "roles": ("roles", split_list),
-        "kwargs": ("template_kwargs", parse_kwargs),
-        "chat_template": ("chat_template", template_source),
-        "tools": ("tools", lambda path: check_tools(read_tools(path))),
+    readers: dict[str, Callable[[Any], Any]] = {
+        "parts": split_list,
+        "roles": split_list,
+        "kwargs": parse_kwargs,
+        "chat_template": template_source,
+        "tools": lambda path: check_tools(read_tools(path)),
     }
     settings: dict[str, Any] = {}
     for name, value in options.items():
         if name.endswith("_column"):
             settings.setdefault("columns", {})[name.removesuffix("_column")] = value
         else:
-            setting, read = readers.get(name, (name, lambda option: option))
-            settings[setting] = read(value)
+            setting = "template_kwargs" if name == "kwargs" else name
+            settings[setting] = readers[name](value) if name in readers else value
     return settings

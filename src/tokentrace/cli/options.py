@@ -20,7 +20,7 @@ INPUT_FILE: Final = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
 def together(*options: Option) -> Option:
-    """Combine options into one decorator; ``--help`` lists them in this order."""
+    """Combine options into a decorator; ``--help`` keeps their order."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -31,7 +31,7 @@ def together(*options: Option) -> Option:
 
 
 class ResultFile(click.Path):
-    """An output file. Raises InputError before the work starts if it cannot be written."""
+    """An output file. Raises InputError before the work if it cannot be written."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -44,38 +44,32 @@ class ResultFile(click.Path):
 
 
 def value(name: str, metavar: str, text: str, **more: Any) -> Option:
-    """Return an option for one value."""
     return click.option(name, metavar=metavar, help=text, show_default=True, **more)
 
 
 def one_of(name: str, choices: list[str], text: str, default: str | None = None) -> Option:
-    """Return an option with a few choices."""
     return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)
 
 
 def flag(*names: str, text: str) -> Option:
-    """Return an option without a value."""
     return click.option(*names, is_flag=True, help=text)
 
 
 def number(*names: str, text: str, least: int = 1, **more: Any) -> Option:
-    """Return an option for a whole number."""
     return click.option(*names, type=click.IntRange(least), metavar="N", help=text, show_default=True, **more)
 
 
 def input_file(name: str, text: str) -> Option:
-    """Return an option for a file to read; "-" is stdin."""
+    """An option for a file to read; "-" is stdin."""
     return value(name, "FILE", text, type=INPUT_FILE)
 
 
 def rows_option(required: bool = False) -> Option:
-    """Return the option ``-o FILE`` for rows."""
     kind, text = click.Path(path_type=Path), "The file to write: .parquet or .jsonl."
     return click.option("-o", "--output", type=kind, metavar="FILE", required=required, help=text)
 
 
 def folder_option(text: str, **more: Any) -> Option:
-    """Return the option ``-o FOLDER``."""
     kind = click.Path(file_okay=False, path_type=Path)
     return click.option("-o", "--output", type=kind, metavar="FOLDER", help=text, show_default=True, **more)
 
@@ -88,27 +82,21 @@ def page_option(text: str) -> Option:
     return value("--html", "FILE", text, type=ResultFile())
 
 
-# -- completion
-
-
-def _complete_names(module: str, table: str, *more: str) -> Completer:
+def _complete_names(module: str, *more: str) -> Completer:
     def complete(_ctx: click.Context, _parameter: click.Parameter, text: str) -> list[Any]:
-        rows = getattr(importlib.import_module(f"..formats.{module}", __package__), table)
+        rows = getattr(importlib.import_module(f"..formats.{module}", __package__), module.upper())
         return [name for row in (*more, *rows) if (name := getattr(row, "name", row)).startswith(text)]
 
     return complete
 
 
-complete_families: Final = _complete_names("families", "FAMILIES")
-complete_dialects: Final = _complete_names("dialects", "DIALECTS")
-
-
-# -- options
+complete_families: Final = _complete_names("families")
+complete_dialects: Final = _complete_names("dialects")
 
 
 def _address(_: click.Context, __: click.Parameter, address: str | None) -> str | None:
     if address and Path(address).exists():
-        raise click.UsageError(f"--ray takes an address, but {address} is a file: name it before --ray")
+        raise click.UsageError(f"--ray takes an address; {address} is a file: name it before --ray")
     return address
 
 
@@ -133,7 +121,7 @@ trainer_option: Final = click.option(
     "--for",
     "trainer",
     type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
-    help="Write what this trainer reads, and print what to put into its configuration.",
+    help="Write what this trainer reads, and print its configuration.",
 )
 tokenizer_option: Final = click.option(
     "-t",
@@ -142,28 +130,21 @@ tokenizer_option: Final = click.option(
     type=click.Path(),
     help="A model's folder or hub name.  [default: the embedded pocket model]",
 )
-index_option: Final = value(
-    "--index", "N", "Take conversation N of a JSON Lines file (0 is the first, -1 the last).", type=int
-)
+index_option: Final = value("--index", "N", "Take conversation N of JSON Lines (-1: the last).", type=int)
 messages_option: Final = one_of(
-    "--messages",
-    ["adapt", "as_given"],
-    "Convert messages to a form that the template reads, or leave them as they are.",
-    "adapt",
+    "--messages", ["adapt", "as_given"], "Convert messages to a form that the template reads, or not.", "adapt"
 )
 past_option: Final = partial(one_of, "--past", ["template", "inference", "tool_calls", "preserve", "patched"])
 control_tokens_option: Final = one_of(
     "--control-tokens",
     ["literal", "reject", "hf_compat"],
-    "How to treat a control token in the text of a user or a tool.",
+    "How to treat control tokens in the text of users and tools.",
     "literal",
 )
 messages_column_option: Final = value(
-    "--messages-column", "NAME", "The column with the messages.  [default: detected]"
+    "--messages-column", "NAME", "The column of messages.  [default: detected]"
 )
-parse_arguments_option: Final = flag(
-    "--parse-arguments", text="Parse arguments that are JSON strings, as inference servers do."
-)
+parse_arguments_option: Final = flag("--parse-arguments", text="Parse arguments that are JSON, as servers do.")
 split_option: Final = value("--split", "NAME", "The split of a dataset.  [default: train, or the only one]")
 quiet_option: Final = flag("-q", "--quiet", text="No progress, no summary.")
 tools_option: Final = input_file("--tools", "Tool schemas as JSON.")
@@ -174,14 +155,9 @@ audit_options: Final = together(
         "NAME",
         "A family, auto or default.",
         default="auto",
-        shell_complete=_complete_names("families", "FAMILIES", "auto", "default"),
+        shell_complete=_complete_names("families", "auto", "default"),
     ),
-    value(
-        "--chat-template",
-        "FILE",
-        "A Jinja file instead of the tokenizer's template, or the name of another template that it has.",
-        type=click.Path(),
-    ),
+    value("--chat-template", "FILE", "A Jinja file, or another template's name.", type=click.Path()),
 )
 renderer_options: Final = together(tokenizer_option, audit_options)
 template_options: Final = together(tokenizer_option, tools_option, audit_options)
@@ -191,7 +167,7 @@ supervision_options: Final = together(
     one_of(
         "--turns",
         ["all", "last", "flagged"],
-        'Which assistant turns carry loss; flagged: all but those with "train": false or "weight": 0.',
+        'Which turns carry loss; flagged: all but those with "train": false or "weight": 0.',
         "all",
     ),
     value("--parts", "LIST", "Which parts of a turn carry loss.", default="reasoning,content,tool_calls,stop"),
@@ -202,7 +178,7 @@ supervision_options: Final = together(
         "Earlier turns: as the template writes them, with all reasoning, or a row per turn as the model saw it."
         "  [default: template, with a warning where it matters]",
     ),
-    flag("--final-stop", text="Add the stop token where the template leaves the last turn without it."),
+    flag("--final-stop", text="Add the stop token if the template ends the last turn without it."),
     flag("--use-patched", text="Show past turns as they were sampled."),
     control_tokens_option,
 )

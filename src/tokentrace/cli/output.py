@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a rich console that respects NO_COLOR: https://no-color.org."""
+    """Return a rich console that respects NO_COLOR."""
     from rich.console import Console
 
     return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto")
@@ -32,7 +32,7 @@ def note(text: str) -> None:
 
 
 def write_file(path: Path, text: str, *, launch: bool = False) -> None:
-    """Write a text to a file, and perhaps open it in a browser."""
+    """Write a file, and perhaps open it in a browser."""
     path.write_text(text, encoding="utf-8")
     note(f"wrote {path}")
     if launch:
@@ -42,14 +42,14 @@ def write_file(path: Path, text: str, *, launch: bool = False) -> None:
 def write_page(
     path: Path, result: Any, *, title: str = "", tokenizer: Any = None, launch: bool = False
 ) -> None:
-    """Write a result as a self-contained page."""
+    """Write a self-contained page."""
     from ..show.page import show
 
     write_file(path, show(result, title=title, tokenizer=tokenizer).html, launch=launch)
 
 
 def print_result(value: Any) -> None:
-    """Print any result: in colours on a terminal that has them, else as plain lines."""
+    """Print any result, in colours on a terminal that has them."""
     from ..show.terminal import plain_view, text_view
 
     console = make_console()
@@ -60,7 +60,7 @@ def print_result(value: Any) -> None:
 
 
 def show_report(result: Any, data: Any, options: Mapping[str, Any], **page: Any) -> None:
-    """Print a result, or its data with --json; nothing with --quiet. Write it as a page with --html."""
+    """Print a result: with --json its data, with --quiet nothing; with --html, write a page."""
     if options["as_json"]:
         click.echo(json.dumps(data))
     elif not options["quiet"]:
@@ -70,17 +70,17 @@ def show_report(result: Any, data: Any, options: Mapping[str, Any], **page: Any)
 
 
 def print_rows(data: dict[str, Any], summary: str, job: SimpleNamespace, longest: int) -> None:
-    """Print the summary of a file of rows, or JSON, and what to put into a trainer's configuration."""
+    """Print the summary of a file of rows, or JSON, and a trainer's configuration."""
     from ..data.trainers import find_trainer
 
     trainer = find_trainer(job.trainer)
-    advice = None if trainer is None else trainer.advice_for(job.output, longest)
+    advice = {} if trainer is None else {"advice": trainer.advice_for(job.output, longest)}
     if job.as_json:
-        click.echo(json.dumps(data if advice is None else {**data, "advice": advice}))
+        click.echo(json.dumps(data | advice))
     elif not job.quiet:
         click.echo(summary)
-        if advice is not None:
-            click.echo(click.style(f"  for {job.trainer}:", bold=True) + "\n" + textwrap.indent(advice, "    "))
+        for text in advice.values():
+            click.echo(click.style(f"  for {job.trainer}:", bold=True) + "\n" + textwrap.indent(text, "    "))
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def working(what: str) -> Iterator[None]:
 
 
 class ProgressBars:
-    """Progress on stderr: bars on a terminal, elsewhere a line every 15 seconds; nothing if `quiet`."""
+    """Progress on stderr: bars on a terminal, elsewhere a line every 15 seconds; none if `quiet`."""
 
     _EVERY = 15.0
 
@@ -123,7 +123,7 @@ class ProgressBars:
         self._bars.stop()
 
     def show(self, label: str, done: float, total: float, status: str = "", line: str | None = None) -> None:
-        """Update the bar of `label` with `status` next to it, or print `line` from time to time."""
+        """Update the bar of `label`, or print `line` from time to time."""
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total, status="")
         self._bars.update(self._tasks[label], total=total, completed=done, status=status)

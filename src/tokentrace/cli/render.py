@@ -1,4 +1,4 @@
-"""``tokentrace render``, ``view`` and ``families``: commands to look at things."""
+"""``tokentrace render``, ``view`` and ``families``."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _DETAILS: Final = {
 def render(*, conversation: str, form: str | None, output: Path | None, open_: bool, **chosen: Any) -> None:
     """Render CONVERSATION to tokens that know where they came from.
 
-    CONVERSATION is a JSON file: a list of messages, or an object with "messages" and perhaps "tools". A .jsonl
-    file has one of these per line. "-" reads from stdin.
+    CONVERSATION is a JSON file: a list of messages, or an object with "messages" and perhaps "tools"; a .jsonl
+    file has one per line. "-" reads from stdin.
 
     \b
     Examples:
@@ -64,8 +64,8 @@ def render(*, conversation: str, form: str | None, output: Path | None, open_: b
     if open_ and form != "html":
         raise click.UsageError("--open needs --format html")
     messages, tools = read_conversation(conversation, chosen["index"])
-    settings = {name: chosen[name] for name in ("past", "lost", "control_tokens", "messages")}
-    renderer = make_renderer(chosen, **settings)
+    names = ("past", "lost", "control_tokens", "messages")
+    renderer = make_renderer(chosen, **{name: chosen[name] for name in names})
     with working("rendering"):
         tools = read_tools(chosen["tools"], tools)
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=chosen["generation_prompt"])
@@ -97,7 +97,7 @@ def _temporary(name: str) -> Path:
 def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> None:
     """Show FILE on a page: a trajectory (.tt), rows of ids, the output of a run, a gateway's store, or a dump.
 
-    The page is self-contained. See docs/viewer.md for what is on it.
+    The page is self-contained. See docs/viewer.md.
 
     \b
     Examples:
@@ -117,9 +117,8 @@ def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> N
         raise InputError(f"{mismatch}, not with the embedded pocket model: name it with -t")
     if mismatch:
         note(f"{mismatch}, not with {tokenizer}: the texts on the page may be wrong")
-    write_page(
-        html or _temporary("page.html"), result, title=path.name, tokenizer=spelling, launch=html is None
-    )
+    page = html or _temporary("page.html")
+    write_page(page, result, title=path.name, tokenizer=spelling, launch=html is None)
 
 
 def _read(file: str, path: Path, rows: int) -> Any:
@@ -157,7 +156,7 @@ def _recorded(file: str) -> Iterator[Sample]:
 
 
 def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
-    """Return evidence that a file was made with another tokenizer; empty if there is none."""
+    """Return evidence that a file was made with another tokenizer, or an empty string."""
     from ..data.tables import read_metadata
 
     if isinstance(result, list):
@@ -168,9 +167,8 @@ def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
     else:
         streams = list(map(result.trajectory.stream, range(result.trajectory.num_branches)))
     highest = max((int(ids.max(initial=0)) for ids in streams), default=0)
-    if highest < tokenizer.vocabulary.size:
-        return ""
-    return f"{file.name} has the id {highest}, so it was made with a larger tokenizer"
+    is_larger = highest >= tokenizer.vocabulary.size
+    return f"{file.name} has the id {highest}, so it was made with a larger tokenizer" if is_larger else ""
 
 
 @command
@@ -179,7 +177,7 @@ def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
 def families(*, name: str | None, as_json: bool) -> None:
     """List the known families of models, or show the one called NAME.
 
-    A family is recognised by how its template behaves. Templates without a family work as well.
+    A family is recognised by how its template behaves. Templates without a family work, too.
 
     \b
     Examples:
@@ -194,7 +192,7 @@ def families(*, name: str | None, as_json: bool) -> None:
     if not choices:
         names = ", ".join(family.name for family in FAMILIES)
         raise RendererError(f"there is no family {name!r}; there are {names}")
-    rows = [{key: str(getattr(family, key, "") or "") for key in _DETAILS} for family in choices]
+    rows = [{key: str(getattr(family, key) or "") for key in _DETAILS} for family in choices]
     if as_json:
         click.echo(json.dumps(rows if name is None else rows[0], indent=2, ensure_ascii=False))
     elif name is None:
@@ -203,6 +201,4 @@ def families(*, name: str | None, as_json: bool) -> None:
     else:
         for key, label in _DETAILS.items():
             if rows[0][key]:
-                click.echo(
-                    f"{label}:\n" + "".join(f"  {line}\n" for line in rows[0][key].splitlines()), nl=False
-                )
+                click.echo("\n  ".join([f"{label}:", *rows[0][key].splitlines()]))

@@ -35,8 +35,8 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @options.folder_option("The folder to write to.")
 @options.number("--limit", text="Run the first N tasks only.")
 @options.number("--concurrency", text="How many rollouts run at once.")
-@options.number("--seed", least=0, text="The seed from which all rollouts get theirs.")
-@options.flag("--fresh", text="Discard an earlier run in the output folder instead of continuing it.")
+@options.number("--seed", least=0, text="The seed of all rollouts' seeds.")
+@options.flag("--fresh", text="Discard an earlier run in the folder instead of continuing it.")
 @options.flag("--retry", text=f"Rerun rollouts that ended with {', '.join(_FAILED)}.")
 @options.flag("--continue-aborted", text="Continue unfinished rollouts from their tokens.")
 @options.ray_option
@@ -49,14 +49,13 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
 
     CONFIG.yaml names the engine, tools, data, sampling and output; see docs/rollout.md. Options override it.
 
-    The output folder gets a store with a session for each rollout (rollouts.db), the rows (rows.parquet) and
+    The output folder gets a store with a session per rollout (rollouts.db), the rows (rows.parquet) and
     metrics.json. The same command continues an interrupted run: finished rollouts are skipped, unfinished ones
-    run again (with --continue-aborted: go on from their tokens). If the engine stops answering, the run waits for
-    as long as `patience` allows.
+    run again (with --continue-aborted: go on from their tokens). If the engine stops answering, the run waits as
+    long as `patience` allows.
 
     The exit code is 0 if every rollout ended by itself or by a budget, 1 if some failed (abort, bridge, engine,
-    failed, hung), 2 on errors and if no engine answers at the start, 3 if it was down for too long, 130 on
-    Ctrl-C.
+    failed, hung), 2 on errors and if no engine answers at the start, 3 if it was down too long, 130 on Ctrl-C.
 
     \b
     Examples:
@@ -74,9 +73,9 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     names = ("fresh", "retry", "continue_aborted", "ray", "workers", "as_json", "quiet")
     job = SimpleNamespace(**{name: options.pop(name) for name in names})
     if job.workers is not None and job.ray is None:
-        raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
+        raise click.UsageError("--workers is the number of actors on Ray: give --ray, too")
     if job.continue_aborted and job.ray is not None:
-        raise click.UsageError("--continue-aborted continues rollouts in this process: leave out --ray")
+        raise click.UsageError("--continue-aborted works in this process: leave out --ray")
     options["questions"] = question_tasks
     with working("loading"):
         run = read_run(config, **options)
@@ -89,21 +88,22 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
         except InputError as error:
             raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
         again = store.run_again(_FAILED if job.retry else [End.ABORT] if job.continue_aborted else [])
-        before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
-        if not job.quiet and (store.finished or store.unfinished):
+        unfinished = len(store.unfinished)
+        before = {"unfinished_before": unfinished, "retried": len(again)}
+        if not job.quiet and (store.finished or unfinished):
             how = "to continue from their tokens" if job.continue_aborted else "to run again"
-            unfinished = f", {len(store.unfinished):,} unfinished {how}" if store.unfinished else ""
-            note(f"continuing: {_finished(run, store)}{unfinished}")
+            more = f", {unfinished:,} unfinished {how}" if unfinished else ""
+            note(f"continuing: {_finished(run, store)}{more}")
         try:
             crew = partial(configured_crew, config.absolute(), options | {"output": run.output}, run.settings)
             summary, circuits, waited = asyncio.run(_run(run, store, job, crew))
         except (KeyboardInterrupt, EngineDown) as error:
-            down = isinstance(error, EngineDown)
-            why = f"stopped: {' '.join(str(error).split())}" if down else "\ninterrupted"
+            is_down = isinstance(error, EngineDown)
+            why = f"stopped: {' '.join(str(error).split())}" if is_down else "\ninterrupted"
             click.secho(why, fg="red", err=True)
-            what = f"{_finished(run, store)} and kept; the same command continues with the rest"
-            click.secho(what, fg="yellow", err=True)
-            ctx.exit(3 if down else 130)
+            done = f"{_finished(run, store)} and kept; the same command continues with the rest"
+            click.secho(done, fg="yellow", err=True)
+            ctx.exit(3 if is_down else 130)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
         metrics["advantage_notes"] = list(group_advantages(store.finished).notes) if run.advantages else []
         metrics |= {"waited_seconds": waited, "circuits": [one.described() for one in circuits]}
@@ -115,9 +115,7 @@ def rollout(ctx: click.Context, /, *, config: Path, **options: Any) -> None:
     if not job.quiet:
         _summarize(summary, metrics, circuits, job.as_json)
     if problem is not None:
-        raise InputError(
-            f"{problem}; the trajectories are kept: fix this, and the same command writes the rows"
-        )
+        raise InputError(f"{problem}; the trajectories are kept: fix this and the same command writes the rows")
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
@@ -128,27 +126,27 @@ def _finished(run: Run, store: RolloutStore) -> str:
 async def _run(
     run: Run, store: RolloutStore, job: SimpleNamespace, crew: MakeCrew
 ) -> tuple[Summary, list[Circuit], float]:
-    """Return the summary, the states of the endpoints, and the seconds that the run waited for an engine."""
+    """Return the summary, the endpoints' states, and how long the run waited for an engine."""
     from ..rollout.batch import Summary, run_rollouts
     from ..rollout.cluster import run_rollouts_on_ray
     from ..rollout.patience import Patience
 
-    if all(store.is_finished(task.name) for task in run.tasks):  # this needs no engine
+    tasks, count = run.tasks, len(run.tasks)
+    if all(store.is_finished(task.name) for task in tasks):  # this needs no engine
         return Summary.of(store), [], 0.0
-    concurrency = min(run.concurrency, len(run.tasks))
-    options: dict[str, Any] = {"concurrency": concurrency, "store": store, "seed": run.seed}
+    options: dict[str, Any] = {"concurrency": min(run.concurrency, count), "store": store, "seed": run.seed}
     if job.ray is not None:
         options |= {"make": crew, "workers": job.workers, "address": job.ray or None}
-        with _Display(len(run.tasks), store, job.quiet) as display:
+        with _Display(count, store, job.quiet) as display:
             options |= {"done": display.update, "patience": run.file.patience}
-            return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
+            return await run_rollouts_on_ray(tasks=tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
     try:
-        with _Display(len(run.tasks), store, job.quiet, engine) as display:
+        with _Display(count, store, job.quiet, engine) as display:
             patience = Patience(run.file.patience, notice=display.outage)
             options |= {"done": display.update, "patience": patience, "continue_aborted": job.continue_aborted}
-            summary = await run_rollouts(run.agent(engine), run.tasks, **options)
+            summary = await run_rollouts(run.agent(engine), tasks, **options)
             return summary, getattr(engine, "circuits", []), patience.waited
     finally:
         try:
@@ -162,37 +160,32 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
     from ..files import write_whole
     from ..rollout.store import METRICS
 
-    problem = None
+    problem = metrics["rows"] = None
     try:
         metrics["rows"] = str(store.write_rows(advantages=run.advantages, metadata={"settings": run.settings}))
     except TokentraceError as error:
-        problem, metrics["rows"] = str(error), None
+        problem = str(error)
     write_whole(run.output / METRICS, (json.dumps(metrics, indent=2) + "\n").encode(), private=True)
     return problem
 
 
 class _Display(ProgressBars):
-    """The progress of a run, and outages of the engine."""
-
     _OUTAGES_EVERY = 60.0
 
     def __init__(self, total: int, store: RolloutStore, quiet: bool, engine: Engine | None = None) -> None:
         super().__init__(quiet=quiet, counts=True)
         from ..rollout.batch import Summary
 
-        self._engine = engine
-        self._total = total
-        self._so_far = Summary.of(store)
-        self._reported = 0.0
+        self._engine, self._total = engine, total
+        self._summary, self._reported = Summary.of(store), 0.0
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.show("rollouts", self._so_far.rollouts, self._total)
+        self.show("rollouts", self._summary.rollouts, self._total)
         return self
 
     def update(self, rollout: Rollout) -> None:
-        """Count a rollout that has ended."""
-        summary = self._so_far
+        summary = self._summary
         summary.add(rollout.metrics())
         done = summary.rollouts
         rate = (done - summary.resumed) / max(time.monotonic() - self._began, 1e-9)
@@ -202,43 +195,39 @@ class _Display(ProgressBars):
         if summary.tool_errors:
             status += f" · {counted(summary.tool_errors, 'tool error')}"
         status += _circuits(self._engine)
-        total = counted(self._total, "rollout")
-        line = f"{done:,} of {total} · {status} · {(self._total - done) / rate:.0f} s left"
+        left = f"{(self._total - done) / rate:.0f} s left"
+        line = f"{done:,} of {counted(self._total, 'rollout')} · {status} · {left}"
         self.show("rollouts", done, self._total, status, line)
 
     def outage(self, outage: str | None) -> None:
-        """Report from time to time that the engine does not answer, and once that it answers again."""
-        now = time.monotonic()
-        if self._quiet or (
-            outage is not None and self._reported and now - self._reported < self._OUTAGES_EVERY
-        ):
+        """Report an outage from time to time, and once that the engine answers again."""
+        now, due = time.monotonic(), self._reported + self._OUTAGES_EVERY
+        if self._quiet or (outage is not None and self._reported and now < due):
             return
-        self._reported = 0.0 if outage is None else now
-        text = (
-            "the engine answers again: continuing" if outage is None else f"{outage}{_circuits(self._engine)}"
-        )
-        self._console.print(text, style="green" if outage is None else "yellow", markup=False, highlight=False)
+        self._reported, text, style = 0.0, "the engine answers again: continuing", "green"
+        if outage is not None:
+            self._reported, text, style = now, f"{outage}{_circuits(self._engine)}", "yellow"
+        self._console.print(text, style=style, markup=False, highlight=False)
 
 
 def _circuits(engine: Engine | None) -> str:
-    """Return the states of a router's endpoints as text; empty for a single engine."""
+    """Return the states of a router's endpoints; empty for a single engine."""
     circuits = getattr(engine, "circuits", [])
     away = [str(one) for one in circuits if one.cooldown]
-    closed = f"{len(circuits) - len(away)} closed"
-    return f" · engines: {', '.join([closed, *away])}" if circuits else ""
+    states = ", ".join([f"{len(circuits) - len(away)} closed", *away])
+    return f" · engines: {states}" if circuits else ""
 
 
 def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit], to_stderr: bool) -> None:
-    """Print the results of a run, and what is wrong with them."""
     count, speed, reward = max(summary.rollouts, 1), metrics["tokens_per_second"], metrics["reward"]
-    cached, prompted = summary.cached_tokens, summary.prompt_tokens
+    cached = summary.cached_tokens
     earlier = f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""
     rows = {
         "rollouts": f"{summary.rollouts:,}{earlier}",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
         "turns": f"{summary.turns:,} ({summary.turns / count:.1f} per rollout)",
         "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f}/s" if speed else ""),
-        "cached tokens": "" if cached is None else f"{cached:,} of {prompted:,} in prompts",
+        "cached tokens": "" if cached is None else f"{cached:,} of {summary.prompt_tokens:,} in prompts",
         "tool calls": f"{summary.tool_calls:,}, {summary.tool_errors:,} with errors",
         "malformed turns": f"{summary.malformed_turns:,}",
         "breaks": f"{summary.breaks:,}",
@@ -250,11 +239,11 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
     for name, text in rows.items():
         if text:
             click.echo(f"  {name:<17} {text}", err=to_stderr)
+    notes = list(metrics["advantage_notes"])
     without = summary.rollouts - len(summary.rewards)
     if without and metrics["advantages"]:
-        words = f"{counted(without, 'rollout')} without a reward: no advantages for their rows"
-        click.secho(f"  {words}", fg="yellow", err=to_stderr)
-    for text in metrics["advantage_notes"]:
+        notes.insert(0, f"{counted(without, 'rollout')} without a reward: no advantages for their rows")
+    for text in notes:
         click.secho(f"  {text}", fg="yellow", err=to_stderr)
     if failed := sum(summary.ends[end] for end in _FAILED):
         where = f"{metrics['output']}/rollouts.db says why; --retry runs them again"

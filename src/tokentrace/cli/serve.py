@@ -28,7 +28,7 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @value(
     "--engine",
     "URL",
-    "The address of the engine (several with commas), or 'embedded': the pocket model.",
+    "The engine's address (several with commas), or 'embedded': the pocket model.",
     default="embedded",
 )
 @one_of("--engine-kind", ["auto", "vllm", "sglang", "llama.cpp"], "The kind of engine.", "auto")
@@ -37,7 +37,7 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @one_of(
     "--calls",
     ["strict", "lenient"],
-    "lenient: well-formed calls outside their usual place count too, as in vLLM and SGLang.",
+    "lenient: well-formed calls outside their place count, too, as in vLLM and SGLang.",
     "strict",
 )
 @value("--host", "NAME", "The address to listen on.", default="127.0.0.1")
@@ -56,14 +56,12 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @flag("--public-health", text="With --keys: answer /healthz and /readyz without a key.")
 @value("--grace", "SECONDS", "Seconds to finish on exit.", type=click.FloatRange(0), default=30.0)
 @flag("-q", "--quiet", text="Log only warnings.")
-def serve(
-    *, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any
-) -> None:
+def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, **options: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
-    Prints its URL when it is ready; the log goes to stderr, one line of JSON per request. Give an OpenAI client
-    URL/sessions/ID/v1, and Anthropic's clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL itself
-    is a page for your browser. See docs/gateway.md.
+    Prints its URL when ready; the log goes to stderr, a line of JSON per request. Give an OpenAI client
+    URL/sessions/ID/v1, and Anthropic's clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL is a
+    page for your browser. See docs/gateway.md.
 
     \b
     Examples:
@@ -82,12 +80,10 @@ def serve(
     from .inputs import make_renderer
 
     if engine == "embedded" and options["tokenizer"] not in (None, "pocket"):
-        raise InputError(
-            "the embedded engine has its own tokenizer: leave out --tokenizer, or add --engine URL"
-        )
+        raise InputError("the embedded engine has its own tokenizer: omit --tokenizer, or add --engine URL")
     if engine != "embedded" and options["tokenizer"] is None:
         raise InputError("name the model that the engine serves: --tokenizer PATH")
-    version = options["weights"]
+    version, quiet = options["weights"], options["quiet"]
     settings = ServeSettings(
         **{name: options[name] for name in _SETTINGS},
         model=options["model"] or "",
@@ -100,14 +96,13 @@ def serve(
             waiting=options["max_waiting"],
         ),
     )
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING if quiet else logging.INFO, format="%(message)s"
-    )
+    level = logging.WARNING if quiet else logging.INFO
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
     for name in ("httpx", "httpx2", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
     renderer = make_renderer(options, control_tokens=control_tokens, calls=calls)
     if settings.store is None and not quiet:
-        note("the store is in memory and is lost when the gateway stops; --store FILE keeps it")
+        note("the store is in memory and lost when the gateway stops; --store FILE keeps it")
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(engine, engine_kind, renderer, settings))
 
@@ -125,14 +120,14 @@ async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSett
         settings = replace(settings, model=model)
         async with open_gateway(connected, renderer, settings) as app:
             gc.collect()
-            gc.freeze()  # loaded objects stay: exclude them from collections
+            gc.freeze()  # loaded objects stay
             await serve(app, settings, ready=lambda url: print(url, flush=True))
     finally:
         await connected.close()
 
 
 def _loop_factory() -> Any:
-    """Return uvloop's event loop if it is installed."""
+    """Return uvloop's if it is installed."""
     try:
         import uvloop
     except ImportError:

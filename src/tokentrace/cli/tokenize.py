@@ -26,7 +26,7 @@ _OF_JOB: Final = (
     *("tokenizer", "output", "trainer", "workers", "ray", "split", "overwrite"),
     *("stats", "show", "html", "as_json", "quiet"),
 )
-"""Options that say what to do. All others say how rows become samples."""
+"""Options that are not settings of rows."""
 
 
 @command
@@ -38,28 +38,26 @@ _OF_JOB: Final = (
 @options.one_of(
     "--lost",
     ["error", "warn", "ignore"],
-    "Rows with text that reaches no token: reject them, keep them with a note, or keep them silently.",
+    "Rows with text that reaches no token: reject them, note it, or keep them silently.",
     "error",
 )
 @options.number("--max-length", text="The maximum number of tokens in a row.")
 @options.one_of(
     "--overlong",
     ["drop", "turns", "right", "left"],
-    "Longer rows: report and leave them out, or cut them after whole turns, on the right, or on the left.",
+    "Longer rows: leave them out, or cut them after whole turns, on the right, or on the left.",
     "drop",
 )
-@click.option(
-    "--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for by name."
-)
+@click.option("--labels/--no-labels", default=True, help="Write the column of labels, which trainers look for.")
 @options.messages_column_option
-@options.value("--prompt-column", "NAME", "The column with the prompt; the completion is in another.")
-@options.value("--completion-column", "NAME", "The column with the completion.")
-@options.value("--system-column", "NAME", "The column with a system prompt.")
-@options.value("--tools-column", "NAME", "The column with tool schemas.")
+@options.value("--prompt-column", "NAME", "The column of the prompt; the completion is in another.")
+@options.value("--completion-column", "NAME", "The column of the completion.")
+@options.value("--system-column", "NAME", "The column of a system prompt.")
+@options.value("--tools-column", "NAME", "The column of tool schemas.")
 @options.messages_option
 @options.parse_arguments_option
 @options.split_option
-@options.number("-j", "--workers", text="Worker processes.  [default: all cores, fewer for small inputs]")
+@options.number("-j", "--workers", text="Processes.  [default: all cores, fewer for small inputs]")
 @options.ray_option
 @options.overwrite_option
 @options.flag("--stats", text="Show how long the rows are.")
@@ -78,8 +76,8 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     An existing file is replaced only with --overwrite, and never by one without rows. Rows are for one model, so
     -o needs -t.
 
-    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason. An interrupted run writes
-    nothing. The result is the same for any number of workers.
+    Unusable rows go to OUT.bad.jsonl with their line and the reason. An interrupted run writes nothing. The
+    result is the same for any number of workers.
 
     The exit code is 0 if every row was used, 1 if some were not, 2 on errors.
 
@@ -100,7 +98,7 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **chosen: Any) -
     if job.output is None and (job.stats or job.as_json or job.trainer is not None or job.ray is not None):
         raise click.UsageError("--stats, --json, --for and --ray need a file to write: name it with -o")
     if job.output is not None and job.tokenizer is None:
-        raise click.UsageError("rows are for one model: name it with -t (-t pocket is the embedded toy model)")
+        raise click.UsageError("rows are for one model: name it with -t (pocket: the embedded toy model)")
     settings = TokenizeSettings.read(row_settings(chosen), chosen_tokenizer(job.tokenizer))
     try:
         bad = 0 if job.output is None else _write(job, settings)
@@ -137,8 +135,8 @@ def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
 
 class _Display(ProgressBars):
     def update(self, counts: Counts, done: int, total: int) -> None:
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        bad = f", {counts.bad.total():,} bad" if counts.bad.total() else ""
+        seconds, count = max(time.monotonic() - self._began, 1e-9), counts.bad.total()
+        bad = f", {count:,} bad" if count else ""
         rates = f"{counts.rows / seconds:,.0f} rows/s · {counts.tokens / seconds:,.0f} tokens/s"
         status = f"{counted(counts.rows, 'row')}{bad} · {rates}"
         left = seconds * (total - done) / done if done else 0
@@ -148,7 +146,7 @@ class _Display(ProgressBars):
 
 def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     counts = finished.counts
-    share = 100 * counts.trained / counts.tokens if counts.tokens else 0
+    share = 100 * counts.trained / max(counts.tokens, 1)
     yield click.style(f"wrote {finished.output}", bold=True)
     rows = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
     rate = f"{seconds:.1f} s, {counts.tokens / max(seconds, 1e-9):,.0f} tokens/s"
@@ -158,11 +156,11 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
         yield click.style(f"  {counted(samples, 'sample')}: {words}", fg="yellow")
     if finished.bad_rows is None:
         return
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common()) or "none"
     more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
-    bad = counted(counts.bad.total(), "row")
-    yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
-    # the five most frequent reasons; reasons that differ only in numbers or quotes count as one
+    bad = f"{counted(counts.bad.total(), 'row')} gave no sample ({kinds}){more}"
+    yield click.style(f"  {bad}: see {finished.bad_rows}", fg="red")
+    # the five most frequent reasons, without numbers and quotes
     alike: dict[str, list[dict[str, Any]]] = {}
     for row in map(json.loads, finished.bad_rows.read_text(encoding="utf-8").splitlines()):
         alike.setdefault(re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"]), []).append(row)
@@ -171,12 +169,12 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
 
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
-    """Yield samples with titles, and print why rows give none."""
+    """Yield titles and samples. Prints why rows give none."""
     from ..data.sources import find_sources, read_rows
     from ..data.tokenizing import RowTokenizer
 
     tokenizer, sources = RowTokenizer(settings), find_sources(job.inputs, split=job.split)
-    for row in (row for source in sources for row in read_rows(source)):
+    for row in itertools.chain.from_iterable(map(read_rows, sources)):
         result, place = tokenizer.tokenize(row), f"{row.source}, row {row.number}"
         if result.bad is not None:
             click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)

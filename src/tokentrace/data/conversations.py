@@ -17,13 +17,12 @@ MESSAGES: Final = ("messages", "conversations", "conversation")
 COMPLETIONS: Final = ("completion", "response")
 TOOLS: Final = ("tools", "functions")
 VARIABLES: Final = "chat_template_kwargs"
-
 _RESERVED: Final = OF_RENDER.union(inspect.signature(create_renderer).parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of a row's columns. None means the first usual name that the row has."""
+    """A row's columns. None means the first usual name that it has."""
 
     messages: str | None = None
     tools: str | None = None
@@ -37,28 +36,27 @@ USUAL_NAMES: Final = Columns()
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation in OpenAI's shape, and the row's template variables."""
+    """A conversation in OpenAI's shape, and template variables."""
 
     messages: list[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
     completion_from: int | None = None
-    """The first message that may be trained."""
+    """The first message that may carry loss."""
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
     """Return the conversation of a row: a list of messages, or the columns that docs/rows.md lists.
 
-    A column with a usual name counts as absent if it is None; a column that `columns` names must exist. Raises
-    InputError naming the column, or the message (counted from the first of the prompt) and its field.
+    A column with a usual name is absent if it is None; one that `columns` names must exist. Raises InputError
+    naming the column, or the message (counted from the first of the prompt) and its field.
     """
     if isinstance(row, list):
         row = {"messages": row}
     if not isinstance(row, Mapping):
         raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     names = _message_columns(row, columns)
-    is_pair = len(names) == 2
-    # a prompt or completion that is a string is plain text, never JSON
+    is_pair = len(names) == 2  # of strings, which are plain text, never JSON, or messages
     values = [row[name] if is_pair and isinstance(row[name], str) else _messages(row, name) for name in names]
     shape = shape_of([message for value in values if isinstance(value, list) for message in value])
     role, content = ("from", "value") if shape is Shape.SHAREGPT else ("role", "content")
@@ -80,15 +78,13 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
 
 
 def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, ...]:
-    """Return the column of messages, or those of prompt and completion."""
     pair = columns.prompt is not None or columns.completion is not None
     if columns.messages is not None and pair:
         raise InputError("name the column of messages, or those of prompt and completion, not both")
-    messages, _ = (None, None) if pair else _value(row, columns.messages, MESSAGES)
-    if messages is not None:
+    if not pair and (messages := _value(row, columns.messages, MESSAGES)[0]) is not None:
         return (messages,)
-    prompt, _ = _value(row, columns.prompt, ("prompt",))
-    completion, _ = _value(row, columns.completion, COMPLETIONS)
+    prompt = _value(row, columns.prompt, ("prompt",))[0]
+    completion = _value(row, columns.completion, COMPLETIONS)[0]
     if prompt is not None and completion is not None:
         return prompt, completion
     expected = f"{', '.join(MESSAGES)}, or prompt and {' or '.join(COMPLETIONS)}"
@@ -96,7 +92,7 @@ def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, ...
 
 
 def _value(row: Mapping[str, Any], name: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
-    """Return the named column, or the first usual one that is not None, and its value."""
+    """Return the column, or the first usual one that is not None, and its value."""
     if name is None:
         return next(((one, row[one]) for one in usual if row.get(one) is not None), (None, None))
     if name not in row:
@@ -128,18 +124,16 @@ def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-# -- rows of tables
-
 NULLS_REMOVED: Final = (
-    "null values in tool-call arguments or tool schemas were left out: a table cannot distinguish them from "
-    "missing keys; arguments and tools as JSON text keep them"
+    "nulls in tool-call arguments or tool schemas were left out: a table cannot tell them from missing keys; "
+    "JSON text keeps them"
 )
 _MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
-"""Keys whose values may contain meaningful nulls."""
+"""Keys of values with meaningful nulls."""
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a row without nulls that a table may have filled in, and a note if they may have had a meaning."""
+    """Return a row without nulls that a table may have filled in, and a note if they may have a meaning."""
     if not isinstance(row, Mapping):
         return row, ()
     stripped, lost = dict(row), list[Any]()
@@ -153,7 +147,7 @@ def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def without_nulls(value: Any, lost: list[Any] | None = None, is_meaningful: bool = False) -> Any:
-    """Return a value without keys whose value is None, at any depth. Adds keys of meaningful nulls to `lost`."""
+    """Return a value without keys of nulls, at any depth. Adds keys of meaningful ones to `lost`."""
     if isinstance(value, (list, tuple)):
         return [without_nulls(inner, lost, is_meaningful) for inner in value]
     if not isinstance(value, Mapping):
@@ -168,7 +162,7 @@ def without_nulls(value: Any, lost: list[Any] | None = None, is_meaningful: bool
 
 
 def _may_be_struct(value: Any) -> bool:
-    """Return False if the items of a list differ in their keys, which a table does not allow."""
+    """Return False if items of a list differ in their keys, which a table does not allow."""
     if isinstance(value, Mapping):
         return all(map(_may_be_struct, value.values()))
     if not isinstance(value, (list, tuple)):
@@ -178,9 +172,9 @@ def _may_be_struct(value: Any) -> bool:
 
 
 def plain_values(value: Any) -> Any:
-    """Return a value with Python values instead of NumPy's, at any depth."""
+    """Return a value with Python values for NumPy's, at any depth."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {key: plain_values(inner) for key, inner in value.items()}
-    return [plain_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    return list(map(plain_values, value)) if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""Tokenize files of conversations into one file of samples, on all cores or a Ray cluster."""
+"""Tokenize files of conversations into a file of samples, on all cores or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ from .tokenizing import Counts, RowTokenizer, TokenizeSettings, filled
 from .trainers import find_trainer
 
 _RETRIES: Final = 3
-"""How often a batch is retried after a worker died on it."""
 _NO_IDS, _NO_PARTS = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 _NOTHING: Final = Sample(_NO_IDS, np.zeros(0, np.bool_), _NO_IDS, _NO_PARTS, parts=_NO_PARTS)
 QUANTILES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -48,13 +47,13 @@ QUANTILES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """The result of a run, and its files. `bad_rows` is None if every row gave a sample."""
+    """The result of a run. `bad_rows` is None if every row gave a sample."""
 
     output: Path
     bad_rows: Path | None
     counts: Counts
     sizes: dict[str, array[int]]
-    """The tokens and the trained tokens of each sample."""
+    """Tokens and trained tokens of each sample."""
 
     @property
     def longest(self) -> int:
@@ -84,10 +83,10 @@ def tokenize_files(
     progress: Callable[[Counts, int, int], None] | None = None,
     ray: str | None = None,
 ) -> Finished:
-    """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
+    """Tokenize files of conversations into a file of samples: Parquet, or JSON Lines (``.jsonl``).
 
     Rows without a sample go to the file of bad rows, with the reason. With a `trainer` ("trl", "axolotl", …) the
-    file has only the columns that it reads. `ray` is the address of a cluster whose nodes tokenize: ``"auto"``,
+    file has only the columns that it reads. `ray` is the address of a cluster that does the work: ``"auto"``,
     ``"local"`` (a new one), or empty for the default of ``ray.init()``.
 
     Calls `progress` with the counts, the amount done, and the total. Raises InputError if no row gives a sample,
@@ -97,14 +96,14 @@ def tokenize_files(
     target = find_trainer(trainer)
     path = target_path(output, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
-    workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
+    if workers is not None:
+        workers = whole("workers", workers, least=1, error=SampleError)
     counts, sizes, first_reason = Counts(), {"tokens": array("i"), "trained": array("i")}, ""
     bad_rows = path.with_suffix(".bad.jsonl")
     sources = find_sources(inputs, split=split)
     total = sum(source.size for source in sources)
-    tokenizer = RowTokenizer(settings)
+    tokenizer, batches = RowTokenizer(settings), read_batches(sources)
     metadata = tokenizer.described()
-    batches = read_batches(sources)
     if ray is not None:
         results = run_on_ray(batches, tokenizer, workers, ray)
     else:
@@ -123,7 +122,7 @@ def tokenize_files(
                 first_reason = first_reason or bad_row["reason"]
                 line = json.dumps(bad_row, ensure_ascii=False) + "\n"
                 with writing(bad_rows):
-                    rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
+                    rejected.write(line.encode(errors="backslashreplace"))  # lone surrogates as JSON escapes
             if progress is not None:
                 progress(counts, batch.done, total)
         if not counts.rows:
@@ -136,20 +135,18 @@ def tokenize_files(
             else:
                 bad_rows.unlink(missing_ok=True)  # from an earlier run
         if not counts.samples:
-            problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
-            raise InputError(f"{path} was not written: {problem}")
+            why = f"{bad_rows} says why; first: {first_reason}"
+            raise InputError(f"{path} was not written: no row gave a sample ({why})")
     return Finished(path, bad_rows if first_reason else None, counts, sizes)
 
 
 def _useful_workers(sources: Sequence[Source]) -> int:
-    """Return the number of cores, or less for small inputs, which are done before a second process starts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = sum(os.path.getsize(source.path) for source in sources)
-    return max(1, min(cores, size >> 22))
+    return max(1, min(cores, size >> 22))  # small inputs are done before processes start
 
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
-    """Describe a source, with its path relative to the output."""
     path = os.path.abspath(source.origin) if source.origin else None
     if path is not None:
         with contextlib.suppress(ValueError):  # on another drive
@@ -161,8 +158,6 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
 
 
 class BatchResult(NamedTuple):
-    """The samples of a batch as a table, its counts, and its bad rows."""
-
     table: Any
     counts: Counts
     bad_rows: list[dict[str, Any]]
@@ -194,7 +189,7 @@ def worker_tokenizer(settings: bytes) -> RowTokenizer:
 
 
 def tokenize_in_worker(rows: Sequence[Row], settings: bytes, version: str) -> BatchResult:
-    """Tokenize rows with pickled settings. Raises SampleError if the worker's node has a different version."""
+    """Tokenize rows with pickled settings. Raises SampleError if this node has another version."""
     if version != __version__:
         node = f"node {platform.node()} has tokentrace {__version__}"
         raise SampleError(f"{node}, but the node that started the run has {version}")
@@ -202,24 +197,23 @@ def tokenize_in_worker(rows: Sequence[Row], settings: bytes, version: str) -> Ba
 
 
 def in_order(futures: Iterator[tuple[Batch, Future[BatchResult]]], ahead: int) -> Results:
-    """Yield results in the order of batches. Raises SampleError if workers fail."""
+    """Yield results in order. Raises SampleError if workers fail."""
     pending = deque(itertools.islice(futures, ahead))
     while pending:
         batch, future = pending.popleft()
         try:
             result = future.result()
         except Exception as error:
-            problem = first_line(getattr(error, "cause", None) or error)  # what a Ray task raised
+            problem = first_line(getattr(error, "cause", None) or error)  # of a Ray task
             first, last = batch.rows[0], batch.rows[-1]
-            where = f"rows {first.number} to {last.number} of {first.source}"
-            hint = "if memory ran out, run again with fewer workers"
-            raise SampleError(f"{where}: workers failed on them ({problem}); {hint}") from error
+            where = f"rows {first.number} to {last.number} of {first.source}: workers failed on them"
+            raise SampleError(f"{where} ({problem}); if memory ran out, use fewer workers") from error
         pending.extend(itertools.islice(futures, 1))
         yield batch, result
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one line: Ray's errors contain tracebacks."""
+    """Return an error as one line. Ray's contain tracebacks."""
     return f"{type(error).__name__}: {str(error).strip()[:600]}".splitlines()[0]
 
 
@@ -228,9 +222,7 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
         yield from ((batch, tokenize_batch(tokenizer, batch.rows)) for batch in batches)
         return
     workers = min(workers, 61) if sys.platform == "win32" else workers  # the limit of Windows
-    context = multiprocessing.get_context(
-        "spawn"
-    )  # threads of encoders and progress bars do not survive a fork
+    context = multiprocessing.get_context("spawn")  # a fork would lose threads of encoders and progress bars
     pool = ProcessPoolExecutor(workers, context, _start_worker, (tokenizer.settings,))
     try:
         yield from in_order(((batch, pool.submit(_tokenize, batch.rows)) for batch in batches), 2 * workers)
@@ -246,8 +238,8 @@ def _tokenize(rows: Sequence[Row]) -> BatchResult:
 
 
 def _start_worker(settings: TokenizeSettings) -> None:
-    """Prepare a worker, which ends when its parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    """Prepare a worker that ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker_tokenizers.append(RowTokenizer(settings))
 
@@ -263,7 +255,7 @@ def _end_with_parent() -> None:
 
 
 def import_ray() -> Any:
-    """Import Ray with its datasets. Raises InputError if it is not installed."""
+    """Raises InputError if Ray cannot be imported."""
     pyarrow()
     try:
         import ray
@@ -271,7 +263,7 @@ def import_ray() -> Any:
     except ModuleNotFoundError:
         raise InputError("work on clusters needs Ray: install tokentrace[ray]") from None
     except Exception as error:  # a broken installation
-        raise InputError(f"Ray is installed but cannot be imported: {first_line(error)}") from error
+        raise InputError(f"Ray cannot be imported: {first_line(error)}") from error
     return ray
 
 
@@ -284,7 +276,7 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
     where = address or os.environ.get("RAY_ADDRESS", "")
     if where.startswith("ray://"):
         problem = f"{where} is an address of the Ray Client, which is outside the cluster"
-        raise InputError(f"{problem}: run this on one of its nodes with the address 'auto'")
+        raise InputError(f"{problem}: run this on a node with the address 'auto'")
     host, colon, port = where.rpartition(":")
     try:
         if colon and port.isdecimal():
@@ -305,7 +297,7 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
 def run_on_ray(
     batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int | None, address: str = ""
 ) -> Results:
-    """Tokenize batches as tasks of a cluster, `workers` at once; by default two per CPU, to keep them busy."""
+    """Tokenize batches as tasks of a cluster, `workers` at once; by default two per CPU."""
     ray = import_ray()
     with connected(ray, address or None):
         cpus = int(ray.cluster_resources().get("CPU", 1))
@@ -316,25 +308,22 @@ def run_on_ray(
 
 
 def _pickled(settings: TokenizeSettings) -> bytes:
-    """Pickle settings with the loaded tokenizer, so that no other node needs its files."""
+    """Pickle settings with the loaded tokenizer: other nodes do not need its files."""
     return pickle.dumps(dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer)))
-
-
-# -- Ray Datasets
 
 
 def tokenize_dataset(
     dataset: Any, settings: TokenizeSettings, *, concurrency: int | None = None, keep: Sequence[str] = ()
 ) -> Any:
-    """Turn a Ray Dataset of conversations into one of samples, with the columns of `tokenize_files` except `row`.
+    """Turn a Ray Dataset of conversations into one of samples: the columns of `tokenize_files` except `row`.
 
-    `error` says why a row gave no sample; such a row has empty lists. `keep` names columns to copy. Rows are in
-    order only with the dataset's execution option ``preserve_order``.
+    `error` says why a row gave no sample; its lists are empty. `keep` names columns to copy. Rows are in order
+    only with the dataset's execution option ``preserve_order``.
     """
     ray = import_ray()
     RowTokenizer(settings)
     for name in {*settings.output, "error"} & set(keep):
-        raise InputError(f"{name!r} cannot be kept: samples have a column of that name")
+        raise InputError(f"{name!r} cannot be kept: samples have such a column")
     return dataset.map_batches(
         tokenize_table,
         fn_args=(_pickled(settings), tuple(keep)),
@@ -345,7 +334,7 @@ def tokenize_dataset(
 
 
 def tokenize_table(batch: Any, settings: bytes, keep: Sequence[str] = ()) -> Any:
-    """Turn a table of conversations into a table of samples, with at least one sample for each row."""
+    """Turn a table of conversations into one of samples, at least one per row."""
     rows = [Row(at, None, value, filled=True) for at, value in enumerate(batch.to_pylist())]
     table = tokenize_batch(worker_tokenizer(settings), rows, with_errors=True).table
     for name in keep:

@@ -15,7 +15,7 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,15 +28,15 @@ _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _PATTERNS: Final = ("*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.ndjson.gz", "*.json.gz", "*.parquet")
 _TRAINING: Final = frozenset({"train", "training"})
 _SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
-"""Words in the names of files and folders that name a split of a dataset."""
+"""Words in names of files and folders that name a split."""
 
 BATCH_ROWS: Final = 256
 BATCH_BYTES: Final = 1 << 20
-"""A batch is closed when it has this many rows, or bytes of text."""
+"""A batch ends at this many rows, or bytes of text."""
 
 
 class Format(StrEnum):
-    """The format of a source. A JSON file is one value: a list of rows, or one row."""
+    """A JSON file is one value: a list of rows, or one row."""
 
     LINES = "lines"
     JSON = "json"
@@ -45,7 +45,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file with rows. `path` may be an unpacked copy of `origin`, which is empty for stdin."""
+    """A file of rows. `path` may be an unpacked copy of `origin`, which is empty for stdin."""
 
     name: str
     path: str
@@ -62,7 +62,7 @@ class Source:
 
 
 class _Copy:
-    """A temporary file that is deleted with this object. It is closed, as there may be thousands."""
+    """A temporary file, deleted with this object. It is closed: there may be thousands."""
 
     def __init__(self) -> None:
         descriptor, self.name = tempfile.mkstemp(prefix="tokentrace-")
@@ -105,11 +105,12 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 
 
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
-    """Return the files with rows. Raises InputError if there are several splits."""
-    paths = [
-        path for path in sorted(folder.rglob("[!.]*")) if any(map(path.match, _PATTERNS)) and path.is_file()
-    ]
-    files = {path: _words(path.relative_to(folder).as_posix()) for path in paths if path.name not in _NO_ROWS}
+    """Raises InputError if there are several splits."""
+    files = {
+        path: _words(path.relative_to(folder).as_posix())
+        for path in sorted(folder.rglob("[!.]*"))
+        if any(map(path.match, _PATTERNS)) and path.is_file() and path.name not in _NO_ROWS
+    }
     if split is not None:
         files = {path: words for path, words in files.items() if _words(split) <= words}
     splits = {min(words & _SPLITS, default="none") for words in files.values()}
@@ -117,7 +118,7 @@ def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
         choices = ", ".join(sorted(splits))
         raise InputError(f"{name} holds several splits ({choices}): choose one with --split (split=)")
     if not files:
-        which = f" of split {split!r}" if split is not None else ""
+        which = "" if split is None else f" of split {split!r}"
         raise InputError(f"{name}: there is no file with rows{which}: .jsonl, .json or .parquet")
     return list(files)
 
@@ -154,7 +155,7 @@ def _source(name: str, path: Path) -> Source:
 
 
 def _text_format(path: Path, name: str) -> Format:
-    """Return JSON Lines if the name or the first line says so, else one JSON value."""
+    """Return JSON Lines if the name or first line says so, else JSON."""
     if name.endswith((".jsonl", ".ndjson")):
         return Format.LINES
     with path.open("rb") as file:
@@ -177,16 +178,12 @@ def pyarrow(module: str = "pyarrow") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        problem = "reading and writing rows needs pyarrow, even for JSON Lines: install tokentrace[data]"
-        raise InputError(problem) from None
-
-
-# -- rows
+        raise InputError("rows need pyarrow, even in JSON Lines: install tokentrace[data]") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, or what is wrong with it. `number` and `line` (of JSON Lines) count from 1."""
+    """A row, or its problem. `number` and `line` (of JSON Lines) count from 1."""
 
     number: int
     line: int | None
@@ -195,13 +192,12 @@ class Row:
     text: bytes | None = None
     """JSON that is not parsed yet."""
     end: int = 0
-    """Where the row ends, in the units of `Source.size`."""
+    """Where the row ends, in units of `Source.size`."""
     source: str = "rows"
     filled: bool = False
     """True if a table may have filled in nulls."""
 
     def parsed(self) -> Row:
-        """Parse the text of the row, if it has one."""
         if self.text is None:
             return self
         value = problem = None
@@ -213,11 +209,11 @@ class Row:
             problem = f"not UTF-8: byte {error.start} of the row is not text"
         except (RecursionError, ValueError) as error:
             problem = f"cannot be read: {error}"
-        return Row(self.number, self.line, value, problem, end=self.end, source=self.source)
+        return replace(self, value=value, problem=problem, text=None)
 
 
 def read_rows(source: Source) -> Iterator[Row]:
-    """Read the rows of a source, including bad ones. Skips blank lines."""
+    """Read a source's rows, bad ones too. Skips blank lines."""
     return (row.parsed() for row in _unparsed(source))
 
 
@@ -237,10 +233,11 @@ def _lines(source: Source) -> Iterator[Row]:
 
 
 def _values(source: Source) -> Iterator[Row]:
-    """Yield the elements of a list, unless they are messages."""
+    """Yield the items of a list, unless they are messages."""
     text = Path(source.path).read_bytes()
     whole = Row(1, None, text=text, end=source.size, source=source.name).parsed()
-    value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
+    value = whole.value
+    first = value[0] if isinstance(value, list) and value else None
     is_message = isinstance(first, dict) and ("role" in first or {"from", "value"} <= first.keys())
     if not isinstance(value, list) or is_message:
         yield whole
@@ -256,22 +253,17 @@ def _table_rows(source: Source) -> Iterator[Row]:
         yield Row(number, None, row, end=number, source=source.name, filled=True)
 
 
-# -- batches
-
-
 class Batch(NamedTuple):
-    """Rows of one source. `done` is how much of all sources has been read."""
-
     rows: Sequence[Row]
     done: int
+    """How much of all sources has been read."""
 
 
 def read_batches(sources: Sequence[Source]) -> Iterator[Batch]:
-    """Read the rows of all sources, in order, in batches, which depend only on the sources."""
+    """Read all rows in order, in batches that depend only on the sources."""
     before = 0
     for source in sources:
-        rows: list[Row] = []
-        size = 0
+        rows, size = list[Row](), 0
         for row in _unparsed(source):
             rows.append(row)
             size += len(row.text or b"")

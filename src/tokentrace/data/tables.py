@@ -1,4 +1,4 @@
-"""Samples as tables, as docs/rows.md specifies them."""
+"""Samples as tables: see docs/rows.md."""
 
 import contextlib
 import json
@@ -23,12 +23,12 @@ from .trainers import ATTENTION, Trainer, find_trainer
 SUFFIXES: Final = (".parquet", ".jsonl")
 METADATA_KEY: Final = "tokentrace"
 GROUP_BYTES: Final = 1 << 24
-"""A row group is closed when it has this many bytes: about a million tokens."""
+"""The size of a row group: about a million tokens."""
 
 # -- columns
 
 Columns = Mapping[str, Any]
-"""Arrow types by column: a name, a list of one type, a struct."""
+"""Arrow types: a name, a list of one type, a struct."""
 _PER_TOKEN: Final = {
     "input_ids": ("ids", "int32"),
     "loss_mask": ("mask", "bool_"),
@@ -39,7 +39,7 @@ _PER_TOKEN: Final = {
     "logprobs": ("logprobs", "float32"),
     "advantages": ("advantages", "float32"),
 }
-"""Columns with one entry per token: the attribute of `Sample`, and the type."""
+"""Columns with an entry per token: the attribute of `Sample`, and the type."""
 ROLLOUT: Final[Columns] = {
     "branch": "int32",
     "reward": "float64",
@@ -57,7 +57,7 @@ CHANNELS: Final[Columns] = {
     "routed_experts": [[["int32"]]],
     "channels": "string",
 }
-"""Further values per token; ``channels`` is JSON."""
+"""More values per token; ``channels`` is JSON."""
 _COLUMNS: Final[Columns] = {
     **{name: [kind] for name, (_, kind) in _PER_TOKEN.items()},
     **dict.fromkeys(("num_tokens", "num_trained", "num_messages"), "int32"),
@@ -66,17 +66,18 @@ _COLUMNS: Final[Columns] = {
     **CHANNELS,
 }
 _OPTIONAL: Final = {"labels", "parts", "logprobs", "advantages", *ROLLOUT, *CHANNELS}
-"""Columns that not all files have. Without labels TRL trains every token of a row."""
+"""Columns that not all files have. Without labels, TRL trains every token."""
 
 
 def sample_columns(*optional: str) -> Columns:
-    """Return the columns that all files have, and these optional ones."""
+    """Return the columns that all files have, and some optional ones."""
     return {name: kind for name, kind in _COLUMNS.items() if name not in _OPTIONAL or name in optional}
 
 
 def _columns_of(samples: Sequence[Sample]) -> Columns:
-    names = ("parts", "logprobs", "advantages")
-    optional = ["labels", *(name for name in names if any(getattr(one, name) is not None for one in samples))]
+    optional = ["labels"]
+    for name in ("parts", "logprobs", "advantages"):
+        optional += [name] if any(getattr(one, name) is not None for one in samples) else []
     optional += ROLLOUT if any(one.branch >= 0 or one.reward is not None for one in samples) else ()
     return sample_columns(*optional, *(CHANNELS if any(one.channels for one in samples) else ()))
 
@@ -98,7 +99,7 @@ def _arrow_type(kind: Any) -> Any:
 def samples_table(
     samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Return samples as an Arrow table. `places` adds values such as their row."""
+    """Return an Arrow table. `places` adds values, such as their row."""
     columns = columns or _columns_of(samples)
     places = places or ({"row": at} for at in range(1, len(samples) + 1))
     rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
@@ -128,7 +129,7 @@ _SHAPES: Final[Mapping[str, Callable[[Any], Any]]] = {
     "top_logprobs": lambda entry: entry and [{"id": id, "logprob": logprob} for id, logprob in entry],
     "routed_experts": lambda entry: entry if not entry or isinstance(entry[0], list) else [entry],
 }
-"""How entries of channels are written that have a column."""
+"""How the entries of channels with a column are written."""
 
 
 def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
@@ -139,19 +140,18 @@ def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
     }
     columns: dict[str, Any] = dict.fromkeys(CHANNELS)
     for name in values.keys() & _SHAPES.keys():
-        # entries that do not fit stay JSON; pyarrow's errors are of these kinds
+        # entries that do not fit stay JSON
         with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, OverflowError):
             entries = list(map(_SHAPES[name], values[name]))
             pyarrow().array(entries, _arrow_type(CHANNELS[name][0]))
             columns[name] = entries
             del values[name]
-    try:
-        text = (
-            json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if values else None
-        )
-    except ValueError as error:
-        raise SampleError(f"channels {sorted(values)} cannot be written as JSON: {error}") from error
-    return {**columns, "channels": text}
+    if values:
+        try:
+            columns["channels"] = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except ValueError as error:
+            raise SampleError(f"channels {sorted(values)} cannot be written as JSON: {error}") from error
+    return columns
 
 
 def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
@@ -166,12 +166,15 @@ def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
 
 
 def table_samples(table: Any) -> Iterator[Sample]:
-    """Yield the samples of a table, or of a batch of its rows."""
+    """Yield the samples of a table or a batch."""
     for at in range(table.num_rows):
-        row = {name: table.column(name)[at] for name in table.schema.names}
-        arrays = {name: row[name] for name in _PER_TOKEN if name in row and row[name].is_valid}
-        numbers = {name: value.values.to_numpy(zero_copy_only=False) for name, value in arrays.items()}
-        yield _sample({name: value.as_py() for name, value in row.items() if name not in numbers} | numbers)
+        yield _sample({name: _plain(name, table.column(name)[at]) for name in table.schema.names})
+
+
+def _plain(column: str, scalar: Any) -> Any:
+    if column in _PER_TOKEN and scalar.is_valid:
+        return scalar.values.to_numpy(zero_copy_only=False)
+    return scalar.as_py()
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
@@ -183,14 +186,13 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         for name, (attribute, kind) in _PER_TOKEN.items()
         if row.get(name) is not None and name != "labels"
     }
-    versions, completions = (row.get(name) or () for name in ("versions", "completions"))
+    versions = [{**one, "version": json.loads(one["version"])} for one in row.get("versions") or ()]
+    completions = [CompletionSpan(**one) for one in row.get("completions") or ()]
     return Sample(
         **arrays,
         reward=row.get("reward"),
-        versions=tuple(VersionSpan(**{**one, "version": json.loads(one["version"])}) for one in versions),
-        completions=tuple(
-            CompletionSpan(**{**one, "logprobs_kind": LogprobKind(one["logprobs_kind"])}) for one in completions
-        ),
+        versions=tuple(VersionSpan(**one) for one in versions),
+        completions=tuple(one._replace(logprobs_kind=LogprobKind(one.logprobs_kind)) for one in completions),
         channels=_row_channels(row),
         name=row["source"],
         branch=row.get("branch", -1),
@@ -202,20 +204,20 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 
 class TableWriter:
-    """Writes tables to an open file in the format that the suffix of `name` selects."""
+    """Writes tables to an open file, in the format of `name`'s suffix."""
 
     def __init__(self, name: str, out: IO[bytes], columns: Columns) -> None:
         self._out = out
-        self._schema = arrow_schema(columns).with_metadata({METADATA_KEY: metadata_text({})})
+        self._schema = schema = arrow_schema(columns).with_metadata({METADATA_KEY: metadata_text({})})
         self._pending: list[Any] = []
         self._writer: Any = None
         if name.endswith(".arrow"):
-            self._writer = pyarrow("pyarrow.ipc").new_stream(out, self._schema)
+            self._writer = pyarrow("pyarrow.ipc").new_stream(out, schema)
         elif not name.endswith(".jsonl"):
-            self._writer = pyarrow("pyarrow.parquet").ParquetWriter(out, self._schema, compression="zstd")
+            self._writer = pyarrow("pyarrow.parquet").ParquetWriter(out, schema, compression="zstd")
 
     def write(self, table: Any) -> None:
-        """Write rows. Parquet and Arrow collect them until a group is large enough."""
+        """Write rows. Parquet and Arrow collect them for a group."""
         if self._writer is None:
             self._out.writelines(_lines(table))
             return
@@ -228,7 +230,7 @@ class TableWriter:
         self._pending = []
 
     def close(self, metadata: bytes = b"") -> None:
-        """Write the end of the file. Only Parquet still accepts metadata here."""
+        """Write the end of the file. Only Parquet accepts metadata here."""
         if self._pending:
             self._flush()
         if metadata and hasattr(self._writer, "add_key_value_metadata"):
@@ -237,7 +239,7 @@ class TableWriter:
             self._writer.close()
 
     def abandon(self) -> None:
-        """Close the writer: the file is useless, or already complete."""
+        """Close the writer: the file is useless, or complete."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             self._writer.close()
 
@@ -249,21 +251,21 @@ _LEGEND: Final = {
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> bytes:
-    """Return the metadata of a file as JSON, with a legend of its numbers."""
+    """Return a file's metadata as JSON, with a legend of numbers."""
     try:
         return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise SampleError(f"the metadata of a file must be JSON values: {error}") from error
+        raise SampleError(f"metadata must be JSON values: {error}") from error
 
 
 def target_path(name: Any, trainer: Trainer | None = None, *, overwrite: bool = False) -> Path:
-    """Return the path of a file of rows to write. Raises InputError if it cannot be written."""
+    """Return the path of a file of rows. Raises InputError if it cannot be written."""
     path = named_path(name)
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
         raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
     if path.is_dir() or (path.exists() and not overwrite):
-        raise InputError(f"{path} already exists: give another name, or replace a file with --overwrite")
+        raise InputError(f"{path} already exists: name another file, or replace it with --overwrite")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
     return path
@@ -278,7 +280,7 @@ def sample_writer(
     private: bool = False,
     trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
-    """Write tables to a file, which gets its name when the block succeeds. The block may add to `metadata`."""
+    """Write tables to a file that is named when the block succeeds. The block may add to `metadata`."""
     if trainer is not None:
         if "labels" not in columns:
             raise InputError(f"{trainer.title} reads labels: leave them in")
@@ -312,11 +314,11 @@ def write_samples(
     *,
     trainer: str | None = None,
 ) -> None:
-    """Write samples to a Parquet or JSON Lines file, with only the columns that a `trainer` reads."""
+    """Write samples to a Parquet or JSON Lines file, with only the columns that `trainer` reads."""
     rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
-    target = find_trainer(trainer)
-    file = target_path(path, target, overwrite=True)
-    with sample_writer(file, _columns_of(rows), metadata or {}, trainer=target) as write:
+    reader = find_trainer(trainer)
+    file = target_path(path, reader, overwrite=True)
+    with sample_writer(file, _columns_of(rows), metadata or {}, trainer=reader) as write:
         write(samples_table(rows))
 
 
@@ -341,13 +343,13 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """Return how the rows of a file were made; empty if that is not recorded."""
-    file = named_path(path)
+    """Return how the rows of a file were made; empty if not recorded."""
+    file, text = named_path(path), b"{}"
     try:
         if file.name.endswith(".parquet"):
-            text = (parquet_file(str(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
-        else:
-            text = metadata_path(file).read_bytes() if metadata_path(file).is_file() else b"{}"
+            text = (parquet_file(str(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), text)
+        elif metadata_path(file).is_file():
+            text = metadata_path(file).read_bytes()
         value = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"the metadata of {path} cannot be read: {error}") from error
@@ -355,7 +357,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def named_path(name: Any) -> Path:
-    """Return the path of a file that a caller names. Raises InputError if the name is invalid."""
+    """Return the path that a caller names. Raises InputError if it is invalid."""
     if not isinstance(name, (str, os.PathLike)) or not Path(name).name or "\0" in str(name):
         raise InputError(f"a file name must be a string or a path, not {brief(name)}")
     try:
@@ -370,11 +372,11 @@ def metadata_path(path: Path) -> Path:
 
 
 def _lines(table: Any) -> Iterator[bytes]:
-    """Yield the rows of a table as JSON. NaN means that nothing was sampled, and becomes null."""
+    """Yield rows as JSON. NaN, for what was not sampled, becomes null."""
     for row in table.to_pylist():
-        for name in (name for name in ("logprobs", "advantages") if row.get(name) is not None):
-            row[name] = [None if math.isnan(value) else value for value in row[name]]
+        for name in {"logprobs", "advantages"} & row.keys():
+            row[name] = row[name] and [None if math.isnan(value) else value for value in row[name]]
         try:
             yield json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         except ValueError:
-            raise InputError("JSON cannot express an infinite number: write a .parquet file instead") from None
+            raise InputError("JSON has no infinite numbers: write a .parquet file") from None

@@ -1,4 +1,4 @@
-"""Turn rows of a dataset into samples: for the local job, for Ray, and to check a dataset."""
+"""Turn rows of a dataset into samples."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ from .conversations import Columns, conversation_of, plain_values, table_row
 from .sources import Row
 from .tables import sample_columns
 
+_OF_RENDERER: Final = (
+    *("chat_template", "control_tokens", "messages", "use_patched"),
+    "preserve_thinking_between_tool_calls",
+)
 _MOST_BUILDERS: Final = 32
-"""Cached builders: one for each combination of template variables in rows."""
+"""Cached builders: one per combination of rows' template variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeSettings:
-    """How rows become samples: equal settings and equal rows give equal samples."""
+    """How rows become samples: equal settings and rows give equal samples."""
 
     tokenizer: str | Path | Tokenizer
     renderer: str = "auto"
@@ -52,7 +56,7 @@ class TokenizeSettings:
     max_length: int | None = None
     overlong: Overlong = Overlong.DROP
     labels: bool = True
-    """Whether rows have a column of labels, which trainers look for, in addition to the loss mask."""
+    """Whether rows have labels, which trainers look for, besides the loss mask."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"overlong": choose(Overlong, "overlong", self.overlong, SampleError)}
@@ -72,12 +76,11 @@ class TokenizeSettings:
             raise SampleError(f"settings must be JSON values: {error}") from None
 
     def described(self) -> dict[str, Any]:
-        """Return the settings as JSON, without the tokenizer and the source of the template."""
+        """Return the settings as JSON, without tokenizer and template."""
         hidden = ("tokenizer", "chat_template", "samples")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
-        plain["template_kwargs"] = dict(self.template_kwargs)
-        plain["columns"] = filled(self.columns)
-        plain["tools"] = None if self.tools is None else [dict(tool) for tool in self.tools]
+        plain |= {"template_kwargs": dict(self.template_kwargs), "columns": filled(self.columns)}
+        plain["tools"] = None if self.tools is None else list(map(dict, self.tools))
         return {**plain, **self.samples.described()}
 
     @classmethod
@@ -98,13 +101,13 @@ class TokenizeSettings:
 
 
 def filled(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that are not None."""
+    """Return the fields that are not None."""
     return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that gave no sample, and why; `kind` names the error."""
+    """A row without samples, and why; `kind` names the error."""
 
     source: str
     row: int
@@ -117,7 +120,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowResult:
-    """The samples of a row, and why other samples are missing."""
+    """The samples of a row, and why others are missing."""
 
     row: Row
     samples: tuple[Sample, ...] = ()
@@ -126,12 +129,11 @@ class RowResult:
 
     @property
     def bad(self) -> BadRow | None:
-        """Why the row gave no sample."""
         return None if self.samples else self.problems[0]
 
 
 class RowTokenizer:
-    """Turns rows into samples. An error in a row becomes part of its result and never ends a run."""
+    """Turns rows into samples. An error in a row is part of its result and never ends a run."""
 
     def __init__(self, settings: TokenizeSettings) -> None:
         self.settings = settings
@@ -140,21 +142,16 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
-        key = json.dumps(variables, sort_keys=True, default=repr)
+        key, settings = json.dumps(variables, sort_keys=True, default=repr), self.settings
         if key in self._builders:
             return self._builders[key]
         if len(self._builders) >= _MOST_BUILDERS:
             self._builders.clear()
-        settings = self.settings
         trusted = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
         renderer = create_renderer(
             self._tokenizer,
             settings.renderer,
-            chat_template=settings.chat_template,
-            control_tokens=settings.control_tokens,
-            messages=settings.messages,
-            preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
-            use_patched=settings.use_patched,
+            **{name: getattr(settings, name) for name in _OF_RENDERER},
             lost="error" if settings.lost == LostPolicy.ERROR else "ignore",
             trusted=(TRUSTED - {"kwargs"}) | trusted,  # variables of a row are data
             **{**settings.template_kwargs, **variables},
@@ -163,7 +160,6 @@ class RowTokenizer:
         return self._builders[key]
 
     def tokenize(self, row: Row) -> RowResult:
-        """Return the samples of one row, or why there are none."""
         try:
             if row.problem is None:
                 return self._tokenize(row)
@@ -180,14 +176,13 @@ class RowTokenizer:
         read = conversation_of(value, self.settings.columns)
         messages, tools = read.messages, read.tools
         if tools is None and self.settings.tools is not None:
-            tools = [dict(tool) for tool in self.settings.tools]
+            tools = list(map(dict, self.settings.tools))
         if self.settings.parse_arguments:
             messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
         built = self._builder(read.variables).build(messages, tools, read.completion_from or 0)
         if not any(sample.trained for sample in built):
             raise SampleError("nothing carries loss: there is no assistant turn that the settings include")
-        samples: list[Sample] = []
-        problems: list[BadRow] = []
+        samples, problems = list[Sample](), list[BadRow]()
         for sample in built:
             result = self._fit(sample, notes)
             if isinstance(result, Sample):
@@ -198,7 +193,7 @@ class RowTokenizer:
         return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
     def _fit(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
-        """Return the sample with its notes, cut if necessary, or why it is left out."""
+        """Return the sample, cut and with notes if necessary, or why it is left out."""
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
             notes = (*notes, *dict.fromkeys(lost))
@@ -211,11 +206,11 @@ class RowTokenizer:
         return cut.reason if cut.sample is None else cut.sample
 
     def described(self) -> dict[str, Any]:
-        """Return what the samples depend on, for the metadata of a file."""
+        """Return what the samples depend on."""
         return {
             "tokentrace": __version__,
-            "tokenizer": self.renderer.tokenizer.name,
-            "tokenizer_sha256": self.renderer.tokenizer.digest,
+            "tokenizer": self._tokenizer.name,
+            "tokenizer_sha256": self._tokenizer.digest,
             "template_sha256": self.renderer.template_digests(),
             "family": self.renderer.family,
             "settings": self.settings.described(),
@@ -235,17 +230,15 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[R
 
 @dataclass(slots=True)
 class Counts:
-    """The counts of a run."""
-
     rows: int = 0
     samples: int = 0
     tokens: int = 0
     trained: int = 0
     left_out: int = 0
-    """Dropped samples of rows that expand to several."""
+    """Dropped samples of rows that gave others."""
     bad: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
-    """How many samples have each note. Notes are counted without the messages that they name."""
+    """How many samples have each note, without the messages that it names."""
 
     def add(self, result: RowResult) -> None:
         self.rows += 1
@@ -266,7 +259,7 @@ class Counts:
 
 
 def _without_place(note: str) -> str:
-    """Return a note without the messages that it names, or the numbers of a cut."""
+    """Return a note without the messages or numbers that it names."""
     where, colon, text = note.partition(": ")
     if colon and where.startswith("message"):
         return text

@@ -14,17 +14,15 @@ ATTENTION: Final = "attention_mask"
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A trainer: its display name, the columns that it reads, and a template of its configuration."""
-
     title: str
     columns: list[str]
     advice: str
 
     def advice_for(self, path: Path, longest: int) -> str:
-        """Return what to write into its configuration to train on a file."""
+        """Return how to configure the trainer for a file."""
         if not longest:
             return "# there are no rows to train on"
-        form = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
+        form = "json" if path.suffix == ".jsonl" else "parquet"
         quoted = json.dumps(path.as_posix(), ensure_ascii=False)  # YAML does not read escaped surrogate pairs
         return self.advice.format(path=quoted, form=form, longest=longest)
 
@@ -34,7 +32,7 @@ TRAINERS: Final = {name: Trainer(**entry) for name, entry in tomllib.loads(_FILE
 
 
 def find_trainer(name: Any) -> Trainer | None:
-    """Return the trainer with this name; None for None. Raises an InputError that lists all names."""
+    """Return a trainer; None for None. Raises an InputError that lists all names."""
     if name is not None and (not isinstance(name, str) or name not in TRAINERS):
         raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {brief(name)}")
     return None if name is None else TRAINERS[name]

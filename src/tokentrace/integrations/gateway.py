@@ -24,7 +24,7 @@ from .rows import FinishedRollout
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Where an agent sends its requests. `base_url` is for Anthropic's clients."""
+    """Where an agent sends requests. `base_url` is for Anthropic's clients."""
 
     task: Task
     base_url: str
@@ -40,15 +40,14 @@ Client = Callable[[Session], float | Awaitable[float | None] | None]
 class GatewayAgent:
     """Runs an agent behind the gateway at `url`, each rollout in a session with these `settings`.
 
-    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's parameters.
-    The rows of an agent that raises stay, without a reward.
+    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's. The rows of
+    an agent that raises stay, without a reward.
     """
 
     def __init__(
         self, url: str, client: Client, *, key: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> None:
-        self._url = url.rstrip("/")
-        self._client = client
+        self._url, self._client = url.rstrip("/"), client
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 
@@ -65,30 +64,29 @@ class GatewayAgent:
                 return FinishedRollout([], list(task.messages), len(task.messages), None, metrics, [str(error)])
 
     async def _run(self, task: Task, gateway: _Gateway) -> FinishedRollout:
-        readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip(
-            "._:@~-"
-        )  # what session ids allow
-        name = f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
+        # what session ids allow
+        readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task.name)[:100].lstrip("._:@~-") or "rollout"
+        id = f"{readable}.{uuid.uuid4().hex[:12]}"
         end, notes, reward, about = End.ANSWER, [], None, {**task.metadata, "task": task.name}
-        request = {"id": name, "metadata": about, "settings": self._settings}
+        request = {"id": id, "metadata": about, "settings": self._settings}
         created = json.loads(await gateway.ask("POST", "/sessions", **request))
-        session = Session(task, created["base_url"], created["openai_base_url"], created["key"], name)
+        session = Session(task, created["base_url"], created["openai_base_url"], created["key"], id)
         try:
             reward = checked_reward(await called(self._client, session), "the reward")
         except Exception as error:
             end = End.FAILED
             notes.append(f"{type(error).__name__}: {error}")
         if reward is not None:
-            await gateway.ask("POST", f"/sessions/{name}/rewards", reward=reward)
-        await gateway.ask("POST", f"/sessions/{name}/seal")
-        rows = await gateway.ask("GET", f"/sessions/{name}/rows?format=arrow")
+            await gateway.ask("POST", f"/sessions/{id}/rewards", reward=reward)
+        await gateway.ask("POST", f"/sessions/{id}/seal")
+        rows = await gateway.ask("GET", f"/sessions/{id}/rows?format=arrow")
         table = pyarrow().ipc.open_stream(rows).read_all()
-        samples = list(table_samples(table))
-        messages = json.loads(table.column("messages")[-1].as_py()) if samples else list(task.messages)
-        last = samples[-1] if samples else None
-        prompt = len(messages) if last is None else int(last.messages[last.completions[0].start])
-        if end is not End.FAILED and samples:
-            reward = samples[0].reward
+        samples, messages = list(table_samples(table)), list(task.messages)
+        prompt = len(messages)
+        if samples:
+            last, messages = samples[-1], json.loads(table.column("messages")[-1].as_py())
+            prompt = int(last.messages[last.completions[0].start])
+            reward = reward if end is End.FAILED else samples[0].reward
         metrics = {"end": str(end), "reward": reward, "samples": len(samples)}
         return FinishedRollout(samples, messages, prompt, reward, metrics, notes)
 
@@ -108,9 +106,8 @@ class _Gateway:
         try:
             answer = await self.http.request(method, path, json=body if method == "POST" else None)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent, so a retry is safe
-            raise EngineUnavailable(
-                f"the gateway cannot be reached: {type(error).__name__}: {error}"
-            ) from error
+            kind = type(error).__name__
+            raise EngineUnavailable(f"the gateway cannot be reached: {kind}: {error}") from error
         except httpx2.HTTPError as error:
             raise EngineError(f"the gateway does not answer {method} {path}: {type(error).__name__}") from error
         if answer.status_code >= 300:

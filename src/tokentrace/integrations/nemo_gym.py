@@ -11,9 +11,7 @@ try:
     from nemo_gym.token_id_capture.protocols import LineageMatch, LineageResolution, TokenCaptureSnapshot
     from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry, compute_digest
 except ImportError as error:
-    raise ImportError(
-        f"tokentrace.integrations.nemo_gym needs NeMo Gym: pip install nemo-gym ({error})"
-    ) from error
+    raise ImportError(f"this needs NeMo Gym: pip install nemo-gym ({error})") from error
 
 _MOST_ROLLOUTS: Final = 4096
 
@@ -23,7 +21,7 @@ class TokenStore:
 
     def __init__(self, store: str) -> None:
         if not store or store == ":memory:":
-            raise StoreError("the sink and the resolver share one store: give a path or a postgresql:// URL")
+            raise StoreError("sink and resolver share one store: give a path or a postgresql:// URL")
         self._store = open_store(store)
         self._lineages: dict[str, tuple[RolloutLineage, list[int]]] = {}
 
@@ -38,8 +36,7 @@ class TokenStore:
         payload = entry.model_dump_json().encode()
         session = await self._session(id)
         while True:
-            number = await self._store.turn_named(id, call)
-            if number is not None:
+            if (number := await self._store.turn_named(id, call)) is not None:
                 if (await anext(self._store.turns(id, number))).records != (payload,):
                     raise Conflict(f"call {call!r} of rollout {id!r} is already stored, with different data")
                 return
@@ -51,12 +48,12 @@ class TokenStore:
             session = await self._session(id)
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
-        """Record that a call is sent. Without its `put`, the rollout is incomplete."""
+        """Record a call. Without its `put`, the rollout is incomplete."""
         await self._session(rollout_id)
         await self._store.begin(rollout_id, model_call_id, {})
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
-        """Record that a call was not captured. Snapshots get a new version."""
+        """Record a lost call. Snapshots get a new version."""
         await self._session(rollout_id)
         await self._store.label(rollout_id, [Label(f"incomplete {model_call_id}", True)])
 
@@ -67,12 +64,11 @@ class TokenStore:
         await self._store.set_state(rollout_id, State.SEALED)
         entries = tuple([_entry(turn) async for turn in self._store.turns(rollout_id)])
         marks = len(await self._store.labels(rollout_id))
-        lost = len(await self._store.incomplete(rollout_id))
-        snapshot_id, is_incomplete = f"{rollout_id} sealed", bool(lost + marks)
-        return TokenCaptureSnapshot(rollout_id, entries, is_incomplete, snapshot_id, version=marks)
+        is_incomplete = bool(marks or await self._store.incomplete(rollout_id))
+        return TokenCaptureSnapshot(rollout_id, entries, is_incomplete, f"{rollout_id} sealed", version=marks)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        """Delete the calls of a frozen rollout; False if it has changed."""
+        """Delete a frozen rollout's calls; False if it has changed."""
         session = await self._store.session(rollout_id)
         if session is None or session.state is not State.SEALED or snapshot_id != f"{rollout_id} sealed":
             return False
@@ -85,7 +81,7 @@ class TokenStore:
     # -- the resolver
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
-        """Return the call that a request continues, by NeMo Gym's matcher."""
+        """Return the call that a request continues, by NeMo Gym's rules."""
         lineage = await self._refreshed(rollout_id)
         status, node, reason = lineage.resolve_node(request_items)
         if status != ParentResolutionStatus.RESOLVED:

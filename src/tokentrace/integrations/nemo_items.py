@@ -17,9 +17,9 @@ Message = Mapping[str, Any]
 def output_items(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return ``response.output``. The last item of a turn has the turn's tokens.
+    """Return ``response.output``. The last item of a turn has its tokens.
 
-    Raises SampleError for several branches without a `branch`: NeMo RL takes one response per rollout.
+    Raises SampleError for several branches without `branch`: NeMo RL takes one response per rollout.
     """
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
@@ -34,7 +34,7 @@ def output_items(
 def chat_messages(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """Like `output_items`, but as chat messages, including the prompt."""
+    """Like `output_items`, but as chat messages, with the prompt."""
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
     return [{**message, **tokens.get(number, {})} for number, message in enumerate(messages)]
@@ -66,7 +66,7 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
     role, content = message["role"], message.get("content")
     if role == "tool":
         if not isinstance(content, str):
-            raise SampleError(f"message {number}: the result of a tool must be text, not {brief(content)}")
+            raise SampleError(f"message {number}: a tool's result must be text, not {brief(content)}")
         return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]
@@ -87,19 +87,16 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
     A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn
     that continues. Raises TrajectoryError if the start of a prompt is missing.
     """
-    entries = list(entries)
-    prompts = full_prompts(entries)
+    calls = {entry.model_call_id: entry for entry in entries}
+    prompts = full_prompts(calls.values())
+    if missing := sorted(calls.keys() - prompts.keys()):
+        raise TrajectoryError(f"call {missing[0]!r}: the call that its prompt continues is missing")
     trajectory = Trajectory(name=name)
-    continued = {tuple(prompts.get(one.model_call_id, ())) for one in entries if one.generation_token_ids}
-    for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
-        prompt = prompts.get(entry.model_call_id)
-        if prompt is None:
-            raise TrajectoryError(
-                f"call {entry.model_call_id!r}: the call that its prompt continues is missing"
-            )
-        if not entry.generation_token_ids:
+    continued = {tuple(prompts[call]) for call, entry in calls.items() if entry.generation_token_ids}
+    for call, prompt in sorted(prompts.items(), key=lambda item: (len(item[1]), item[0])):
+        ids, continues = calls[call].generation_token_ids, False
+        if not ids:
             continue
-        continues = False
         if not trajectory.num_branches:
             trajectory.begin(prompt)
         elif (extends := trajectory.shared_prefix(prompt).extends) >= 0:
@@ -107,14 +104,14 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
             trajectory.extend_to(prompt, branch=extends)
         else:
             trajectory.branch(prompt, cause="captured by NeMo Gym")
-        ids = entry.generation_token_ids
         reason = "length" if (*prompt, *ids) in continued else "unknown"
-        trajectory.append_completion(ids, entry.generation_log_probs, finish_reason=reason, continues=continues)
+        logprobs = calls[call].generation_log_probs
+        trajectory.append_completion(ids, logprobs, finish_reason=reason, continues=continues)
     return trajectory
 
 
 def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
-    """Return each call's whole prompt, unless a call that it continues is missing."""
+    """Return calls' whole prompts, unless a call that one continues is missing."""
     calls = {entry.model_call_id: entry for entry in entries}
     whole: dict[str, list[int]] = {}
     before = -1

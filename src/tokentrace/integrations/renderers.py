@@ -18,22 +18,12 @@ from ..tokens.tokenizer import Tokenizer
 from .extension import holds
 
 try:
-    from renderers import (
-        BaseRendererConfig,
-        ParsedResponse,
-        ParsedToolCall,
-        RenderedTokens,
-        ToolCallParseStatus,
-        extract_message_tool_names,
-        reject_assistant_in_extension,
-    )
+    import renderers as theirs
 except ImportError as error:
-    raise ImportError(
-        "tokentrace.integrations.renderers needs the renderers package: pip install renderers"
-    ) from error
+    raise ImportError("this needs renderers: pip install renderers") from error
 
 
-class TokentraceConfig(BaseRendererConfig):
+class TokentraceConfig(theirs.BaseRendererConfig):
     model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}
     _allow_opaque_template_kwargs: ClassVar[bool] = True
 
@@ -83,8 +73,8 @@ class TokentraceRenderer:
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Any:
         """In an assistant's message, sampled tokens are content."""
         rendered = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-        spoken = [at for at, message in enumerate(messages) if message["role"] != "assistant"]
-        content = rendered.select(field="content") & np.isin(rendered.messages, spoken) | rendered.mask
+        outside = [at for at, message in enumerate(messages) if message["role"] != "assistant"]
+        content = rendered.select(field="content") & np.isin(rendered.messages, outside) | rendered.mask
         return _rendered(rendered.token_ids, messages, rendered.message_indices, rendered.sampled, content)
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
@@ -95,13 +85,12 @@ class TokentraceRenderer:
     ) -> Any:
         """Return the next prompt. None if it cannot be proven."""
         new = self.renderer.check_messages(new_messages) if new_messages else []
-        if not new or reject_assistant_in_extension(new):
+        if not new or theirs.reject_assistant_in_extension(new):
             return None
         if self.config.thinking_retention == "tool_cycle" and any(m["role"] == "user" for m in new):
             return None
-        stream = (previous_prompt_ids, previous_completion_ids)
-        bridged = self.renderer.bridge_to_next_turn(*stream, new, tools=tools)
-        if bridged is None:
+        bridge = self.renderer.bridge_to_next_turn
+        if (bridged := bridge(previous_prompt_ids, previous_completion_ids, new, tools=tools)) is None:
             return None
         content = (bridged.kinds == Kind.CONTEXT) & (bridged.messages >= 0)
         return _rendered(bridged.token_ids, new, bridged.messages.tolist(), [False] * len(bridged), content)
@@ -110,7 +99,7 @@ class TokentraceRenderer:
         """Without prompt ids, assumes the template's own generation prompt."""
         prompt = None if isinstance(prompt_ids, Sized) and not len(prompt_ids) else prompt_ids
         parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt)
-        return ParsedResponse(
+        return theirs.ParsedResponse(
             content=parsed.content,
             reasoning_content=parsed.reasoning_content,
             tool_calls=[self._call(call) for call in parsed.tool_calls],
@@ -121,12 +110,13 @@ class TokentraceRenderer:
         """Unreadable arguments stay the text that the model wrote."""
         refuses = getattr(self.config, "refuse_unknown_tools", False)
         is_reported = refuses or call.status is not CallStatus.UNKNOWN_TOOL
-        return ParsedToolCall(
+        status = _STATUSES.get(call.status, call.status.name) if is_reported else "OK"
+        return theirs.ParsedToolCall(
             raw=call.raw,
             name=call.name,
             arguments=call.arguments_text if call.arguments is None else call.arguments,
             token_span=(call.span.start, call.span.stop),
-            status=ToolCallParseStatus[_STATUSES.get(call.status, call.status.name) if is_reported else "OK"],
+            status=theirs.ToolCallParseStatus[status],
             id=call.id,
         )
 
@@ -154,11 +144,11 @@ _STATUSES: Final = {
 def _rendered(ids: list[int], messages: Any, indices: list[int], sampled: list[bool], content: Any) -> Any:
     """If a stream comes first, `indices` and `content` cover only the ids after it."""
     before = len(ids) - len(indices)
-    return RenderedTokens(
+    return theirs.RenderedTokens(
         token_ids=ids,
         message_indices=[-1] * before + indices,
         sampled_mask=sampled,
         is_content=[False] * before + content.tolist(),
         message_roles=[message["role"] for message in messages],
-        message_tool_names=extract_message_tool_names(messages),
+        message_tool_names=theirs.extract_message_tool_names(messages),
     )

@@ -12,7 +12,12 @@ import renderers  # isort: skip  (the module above says what to install if it is
 from renderers import create_renderer as create_theirs  # isort: skip
 from renderers.base import MODEL_RENDERER_MAP  # isort: skip
 
-DIALECTS: Final = {"qwen3": "hermes", "qwen3.5": "qwen-xml", "glm": "glm-xml", "deepseek-v3": "deepseek"}
+DIALECTS: Final[dict[Any, str]] = {
+    "qwen3": "hermes",
+    "qwen3.5": "qwen-xml",
+    "glm": "glm-xml",
+    "deepseek-v3": "deepseek",
+}
 
 _SHARED: Final = frozenset({"name", "thinking_retention"})
 
@@ -22,7 +27,7 @@ class ConfiguredRenderer(TokentraceRenderer):
         config = self.config
         names = ("tool_parser", "reasoning_parser")
         parsers: dict[str, Any] = {name: getattr(config, name, None) for name in names}
-        parsers["tool_parser"] = DIALECTS.get(parsers["tool_parser"] or "", parsers["tool_parser"])
+        parsers["tool_parser"] = DIALECTS.get(parsers["tool_parser"], parsers["tool_parser"])
         fields = {name: field.default for name, field in type(config).model_fields.items()}
         values = {name: getattr(config, name) for name in fields if name not in _SHARED | set(parsers)}
         changed = {name: value for name, value in values.items() if value != fields[name]}
@@ -33,12 +38,15 @@ class ConfiguredRenderer(TokentraceRenderer):
         return renderer.with_variables(defaults) if defaults else renderer
 
 
+def _class(name: str, config: Any) -> Any:
+    fields = {"config_class": config, "__module__": __name__, "__doc__": config.__doc__}
+    return type(name, (ConfiguredRenderer,), fields)
+
+
 CLASSES: Final[dict[str, Any]] = {
-    name: type(
-        name, (ConfiguredRenderer,), {"config_class": config, "__module__": __name__, "__doc__": config.__doc__}
-    )
+    name: _class(name, config)
     for name in renderers.__all__
-    if name.endswith("Renderer") and (config := getattr(renderers, f"{name}Config", None)) is not None
+    if name.endswith("Renderer") and (config := getattr(renderers, f"{name}Config", None))
 }
 """Our classes, by the names of renderers' classes."""
 
@@ -52,14 +60,14 @@ def create_renderer(
     if isinstance(config, renderers.CustomRendererConfig):
         return create_theirs(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
     if config is None or isinstance(config, renderers.AutoRendererConfig):
-        # renderers' class for this model's name, else ours, which needs no name
+        # renderers' class for this model's name, else ours
         name = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
         kind = TokentraceConfig if name is None else type(renderers.config_from_name(name))
         config = kind(thinking_retention=getattr(config, "thinking_retention", None))
     config = renderers.merge_chat_template_kwargs(config, chat_template_kwargs)
     ours = TokentraceRenderer if isinstance(config, TokentraceConfig) else _BY_CONFIG.get(type(config))
     if ours is None:
-        raise RendererError(f"{type(config).__name__} is not a configuration of one of renderers' own classes")
+        raise RendererError(f"{type(config).__name__} does not configure one of renderers' own classes")
     return ours(tokenizer, config)
 
 

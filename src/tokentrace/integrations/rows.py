@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,8 @@ from ..trajectory.turns import PENALTIES, LogprobKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedRollout:
-    """A finished rollout."""
-
     samples: Sequence[Sample]
-    """One for each branch that has sampled tokens."""
+    """A row for each branch with sampled tokens."""
     messages: Sequence[Mapping[str, Any]]
     prompt: int
     reward: float | None
@@ -56,11 +54,10 @@ async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patienc
     return FinishedRollout(rows, ended.messages, len(task.messages), metrics["reward"], metrics, ended.notes)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptResponse:
-    """A row in two parts. The response goes from the first sampled token to the last token that carries loss.
+class PromptResponse(NamedTuple):
+    """A row in two parts. The response goes from the first sampled token to the last one with loss.
 
-    `response_logprobs` are 0.0 where nothing was sampled; None if they were not requested.
+    `response_logprobs` are 0.0 where nothing was sampled; None if not requested.
     """
 
     prompt_ids: list[int]
@@ -72,24 +69,24 @@ class PromptResponse:
 def prompt_response(sample: Sample, *, logprobs: bool = True) -> PromptResponse:
     """Raises SampleError if a row has no loss, or lacks `logprobs`."""
     sample = without_tail(sample)
-    first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
+    first = int(sample.completions[0].start if sample.completions else sample.mask.argmax())
     values = filled_logprobs(sample)[first:].tolist() if logprobs else None
-    ids = sample.token_ids
-    return PromptResponse(ids[:first], ids[first:], sample.mask[first:].astype(int).tolist(), values)
+    ids, mask = sample.token_ids, sample.mask[first:].astype(int).tolist()
+    return PromptResponse(ids[:first], ids[first:], mask, values)
 
 
 def without_tail(sample: Sample) -> Sample:
     """Return a row up to its last token with loss. Raises SampleError if none has."""
     trained = np.flatnonzero(sample.mask)
     if not len(trained):
-        raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
+        raise SampleError(f"{sample!r} has no token with loss, so there is no response")
     return sample.slice(0, int(trained[-1]) + 1)
 
 
 def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
-    """Logprobs, 0.0 where nothing was sampled. Raises SampleError if one is missing."""
+    """Return logprobs, 0.0 where nothing was sampled. Raises SampleError if one is missing."""
     if sample.logprobs is None:
-        raise SampleError(f"{sample!r} has no logprobs: this trainer needs one for every sampled token")
+        raise SampleError(f"{sample!r} has no logprobs, but this trainer needs them")
     missing = np.flatnonzero(sample.mask & ~np.isfinite(sample.logprobs))
     if len(missing):
         raise SampleError(f"{sample!r}: token {missing[0]} carries loss and has no logprob")
@@ -97,7 +94,7 @@ def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
 
 
 def weight_versions(sample: Sample) -> npt.NDArray[np.int64]:
-    """Weight versions, -1 if unknown. Raises SampleError for a string."""
+    """Return weight versions, -1 if unknown. Raises SampleError for a string."""
     versions = np.full(len(sample), -1, np.int64)
     for span in sample.versions:
         if isinstance(span.version, str):
@@ -106,33 +103,35 @@ def weight_versions(sample: Sample) -> npt.NDArray[np.int64]:
     return versions
 
 
-_WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-
-
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
     """Warn if the trainer has another distribution."""
     changed = {
         f"{name} {value:g}"
         for completion in sample.completions
         if completion.logprobs_kind is LogprobKind.PROCESSED and completion.temperature != 0
-        for name, none in (_WHOLE | PENALTIES).items()
-        if (value := getattr(completion, name)) not in (None, none)
+        for name, off in {"top_p": 1.0, "top_k": 0, "min_p": 0.0, **PENALTIES}.items()
+        if (value := getattr(completion, name)) not in (None, off)
     }
     if changed:
         what = f"rows were sampled with {' and '.join(sorted(changed))}, which {trainer} does not apply"
         warnings.warn(f"{what}: importance ratios will not be 1", stacklevel=3)
 
 
-def only_sample(trajectory: Trajectory) -> Sample:
-    """Return the only row. Raises SampleError if there is none, or several."""
+def rows_of(trajectory: Trajectory, *, several: bool) -> list[Sample]:
+    """Return the rows, or the only one. Raises SampleError if there is none, or several where one is needed."""
     samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
-    if len(samples) == 1:
-        return samples[0]
     if not samples:
         raise SampleError(f"{name}: nothing was sampled, so there is no row")
-    raise SampleError(
-        f"{name} has {len(samples)} rows, as its history was rewritten; this trainer takes one row"
-    )
+    if len(samples) > 1 and not several:
+        raise SampleError(
+            f"{name} has {len(samples)} rows: its history was rewritten; this trainer takes one row"
+        )
+    return samples
+
+
+def only_sample(trajectory: Trajectory) -> Sample:
+    """Return the only row. Raises SampleError if there is none, or several."""
+    return rows_of(trajectory, several=False)[0]
 
 
 def reward_of(rollout: Rollout) -> float:
@@ -145,23 +144,22 @@ def reward_of(rollout: Rollout) -> float:
 def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> PromptResponse | None:
     """Return a row without loss for a rollout that failed or sampled nothing; None for any other.
 
-    The row is the prompt, with its last token as the response. Raises SampleError without a `failed_reward`.
+    Its response is the last token of the prompt. Raises SampleError without a `failed_reward`.
     """
-    failed = rollout.end in FAILED_ENDS
-    if not failed and rollout.trajectory.num_sampled:
+    failed, trajectory = rollout.end in FAILED_ENDS, rollout.trajectory
+    if not failed and trajectory.num_sampled:
         return None
     if failed_reward is None:
         what = "failed" if failed else "ended before anything was sampled"
-        why = "; ".join([str(rollout.end), *rollout.notes])
-        problem = f"rollout {rollout.task.name!r} {what} ({why})"
+        problem = f"rollout {rollout.task.name!r} {what} ({'; '.join([str(rollout.end), *rollout.notes])})"
         raise SampleError(f"{problem}; {trainer} needs a row for each: pass a failed_reward")
-    ids = rollout.trajectory.stream().tolist() if rollout.trajectory.num_branches else []
+    ids = trajectory.stream().tolist() if trajectory.num_branches else []
     ids = ids if len(ids) > 1 else [0, 0]
     return PromptResponse(ids[:-1], ids[-1:], [0], [0.0])
 
 
 def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Ids and mask of a row. Raises SampleError if they are missing or do not match."""
+    """Return a row's ids and mask. Raises SampleError if they are missing or do not match."""
     if row.get("input_ids") is None:
         raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
     ids = check_ids(row["input_ids"], "input_ids", error=SampleError)
@@ -170,7 +168,7 @@ def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDA
         if len(values) != len(ids):
             raise SampleError(f"a row has {len(ids)} ids, but {len(values)} entries in {name}")
     if not present:
-        raise SampleError("a row of input_ids has neither labels nor loss_mask: every token would be trained")
+        raise SampleError("a row has neither labels nor loss_mask: every token would be trained")
     masks: list[npt.NDArray[np.bool_]] = []
     if "labels" in present:
         labels = check_integers(present["labels"], "labels", SampleError)

@@ -22,14 +22,15 @@ except ImportError as error:
     raise ImportError(f"this needs tinker-cookbook: pip install tinker-cookbook ({error})") from error
 
 _TOOLS: Final = "tools"
-_ONE_TURN: Final = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN)
 
 
 def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
     """Return a factory with the settings of `create_renderer`."""
-    return lambda tokenizer, image_processor=None: TracedRenderer(
-        tokenizer, create_renderer(tokenizer, **settings)
-    )
+
+    def create(tokenizer: Any, image_processor: Any = None) -> Renderer:
+        return TracedRenderer(tokenizer, create_renderer(tokenizer, **settings))
+
+    return create
 
 
 class TracedRenderer(Renderer):
@@ -49,11 +50,11 @@ class TracedRenderer(Renderer):
 
         def extends(before: Sequence[Message], after: Sequence[Message], tools: Any) -> bool:
             row = renderer.render(before, tools=tools)
-            stream = row.ids[: np.flatnonzero(row.mask)[-1] + 1].tolist()
+            stream = row.token_ids[: np.flatnonzero(row.mask)[-1] + 1]
             prompt = renderer.render_ids(before[:-1], tools=tools, add_generation_prompt=True)
-            prompts = after[-1]["role"] != "assistant"
-            following = renderer.render_ids(after, tools=tools, add_generation_prompt=prompts)
-            return bool(following[: len(stream)] == stream and stream[: len(prompt)] == prompt)
+            is_open = after[-1]["role"] != "assistant"
+            following = renderer.render_ids(after, tools=tools, add_generation_prompt=is_open)
+            return following[: len(stream)] == stream and stream[: len(prompt)] == prompt
 
         return holds(extends)
 
@@ -78,10 +79,10 @@ class TracedRenderer(Renderer):
     def build_supervised_example(
         self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
-        """Return the conversation, and weights: 1 for what the model samples, stop included.
+        """Return the conversation, and weights: 1 for what the model samples, with its stop.
 
-        The last message, and the last turn if one row can show it, are built with ``past="expand"``. In messages
-        of other roles, only the text has a weight of 1.
+        The last message, and the last turn if one row can show it, are built with ``past="expand"``. Of other
+        roles' messages, only the text has a weight.
         """
         what = TrainOnWhat(train_on_what)
         custom = what is TrainOnWhat.CUSTOMIZED
@@ -92,18 +93,19 @@ class TracedRenderer(Renderer):
         chat, tools = conversation(messages)
         last_user = max((at for at, message in enumerate(chat) if message["role"] == "user"), default=-1)
         roles = sorted({message["role"] for message in chat})
-        settings: dict[TrainOnWhat, dict[str, Any]] = {
-            TrainOnWhat.LAST_ASSISTANT_MESSAGE: {"since": max(len(chat) - 1, 0)},
-            TrainOnWhat.LAST_ASSISTANT_TURN: {"since": last_user + 1},
-            TrainOnWhat.ALL_ASSISTANT_MESSAGES: {},
-            TrainOnWhat.ALL_MESSAGES: {"roles": roles},
-            TrainOnWhat.ALL_TOKENS: {"roles": roles},
-            TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES: {"roles": ("user", "system")},
-            TrainOnWhat.CUSTOMIZED: {"roles": roles, "turns": "flagged"},
+        choices: dict[str, dict[str, Any]] = {
+            "LAST_ASSISTANT_MESSAGE": {"since": max(len(chat) - 1, 0)},
+            "LAST_ASSISTANT_TURN": {"since": last_user + 1},
+            "ALL_ASSISTANT_MESSAGES": {},
+            "ALL_MESSAGES": {"roles": roles},
+            "ALL_TOKENS": {"roles": roles},
+            "ALL_USER_AND_SYSTEM_MESSAGES": {"roles": ("user", "system")},
+            "CUSTOMIZED": {"roles": roles, "turns": "flagged"},
         }
+        settings = choices[what.name]
         build = functools.partial(build_supervised_samples, self.renderer, chat, tools=tools, final_stop=True)
-        rows = build(past="expand", **settings[what]) if what in _ONE_TURN else []
-        (sample,) = rows if len(rows) == 1 else build(**settings[what])
+        rows = build(past="expand", **settings) if "since" in settings else []
+        (sample,) = rows if len(rows) == 1 else build(**settings)
         weights = np.ones(len(sample.ids)) if what is TrainOnWhat.ALL_TOKENS else sample.mask
         return tinker.ModelInput.from_ints(sample.ids.tolist()), torch.from_numpy(weights.astype(np.float32))
 
@@ -119,13 +121,12 @@ class TracedRenderer(Renderer):
         raise NotImplementedError("use build_generation_prompt: a template renders whole conversations")
 
 
-# -- tinker-cookbook's messages as OpenAI's, which templates read, and back
+# -- messages as OpenAI's, and back
 
 
 def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Convert messages to OpenAI's. Returns them with the tools that one of them has."""
-    tools: list[dict[str, Any]] | None = None
-    chat = []
+    """Return OpenAI's messages, and the tools that one of them has."""
+    chat, tools = [], None
     for at, message in enumerate(messages):
         if _TOOLS in message:
             if tools is not None:
@@ -140,20 +141,17 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
 def chat_message(at: int, message: Message) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
-        problem = f"a message needs a role and content, text or a list of parts: {brief(message)}"
+        problem = f"needs a role, and text or a list of parts as content, but is {brief(message)}"
         raise InputError(problem, message=at)
     converted: dict[str, Any] = {"role": role, "content": content}
     parts = [] if isinstance(content, str) else content
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "thinking"):
-            raise InputError(
-                f"parts of type {brief(kind)} are not supported, only text and thinking", message=at
-            )
+            raise InputError(f"only parts of text and thinking are supported, not {brief(kind)}", message=at)
         if not isinstance(part.get(kind), str):
             raise InputError(f"a part of type {kind!r} has no {kind!r}: {brief(part)}", message=at)
-    thinking = [part["thinking"] for part in parts if part["type"] == "thinking"]
-    if thinking:
+    if thinking := [part["thinking"] for part in parts if part["type"] == "thinking"]:
         if role != "assistant" or len(thinking) > 1 or parts[0]["type"] != "thinking":
             raise InputError("a template takes one thinking part, first in an assistant's message", message=at)
         converted["reasoning_content"] = thinking[0]
@@ -163,14 +161,16 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
     if calls := message.get("tool_calls"):
         converted["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]
     converted |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
-    return converted | ({"train": message["trainable"]} if "trainable" in message else {})
+    if "trainable" in message:
+        converted["train"] = message["trainable"]
+    return converted
 
 
 def sampled_message(parsed: ParsedResponse) -> Message:
-    """A turn as a message: with parts if there is thinking, else with a string."""
+    """Return a turn as a message, with parts if there is thinking."""
     content: Any = parsed.content
     if parsed.reasoning_content:
-        text = [{"type": "text", "text": parsed.content}] if parsed.content else []
+        text = [{"type": "text", "text": content}] if content else []
         content = [{"type": "thinking", "thinking": parsed.reasoning_content}, *text]
     message: Message = {"role": "assistant", "content": content}
     for call in parsed.tool_calls:

@@ -18,9 +18,7 @@ from .rows import filled_logprobs
 try:
     import tinker
 except ImportError as error:
-    raise ImportError(
-        f"tokentrace.integrations.tinker_rollouts needs tinker: pip install tinker ({error})"
-    ) from error
+    raise ImportError(f"this needs tinker: pip install tinker ({error})") from error
 
 
 class TinkerEngine(CallbackEngine):
@@ -51,7 +49,7 @@ class TinkerEngine(CallbackEngine):
             top_k=sampling.top_k or -1,
             top_p=sampling.top_p,
         )
-        prompt = tinker.ModelInput.from_ints(np.asarray(request.prompt_ids).tolist())
+        prompt = tinker.ModelInput.from_ints(list(map(int, request.prompt_ids)))
         try:
             answer = await self._client.sample_async(prompt=prompt, num_samples=1, sampling_params=params)
         except (tinker.APIConnectionError, tinker.RateLimitError, tinker.InternalServerError) as error:
@@ -61,9 +59,9 @@ class TinkerEngine(CallbackEngine):
         if len(answer.sequences) != 1:
             raise EngineAnswerError(f"tinker returned {len(answer.sequences)} sequences, not one")
         [sampled] = answer.sequences
-        count = len(sampled.tokens)
-        versions = () if self._version is None or not count else (VersionSpan(self._version, 0, count),)
-        return EngineReply(sampled.tokens, sampled.logprobs, sampled.stop_reason, versions)
+        ids, version = sampled.tokens, self._version
+        versions = () if version is None or not len(ids) else (VersionSpan(version, 0, len(ids)),)
+        return EngineReply(ids, sampled.logprobs, sampled.stop_reason, versions)
 
 
 def training_data(
@@ -83,9 +81,6 @@ def _datum(sample: Sample, mask: bool) -> tinker.Datum:
     }
     if mask:
         inputs["mask"] = sample.mask.astype(np.float32)
-    return tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(sample.ids[:-1].tolist()),
-        loss_fn_inputs={
-            name: tinker.TensorData.from_numpy(values[1:].copy()) for name, values in inputs.items()
-        },
-    )
+    tensors = {name: tinker.TensorData.from_numpy(values[1:].copy()) for name, values in inputs.items()}
+    tokens = tinker.ModelInput.from_ints(sample.ids[:-1].tolist())
+    return tinker.Datum(model_input=tokens, loss_fn_inputs=tensors)

@@ -1,11 +1,11 @@
 """Rollouts for slime, SkyRL, AReaL, OpenRLHF and prime-rl; trainers' engines and sampling parameters.
 
-Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take is a SampleError.
+Every sampled token carries loss once, with its logprob. What a trainer cannot take is a SampleError.
 """
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -26,15 +26,15 @@ from .rows import (
     PromptResponse,
     failed_row,
     filled_logprobs,
-    only_sample,
     prompt_response,
     reward_of,
+    rows_of,
     warn_of_other_distribution,
     weight_versions,
     without_tail,
 )
 
-# -- trainers' sampling parameters, which are those of vLLM and SGLang, converted to ours
+# -- sampling parameters: those of vLLM and SGLang
 
 _IGNORED: Final = frozenset(
     {"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "include_stop_str_in_output"}
@@ -47,7 +47,8 @@ _OFF: Final[Mapping[str, tuple[float, ...]]] = {
     **dict.fromkeys(("repetition_penalty", "n", "n_samples"), (1,)),
 }
 """Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1."""
-_PARAMETERS: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed", *_OFF)
+_READ: Final = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_token_ids")
+_ALIASES: Final = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
 
 
 def sampling_of(
@@ -60,31 +61,30 @@ def sampling_of(
     """Convert sampling parameters. Raises InputError for unknown ones."""
     if not isinstance(params, Mapping):
         if not hasattr(params, "temperature"):
-            raise InputError(f"sampling parameters must be a mapping of names to values, not {brief(params)}")
-        params = {name: getattr(params, name) for name in _PARAMETERS if hasattr(params, name)}
+            raise InputError(f"sampling parameters must be a mapping, not {brief(params)}")
+        params = {name: getattr(params, name) for name in (*_READ, "stop", *_OFF) if hasattr(params, name)}
     remaining = {
         name: value
         for name, value in params.items()
         if name not in _IGNORED and value is not None and not (isinstance(value, Sized) and not len(value))
     }
-    limits = [remaining.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
-    seeds = [remaining.pop(name, None) for name in ("seed", "sampling_seed")]
-    stops = remaining.pop("stop_token_ids", ())
-    names = ("temperature", "top_p", "top_k", *supports)
-    values = {name: remaining.pop(name) for name in names if name in remaining}
+    values = {name: remaining.pop(name) for name in (*_READ, *supports) if name in remaining}
+    for alias, name in _ALIASES.items():
+        if alias in remaining:
+            values.setdefault(name, remaining.pop(alias))
+    stops = values.setdefault("stop_token_ids", ())
     if not isinstance(stops, list | tuple):
         raise InputError(f"stop_token_ids must be a list of ids, not {brief(stops)}")
     numbers = {name: value for name, value in remaining.items() if isinstance(value, int | float)}
     off = {name for name, value in numbers.items() if value in _OFF.get(name, ())}
     if wrong := {name: value for name, value in remaining.items() if name not in off}:
-        raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured here: leave them out")
-    limit = next((one for one in limits if one is not None), max_tokens)
-    if limit is None:
+        raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured: leave them out")
+    if values.setdefault("max_tokens", max_tokens) is None:
         raise InputError("the sampling parameters have no max_tokens: say how long a turn may be")
     if values.get("top_k") == -1:
         values["top_k"] = 0
     values |= {"stop_token_ids": tuple(stops), "allow_raw_logprobs": allow_raw_logprobs}
-    return SamplingParams(limit, seed=next((one for one in seeds if one is not None), None), **values)
+    return SamplingParams(**values)
 
 
 # -- rows
@@ -93,11 +93,10 @@ def sampling_of(
 def _rows(
     rollout: Rollout, failed_reward: float | None, trainer: str, *, several: bool
 ) -> tuple[list[PromptResponse], float | None]:
-    failed = failed_row(rollout, failed_reward, trainer)
-    if failed is not None:
+    if (failed := failed_row(rollout, failed_reward, trainer)) is not None:
         return [failed], failed_reward
-    samples = trajectory_samples(rollout.trajectory) if several else [only_sample(rollout.trajectory)]
-    return [prompt_response(sample) for sample in samples], reward_of(rollout)
+    samples = rows_of(rollout.trajectory, several=several)
+    return list(map(prompt_response, samples)), reward_of(rollout)
 
 
 def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
@@ -111,46 +110,43 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
     """Return copies of slime's sample `like`, one for each branch. A failed rollout needs a `failed_reward`."""
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward, slime would ask its reward model
-        metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
-        return [
-            _slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)
-        ]
+        about = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
+        return [_slime_sample(like, failed, rollout, failed_reward, remove_sample=True, metadata=about)]
     samples = []
     for sample in trajectory_samples(rollout.trajectory):
         versions = [str(span.version) for span in sample.versions if span.version is not None]
-        more = {"response": rollout.answer, "weight_versions": versions, "reward": rollout.reward}
-        metadata = {**like.metadata, "branch": sample.branch}
-        samples.append(_slime_sample(like, prompt_response(sample), rollout, metadata=metadata, **more))
+        about = {**like.metadata, "branch": sample.branch}
+        more = {"response": rollout.answer, "weight_versions": versions, "metadata": about}
+        samples.append(_slime_sample(like, prompt_response(sample), rollout, rollout.reward, **more))
     return samples
 
 
-def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any) -> Any:
+def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, reward: float | None, **more: Any) -> Any:
     statuses: dict[End | None, str] = {End.ANSWER: "completed", End.USER: "completed", End.ABORT: "aborted"}
     status = statuses.get(rollout.end, "failed" if rollout.end in FAILED_ENDS else "truncated")
     return dataclasses.replace(
         like,
-        rollout_id=like.rollout_id if like.rollout_id is not None else like.index,
+        rollout_id=like.index if like.rollout_id is None else like.rollout_id,
         tokens=row.prompt_ids + row.response_ids,
         response_length=len(row.response_ids),
         loss_mask=row.response_mask,
         rollout_log_probs=row.response_logprobs,  # slime sends none at all if the first sample has none
         status=type(like).Status(status),
+        reward=reward,
         **more,
     )
 
 
 def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
     """Return False for a group with a failed rollout."""
-    rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
-    return not any(one.remove_sample for one in rows)
+    rows = (row for each in group for row in (each if isinstance(each, list) else [each]))
+    return not any(row.remove_sample for row in rows)
 
 
 def slime_task(sample: Any) -> Task:
     """Raises SampleError if the sample already has a response."""
     if sample.response_length:
-        raise SampleError(
-            "the sample already has a response: partial rollouts of slime cannot be continued here"
-        )
+        raise SampleError("the sample already has a response: slime's partial rollouts cannot be continued")
     prompt = sample.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return Task(messages, metadata={**sample.metadata, "label": sample.label})
@@ -175,14 +171,17 @@ def skyrl_output(
     if step_wise and trajectory_ids is None:
         raise SampleError("step-wise rows need trajectory_ids: SkyRL groups rows by them")
     entries: list[tuple[PromptResponse, Rollout, float | None, Any, bool]] = []
-    for at, rollout in enumerate(rollouts):
+    ids = [None] * len(rollouts) if trajectory_ids is None else trajectory_ids
+    for rollout, id in zip(rollouts, ids, strict=True):
         rows, reward = _rows(rollout, failed_reward, "SkyRL", several=step_wise)
-        id = None if trajectory_ids is None else trajectory_ids[at]
         entries += [(row, rollout, reward, id, row is rows[-1]) for row in rows]
-
-    def mean(*values: float) -> float:
-        return sum(values) / max(len(values), 1)
-
+    # over groups, SkyRL averages metrics with "mean" in their names, and adds up the others
+    means = {
+        "turns": [one.turns for one in rollouts],
+        "sampled_tokens": [one.trajectory.num_sampled for one in rollouts],
+        "tool_calls": [one.tool_calls for one in rollouts],
+        "failed": [one.end in FAILED_ENDS for one in rollouts],
+    }
     return {
         "prompt_token_ids": [row.prompt_ids for row, *_ in entries],
         "response_ids": [row.response_ids for row, *_ in entries],
@@ -194,12 +193,8 @@ def skyrl_output(
         "trajectory_ids": None if trajectory_ids is None else [id for *_, id, _ in entries],
         "is_last_step": [is_last for *_, is_last in entries] if step_wise else None,
         **dict.fromkeys(("rollout_expert_indices", "env_metrics", "pixel_values", "image_grid_thw")),
-        # over groups, SkyRL averages metrics with "mean" in their names, and adds up the others
         "rollout_metrics": {
-            "tokentrace/mean_turns": mean(*(one.turns for one in rollouts)),
-            "tokentrace/mean_sampled_tokens": mean(*(one.trajectory.num_sampled for one in rollouts)),
-            "tokentrace/mean_tool_calls": mean(*(one.tool_calls for one in rollouts)),
-            "tokentrace/mean_failed": mean(*(one.end in FAILED_ENDS for one in rollouts)),
+            f"tokentrace/mean_{name}": sum(values) / max(len(values), 1) for name, values in means.items()
         },
     }
 
@@ -208,32 +203,30 @@ def skyrl_output(
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
-    """An episode; None if the rollout failed or sampled nothing."""
+    """Return an episode; None if the rollout failed or sampled nothing."""
     if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
         return None
     return areal_tensors(rollout.trajectory, reward_of(rollout))
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """Rows up to their last token with loss."""
+    """Return rows up to their last token with loss."""
     import torch
 
-    samples = [without_tail(sample) for sample in trajectory_samples(trajectory)]
-    if not samples:
-        raise SampleError(f"{trajectory.name or 'the trajectory'}: nothing was sampled, so there is no row")
+    samples = list(map(without_tail, rows_of(trajectory, several=True)))
 
-    def padded(rows: Sequence[Any], dtype: Any, filler: int = 0) -> Any:
-        tensor = torch.full((len(rows), max(map(len, rows))), filler, dtype=dtype)
-        for at, row in enumerate(rows):
-            tensor[at, : len(row)] = torch.from_numpy(np.array(row)).to(dtype)
+    def padded(values: Callable[[Sample], Any], dtype: Any, filler: int = 0) -> Any:
+        tensor = torch.full((len(samples), max(map(len, samples))), filler, dtype=dtype)
+        for at, sample in enumerate(samples):
+            tensor[at, : len(sample)] = torch.from_numpy(np.array(values(sample))).to(dtype)
         return tensor
 
     return {
-        "input_ids": padded([sample.ids for sample in samples], torch.int32),
-        "attention_mask": padded([np.ones(len(sample)) for sample in samples], torch.bool),
-        "loss_mask": padded([sample.mask for sample in samples], torch.int32),
-        "logprobs": padded([filled_logprobs(sample) for sample in samples], torch.float32),
-        "versions": padded([weight_versions(sample) for sample in samples], torch.int32, -1),
+        "input_ids": padded(lambda sample: sample.ids, torch.int32),
+        "attention_mask": padded(lambda sample: np.ones(len(sample)), torch.bool),
+        "loss_mask": padded(lambda sample: sample.mask, torch.int32),
+        "logprobs": padded(filled_logprobs, torch.float32),
+        "versions": padded(weight_versions, torch.int32, -1),
         "rewards": torch.full((len(samples),), reward, dtype=torch.float32),
     }
 
@@ -243,7 +236,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
-        sampling, prompt = request.sampling, np.asarray(request.prompt_ids).tolist()
+        sampling, prompt = request.sampling, list(map(int, request.prompt_ids))
         config = settings.new(
             n_samples=1,
             max_new_tokens=sampling.max_tokens,
@@ -255,16 +248,14 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         )
         answer = await engine.agenerate(ModelRequest(input_ids=prompt, gconfig=config))
         if list(answer.input_tokens) != prompt:
-            raise EngineAnswerError("AReaL's engine read a different prompt than the one sent")
-        if len(answer.output_versions) != len(answer.output_tokens):
-            raise EngineAnswerError(
-                f"{len(answer.output_versions)} versions for {len(answer.output_tokens)} ids"
-            )
-        versions: list[VersionSpan] = []
-        for at, version in enumerate(answer.output_versions):
-            add_version(versions, int(version), at + 1)
+            raise EngineAnswerError("AReaL's engine read another prompt")
+        ids, versions = answer.output_tokens, list[VersionSpan]()
+        if len(answer.output_versions) != len(ids):
+            raise EngineAnswerError(f"{len(answer.output_versions)} versions for {len(ids)} ids")
+        for count, version in enumerate(answer.output_versions, 1):
+            add_version(versions, int(version), count)
         finish = "stop" if answer.stop_reason == "tool_calls" else answer.stop_reason
-        return EngineReply(answer.output_tokens, answer.output_logprobs, finish, versions)
+        return EngineReply(ids, answer.output_logprobs, finish, versions)
 
     limits = {"max_length": settings.max_tokens, "versions": True, "seeds": False}
     return CallbackEngine(sample, Capabilities("areal", logprobs=kind, **limits))
@@ -276,7 +267,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 def openrlhf_output(
     rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None
 ) -> dict[str, Any]:
-    """Return what an `AgentExecutor` returns. A failed rollout needs a `failed_reward`, and has no range."""
+    """Return an `AgentExecutor`'s output. A failed rollout needs a `failed_reward`, and has no range."""
     [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
     start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {
@@ -297,7 +288,7 @@ def openrlhf_output(
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
     """Return an engine that samples with the vLLM engine of OpenRLHF."""
     if getattr(params, "logprobs", None) is None:
-        raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
+        raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on importance sampling correction")
 
     async def sample(request: GenerateRequest) -> EngineReply:
         sampling, vllm_params = request.sampling, copy.deepcopy(params)
@@ -305,12 +296,12 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
             setattr(vllm_params, name, getattr(sampling, name))
         vllm_params.min_tokens, vllm_params.top_k = 0, sampling.top_k or -1
         vllm_params.stop_token_ids = list(sampling.stop_token_ids)
-        prompt = np.asarray(request.prompt_ids).tolist()
+        prompt = list(map(int, request.prompt_ids))
         [output] = (await engine.generate(prompt, vllm_params, multi_modal_data=None)).outputs
         ids, reported = list(output.token_ids), output.logprobs or []
-        if len(reported) != len(ids) or not all(id in one for id, one in zip(ids, reported, strict=True)):
+        logprobs = [top[id].logprob for id, top in zip(ids, reported, strict=False) if id in top]
+        if not len(ids) == len(reported) == len(logprobs):
             raise EngineAnswerError("vLLM did not return the logprob of each sampled id")
-        logprobs = [one[id].logprob for id, one in zip(ids, reported, strict=True)]
         return EngineReply(ids, logprobs, output.finish_reason or "abort")
 
     return CallbackEngine(sample, Capabilities("openrlhf", max_length=max_length))
@@ -323,7 +314,8 @@ def prime_rl_samples(
     trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
 ) -> list[dict[str, Any]]:
     """Return the fields of a `TrainingSample` for each row. Without `advantage`, prime-rl assigns credit."""
-    return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
+    samples = trajectory_samples(trajectory, advantage=advantage)
+    return [_prime_rl_sample(sample, env_name) for sample in samples]
 
 
 def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
@@ -347,12 +339,9 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
 
 # -- verl
 
-_ABORTED: Final = ("aborted", "abort")
-_ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+_COUNTS: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 VERL_SAMPLING: Final = ("min_p", *PENALTIES)
-"""Parameters that verl's servers take beyond those of all engines."""
-
-
+"""Parameters of verl's servers beyond those of all engines."""
 _VLLM_KINDS: Final = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
 
 
@@ -362,16 +351,14 @@ class ServerEngine(CallbackEngine):
     def __init__(
         self, server_manager: Any, request_id: str, rollout: Any, *, vocab_size: int, priority: int = 0
     ) -> None:
+        name, optional = rollout.get("name"), frozenset(VERL_SAMPLING)
         kinds = {"vllm": _VLLM_KINDS.get(rollout.get("logprobs_mode")), "sglang": LogprobKind.SCALED}
-        kind = kinds.get(rollout.get("name")) or LogprobKind.UNKNOWN
-        optional = frozenset(VERL_SAMPLING)
-        reported: dict[str, Any] = {"logprobs": kind, "versions": True}
-        super().__init__(self._ask, Capabilities("verl", vocab_size=vocab_size, sampling=optional, **reported))
+        kind = kinds.get(name) or LogprobKind.UNKNOWN
+        limits: dict[str, Any] = {"vocab_size": vocab_size, "sampling": optional, "versions": True}
+        super().__init__(self._ask, Capabilities("verl", logprobs=kind, **limits))
         self.answers: list[Any] = []
-        self._servers = server_manager
-        self._request_id = request_id
-        self._priority = priority
-        self._seed_field = "sampling_seed" if rollout.get("name") == "sglang" else "seed"
+        self._servers, self._request_id, self._priority = server_manager, request_id, priority
+        self._seed_field = "sampling_seed" if name == "sglang" else "seed"
 
     async def _ask(self, request: GenerateRequest) -> EngineReply:
         sampling = request.sampling
@@ -391,35 +378,34 @@ class ServerEngine(CallbackEngine):
             },
             priority=self._priority,
         )
-        if not len(answer.token_ids) and answer.stop_reason not in _ABORTED:
-            raise EngineAnswerError("verl's server returned no ids; its log may say why")
-        self.answers.append(answer)
-        cached, ids = answer.extra_fields.get("num_cached_tokens"), answer.token_ids
-        if answer.stop_reason in _ABORTED:
-            finish = FinishReason.ABORT
-        else:  # vLLM's "completed" is a stop or the token limit; SGLang says which
-            is_cut = answer.stop_reason == "length" or len(ids) == sampling.max_tokens
+        ids, reason, finish = answer.token_ids, answer.stop_reason, FinishReason.ABORT
+        if reason not in ("aborted", "abort"):
+            if not len(ids):
+                raise EngineAnswerError("verl's server returned no ids; its log may say why")
+            # vLLM's "completed" is a stop or the token limit; SGLang says which
+            is_cut = reason == "length" or len(ids) == sampling.max_tokens
             stopped = ids[-1] in sampling.stop_token_ids
             finish = FinishReason.LENGTH if is_cut and not stopped else FinishReason.STOP
+        self.answers.append(answer)
+        cached = answer.extra_fields.get("num_cached_tokens")
         return EngineReply(ids, answer.log_probs, finish, _verl_versions(answer), cached)
 
     def reported(self, name: str) -> list[Any]:
         return [value for answer in self.answers if (value := getattr(answer, name)) is not None]
 
     def extra_fields(self) -> dict[str, Any]:
-        """The extra fields of the first request, with the last version of the weights, and sums of counts."""
+        """Return the first request's extra fields, with the last version of the weights, and sums of counts."""
         if not self.answers:
             return {}
         fields = [answer.extra_fields for answer in self.answers]
         merged = dict(fields[0])
         if (last := fields[-1].get("max_global_steps")) is not None:
             merged["max_global_steps"] = last
-        merged |= {key: sum(int(one.get(key, 0)) for one in fields) for key in _ADDED_UP if key in merged}
-        return merged
+        return merged | {key: sum(int(one.get(key, 0)) for one in fields) for key in _COUNTS if key in merged}
 
 
 def _verl_versions(answer: Any) -> tuple[VersionSpan, ...]:
-    """The step of the weights; empty if there were several."""
+    """Return the step of the weights; empty if there were several."""
     fields, count = answer.extra_fields, len(answer.token_ids)
     step = fields.get("global_steps")
     first, last = fields.get("min_global_steps", step), fields.get("max_global_steps", step)

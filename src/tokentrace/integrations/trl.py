@@ -70,7 +70,7 @@ class BackgroundLoop:
 
 @dataclass(eq=False)
 class TrainerRollouts:
-    """Runs an agent's rollouts for a trainer that does not use asyncio."""
+    """Runs an agent's rollouts for a trainer without asyncio."""
 
     agent: Runs
     _: KW_ONLY
@@ -97,9 +97,8 @@ def _task(prompt: Any) -> Task:
 
 
 def _only(rows: Sequence[Sample]) -> Sample:
-    name = rows[0].name or "a rollout"
-    problem = f"{name} has {len(rows)} rows: its history was rewritten, but GRPOTrainer takes one"
-    raise SampleError(f"{problem}: choose with one_of=, or use AsyncGRPOTrainer, which takes all")
+    problem = f"{rows[0].name or 'a rollout'} has {len(rows)} rows: its history was rewritten"
+    raise SampleError(f"{problem}; GRPOTrainer takes one: choose with one_of=, or use AsyncGRPOTrainer")
 
 
 @dataclass(eq=False)
@@ -107,30 +106,31 @@ class RolloutFunction(TrainerRollouts):
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
     - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
-    - `task`: makes a `Task` from a prompt that is not just a list of messages.
-    - `one_of`: chooses a row if a rewritten history gives several. Without it, that raises SampleError.
+    - `task`: makes a `Task` from a prompt that is no list of messages.
+    - `one_of`: chooses a row if a rewritten history gives several, which is a SampleError otherwise.
 
-    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` for each row). TRL leaves a failed
-    rollout out of its group only if all functions return None for it: see `rollout_reward` and `unless_failed`.
+    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` per row). TRL leaves out a failed
+    rollout only if all functions return None for it: see `rollout_reward` and `unless_failed`.
     """
 
     _: KW_ONLY
     task: Callable[[Any], Task] = _task
     one_of: Callable[[Sequence[Sample]], Sample] = _only
     concurrency: int = 64
-    _started: int = field(default=0, init=False)
-    _sent: tuple[Any, int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._started = 0
+        self._sent: tuple[Any, int] = (None, -1)
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         _check_trainer(trainer)
-        first = self._started
-        self._started += len(prompts)
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        numbers = [number * ranks + rank for number in range(first, self._started)]
+        numbers = [(self._started + at) * ranks + rank for at in range(len(prompts))]
+        self._started += len(prompts)
         finished = self.loop.run(self._run(numbers, self._tasks(prompts, numbers), trainer))
         if self.done is not None:
             self.done(finished)
-        _warn_of_scored_failures(finished, trainer.reward_funcs, trainer.reward_func_names)
+        _warn_of_scored_failures(finished, trainer)
         rows = [self._row(one, trainer) for one in finished]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -145,18 +145,18 @@ class RolloutFunction(TrainerRollouts):
         """Adjacent equal prompts form a group."""
         tasks: list[Task] = []
         for _, group in itertools.groupby(prompts):
-            first = numbers[len(tasks)]
+            name = f"grpo-{numbers[len(tasks)]:06d}"
             for member, prompt in enumerate(group):
                 task = self.task(prompt)
-                name = f"{task.name or 'grpo'}-{numbers[len(tasks)]:06d}"
-                about = {**task.metadata, "group": f"grpo-{first:06d}", "member": member}
-                tasks.append(dataclasses.replace(task, name=name, metadata=about))
+                about = {**task.metadata, "group": name, "member": member}
+                title = f"{task.name or 'grpo'}-{numbers[len(tasks)]:06d}"
+                tasks.append(dataclasses.replace(task, name=title, metadata=about))
         return tasks
 
     async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[FinishedRollout]:
         state, step = trainer.state, trainer.state.global_step
-        sent = self._sent is not None and self._sent[0] is state and self._sent[1] == step
-        if self.weights_to is not None and not sent:
+        before, at = self._sent
+        if self.weights_to is not None and not (before is state and at == step):
             await self.weights_to.update_weights(_weights(trainer), version=step)
             self._sent = (state, step)
         room = asyncio.Semaphore(self.concurrency)
@@ -180,30 +180,29 @@ class RolloutFunction(TrainerRollouts):
 
 
 _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
-"""Settings that only affect TRL's own generation."""
+"""Settings of TRL's own generation."""
 
 
 def _check_trainer(trainer: Any) -> None:
     if getattr(trainer, "tools", None):
         raise InputError("TRL would run the tools of tools= after the agent: give them only to the agent")
-    defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
-    for name in _UNREAD:
-        if name in defaults and getattr(trainer.args, name) != defaults[name]:
-            raise InputError(f"{name} of the trainer's config has no effect: set it in SamplingParams")
+    for one in dataclasses.fields(trainer.args):
+        if one.name in _UNREAD and getattr(trainer.args, one.name) != one.default:
+            raise InputError(f"{one.name} of the trainer's config has no effect: set it in SamplingParams")
 
 
 def check_temperature(row: Sample, temperature: float) -> None:
     """Raise SampleError if the trainer has another temperature."""
     for completion in row.completions:
         if completion.temperature not in (None, temperature):
-            problem = f"{row!r} was sampled at temperature {completion.temperature:g}"
-            raise SampleError(f"{problem}, but the trainer's is {temperature:g}: set the same for both")
+            both = f"{completion.temperature:g}, but the trainer's is {temperature:g}"
+            raise SampleError(f"{row!r} was sampled at temperature {both}: set the same for both")
 
 
 def _weights(trainer: Any) -> dict[str, Any]:
     if trainer.accelerator.num_processes > 1:
-        problem = "weights_to is for one process: connect the agent to TRL's vLLM server"
-        raise InputError(f"{problem} (use_vllm=True), and pass weights_to=None")
+        how = "connect the agent to TRL's vLLM server (use_vllm=True), and pass weights_to=None"
+        raise InputError(f"weights_to is for one process: {how}")
     return dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
 
 
@@ -213,7 +212,7 @@ _MARK: Final = "leaves_out_failed_rollouts"
 
 
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a TRL reward function, plain or async, so that it returns None for failed rollouts."""
+    """Wrap a TRL reward function, plain or async, to return None for failed rollouts."""
     if not callable(reward):
         raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
 
@@ -239,11 +238,10 @@ def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float |
     return [one.reward for one in rollout]
 
 
-def _warn_of_scored_failures(
-    finished: Sequence[FinishedRollout], rewards: Sequence[Any], names: Sequence[str]
-) -> None:
+def _warn_of_scored_failures(finished: Sequence[FinishedRollout], trainer: Any) -> None:
     failed = sum(one.failed for one in finished)
-    scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]
+    rewards = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+    scoring = [name for reward, name in rewards if not getattr(reward, _MARK, False)]
     if failed and scoring:
         problem = f"{failed} of {len(finished)} rollouts failed and are trained, as functions score them"
         warnings.warn(f"{problem}: {', '.join(scoring)}; wrap them in unless_failed", stacklevel=3)
@@ -264,8 +262,8 @@ class Collator:
     def __call__(self, rows: Sequence[Sample | Mapping[str, Any]]) -> dict[str, Any]:
         samples = [row if isinstance(row, Sample) else _sample(row) for row in rows]
         batch = collate(samples, pad_id=self.pad_id, multiple_of=self.multiple_of, tensors="torch")
-        keys = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)
-        return {key: batch[key] for key in keys if key in batch}
+        names = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)
+        return {name: batch[name] for name in names if name in batch}
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -26,20 +26,18 @@ from .trl import TrainerRollouts, check_temperature
 try:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 except ImportError as error:
-    raise ImportError(
-        "tokentrace.integrations.trl_async needs TRL's AsyncGRPO: pip install 'trl>=1.16'"
-    ) from error
+    raise ImportError("this needs TRL's AsyncGRPO: pip install 'trl>=1.16'") from error
 
-_NOTHING: Final = "a group of rollouts sampled nothing and gives the trainer no samples"
+_NOTHING: Final = "a group of rollouts sampled nothing and gives no samples"
 
 
 @dataclass(eq=False)
 class RolloutWorker(TrainerRollouts):
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent.
 
-    Runs the tasks over and over, `num_generations` of each, `groups` groups at a time, while fewer than `waiting`
-    samples are in the buffer. With `weights_to`, pass `weight_transfer=worker` to the trainer, too: that engine
-    gets its weights, and samples record their version.
+    Repeats the tasks, `num_generations` of each, `groups` groups at a time, while fewer than `waiting` samples
+    are in the buffer. With `weights_to`, pass `weight_transfer=worker` to the trainer, too: that engine gets its
+    weights, and samples record their version.
     """
 
     tasks: Iterable[Task]
@@ -48,17 +46,15 @@ class RolloutWorker(TrainerRollouts):
     temperature: float = 1.0
     groups: int = 4
     waiting: int = 256
-    rollout_buffer: queue.Queue[Any] = field(default_factory=queue.Queue, init=False)
-    metrics_queue: queue.Queue[dict[str, float]] = field(default_factory=queue.Queue, init=False)
-    model_version: int = field(default=0, init=False)
-    _running: Future[Any] | None = field(default=None, init=False)
-    _moved: float = field(default_factory=time.monotonic, init=False)
-    _why: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._tasks = list(self.tasks)
         if not self._tasks:
             raise InputError("there are no tasks to run")
+        self.rollout_buffer = queue.Queue[Any]()
+        self.metrics_queue = queue.Queue[dict[str, float]]()
+        self.model_version, self._moved, self._why = 0, time.monotonic(), ""
+        self._running: Future[Any] | None = None
 
     # -- TRL's RolloutWorkerProtocol
 
@@ -75,7 +71,7 @@ class RolloutWorker(TrainerRollouts):
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise the error that ended the work, or TimeoutError without samples for too long."""
+        """Raise the error that ended the work, or TimeoutError if there are no samples."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved
@@ -92,7 +88,7 @@ class RolloutWorker(TrainerRollouts):
         self.loop.run(self._updated().pause())
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Send weights to the engine, with the next version."""
+        """Send weights, with the next version."""
         weights = dict(iterator)
         self.loop.run(self._updated().update_weights(weights, version=self.model_version + 1))
 
@@ -133,8 +129,8 @@ class RolloutWorker(TrainerRollouts):
         if any(one.reward is not None for one in finished) and samples:
             return
         what = "no rollout of a group has a reward, so all have an advantage of 0" if samples else _NOTHING
-        end = f"it ended with {finished[0].metrics.get('end')}"
-        self._why = f"{what}: {'; '.join(finished[0].notes) or end}"
+        why = "; ".join(finished[0].notes) or f"it ended with {finished[0].metrics.get('end')}"
+        self._why = f"{what}: {why}"
         warnings.warn(self._why, stacklevel=2)
 
 
@@ -144,7 +140,7 @@ class RolloutWorker(TrainerRollouts):
 def rollout_samples(
     finished: Sequence[FinishedRollout], *, group: int, version: int | None = None, temperature: float = 1.0
 ) -> list[RolloutSample]:
-    """Return the samples of a group: one for each row, with advantages as TRL computes them.
+    """Return a sample for each row of a group, with advantages as TRL computes them.
 
     TRL drops samples by `model_version`: `version`, or the oldest one that sampled a trained token.
     """
@@ -156,14 +152,14 @@ def rollout_samples(
     for one, reward, advantage in zip(finished, rewards, advantages, strict=True):
         for row in one.samples:
             check_temperature(row, temperature)
-            versions = np.asarray([version]) if version is not None else _versions(row)
+            versions = _versions(row) if version is None else np.asarray([version])
             newest = versions.max()
             metrics = {"reward": reward, "reward_std": deviation, "rollout/rows": len(one.samples)}
             metrics |= {"version/newest": newest, "version/older_tokens": (versions < newest).mean()}
             samples.append(
                 RolloutSample(
-                    prompt=[dict(message) for message in one.messages[: one.prompt]],
-                    completion=[dict(message) for message in one.messages[one.prompt :]],
+                    prompt=list(map(dict, one.messages[: one.prompt])),
+                    completion=list(map(dict, one.messages[one.prompt :])),
                     input_ids=row.ids.astype(np.int64),
                     completion_mask=row.mask.astype(np.int64),
                     old_log_probs=np.where(row.mask, filled_logprobs(row), 0).astype(np.float32),
@@ -180,5 +176,5 @@ def rollout_samples(
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
     trained = weight_versions(row)[row.mask]
     if (trained < 0).any():
-        raise SampleError(f"{row!r}: the engine gives no number for the weights that sampled its tokens")
+        raise SampleError(f"{row!r}: the engine gives no number for the weights that sampled it")
     return trained

@@ -19,9 +19,7 @@ try:
     from verl.utils.import_utils import resolve_config_path
     from verl.utils.rollout_trace import rollout_trace_op
 except ImportError as error:
-    raise ImportError(
-        f"tokentrace.integrations.verl needs verl: pip install 'verl[verl-core]' ({error})"
-    ) from error
+    raise ImportError(f"this needs verl: pip install 'verl[verl-core]' ({error})") from error
 
 from ..data.conversations import plain_values, without_nulls
 from ..errors import InputError, TokentraceError, brief
@@ -35,7 +33,7 @@ from .trainers import VERL_SAMPLING, ServerEngine, sampling_of
 from .verl_sft import plain, renderer_of
 
 ROLLOUT_REWARD: Final = "rollout"
-"""Uses the rewards of tools and simulated users."""
+"""Uses rewards of tools and simulated users."""
 _NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
 
@@ -44,12 +42,12 @@ class RolloutFailed(TokentraceError):  # noqa: N818
 
 
 class TokentraceAgentLoop(AgentLoopBase):
-    """One rollout by `tokentrace.Agent`, on verl's servers. verl makes one for each row of a batch.
+    """One rollout by `tokentrace.Agent`, on verl's servers, for one row of a batch.
 
     Keys of the YAML entry:
 
-    - `tools_file`, `interaction_file`: tools and simulated users, in addition to verl's own tools.
-    - `reward`: a ``module:function``, or ``"rollout"`` for the rewards of tools and simulated users. Without it,
+    - `tools_file`, `interaction_file`: tools, in addition to verl's own, and simulated users.
+    - `reward`: ``module:function``, or ``"rollout"`` for the rewards of tools and simulated users. Without it,
       verl's reward function scores the rollout.
     - `budget`: fields of `Budget` that replace verl's limits.
     - `renderer`: settings of `create_renderer`.
@@ -85,25 +83,19 @@ class TokentraceAgentLoop(AgentLoopBase):
         from_file = _loaded(load_tools, tools_file) if tools_file else ()
         self.tools = as_tools([*(tools.tools if tools else ()), *from_file])
         self._interactions = _loaded(load_interactions, interaction_file) if interaction_file else None
-        self._reward = reward
-        self._budget = plain(budget)
-        self._allow_raw = allow_raw_logprobs
+        self._reward, self._budget, self._allow_raw = reward, plain(budget), allow_raw_logprobs
         names = [one.name for one in fields(Budget)]
         for key in self._budget:
             if key not in names:
-                raise InputError(
-                    f"the agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}"
-                )
+                raise InputError(f"agent loop {name!r}: budget has no {key!r}; there are {', '.join(names)}")
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
-        settings = self.rollout_config
-        request_id = f"det-{int(priority)}" if settings.full_determinism else uuid4().hex
+        settings, priority = self.rollout_config, int(priority)
+        id = f"det-{priority}" if settings.full_determinism else uuid4().hex
         size = self.renderer.tokenizer.vocabulary.size
-        engine = ServerEngine(
-            self.server_manager, request_id, settings, vocab_size=size, priority=int(priority)
-        )
-        task = self._task(request_id, kwargs)
+        engine = ServerEngine(self.server_manager, id, settings, vocab_size=size, priority=priority)
+        task = self._task(id, kwargs)
         judge = self._reward if self._reward != ROLLOUT_REWARD else None
         agent = Agent(
             engine,
@@ -124,9 +116,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
         if self._reward is not None and rollout.reward is None:
             last = brief(task.messages[-1].get("content"))
-            raise RolloutFailed(
-                f"{task.name}, {last}: {self._reward} gave no reward, but verl needs all or none"
-            )
+            raise RolloutFailed(f"{task.name}, {last}: no reward from {self._reward}; verl needs all or none")
         graded = [turn for turn in rollout.per_turn if turn.reward is not None]
         preempted, experts = engine.reported("num_preempted"), engine.reported("routed_experts")
         output = row_output(
@@ -168,21 +158,18 @@ class TokentraceAgentLoop(AgentLoopBase):
         )
 
     def _limits(self, task: Task) -> Budget:
-        """verl's limits as a budget: everything sampled fits into its rows."""
+        """Return verl's limits as a budget: everything sampled fits into its rows."""
         settings, turns = self.rollout_config, self.rollout_config.multi_turn
         tools = [tool.tool_schema for tool in (self.tools if task.tools is None else task.tools)]
-        silent = self.renderer.silent()
-        prompt = len(silent.render_ids(task.messages, tools=tools or None, add_generation_prompt=True))
+        render = self.renderer.silent().render_ids
+        prompt = len(render(task.messages, tools=tools or None, add_generation_prompt=True))
         if prompt > settings.prompt_length:
-            problem = (
-                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}"
-            )
+            problem = f"a prompt has {prompt} tokens, more than rollout.prompt_length, {settings.prompt_length}"
             how = "raise data.max_prompt_length, or set data.filter_overlong_prompts=True"
             raise InputError(f"{problem}: {how}")
         lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
         limits = {
-            # without a limit, as many as there are tokens
-            "turns": turns.max_assistant_turns or settings.response_length,
+            "turns": turns.max_assistant_turns or settings.response_length,  # no limit: a token per turn
             "turn_tokens": settings.response_length,
             "user_turns": turns.max_user_turns,
             "parallel_calls": turns.max_parallel_calls,
@@ -193,25 +180,16 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
-    """A row for verl, up to the last token with loss."""
+    """Return a row for verl, up to the last token with loss."""
     if logprobs and sample.logprobs is None:
-        raise InputError(
-            f"{sample!r} has no logprobs, but verl is set to use them (rollout.calculate_log_probs)"
-        )
+        raise InputError(f"{sample!r} has no logprobs, which verl would use (rollout.calculate_log_probs)")
     row = prompt_response(sample, logprobs=logprobs)
-    return AgentLoopOutput(
-        prompt_ids=row.prompt_ids,
-        response_ids=row.response_ids,
-        response_mask=row.response_mask,
-        response_logprobs=row.response_logprobs,
-        metrics=metrics or AgentLoopMetrics(),
-        **more,
-    )
+    return AgentLoopOutput(**row._asdict(), metrics=metrics or AgentLoopMetrics(), **more)
 
 
 @functools.lru_cache(maxsize=16)
 def _loaded(load: Callable[[str], Any], path: str) -> Any:
-    """Cached, as verl makes an agent loop for every row."""
+    """Cached: verl makes an agent loop for every row."""
     return load(resolve_config_path(path))
 
 
@@ -239,10 +217,9 @@ class TokentraceToolParser(ToolParser):
         """Return the content, and the calls that have a name."""
         schemas = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in tools or ()]
         parsed = self._renderer.parse_response(responses_ids, tools=schemas or None)
+        calls = [call for call in parsed.tool_calls if call.name]
         return parsed.content, [
-            FunctionCall(name=call.name, arguments=call.arguments_text, tool_call_id=call.id)
-            for call in parsed.tool_calls
-            if call.name
+            FunctionCall(name=call.name, arguments=call.arguments_text, tool_call_id=call.id) for call in calls
         ]
 
 

@@ -14,7 +14,7 @@ try:
     from verl.utils import hf_tokenizer
     from verl.utils.fs import copy_local_path_from_hdfs
 except ImportError as error:
-    raise ImportError(f"the dataset needs verl: pip install 'verl[verl-core]' ({error})") from error
+    raise ImportError(f"this needs verl: pip install 'verl[verl-core]' ({error})") from error
 
 from ..data.conversations import Columns, conversation_of, plain_values, without_nulls
 from ..data.sources import pyarrow
@@ -35,38 +35,36 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
     def __init__(
         self, parquet_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
     ) -> None:
-        settings = config or {}
+        setting = (config or {}).get
         if processor is not None:
-            raise InputError("images are not supported: this dataset is for models without a processor")
+            raise InputError("images are not supported: use a model without a processor")
         self.tokenizer = hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self.pad_mode, self.truncation = settings.get("pad_mode", "right"), settings.get("truncation", "error")
+        self.pad_mode, self.truncation = setting("pad_mode", "right"), setting("truncation", "error")
         for name, choices in (("pad_mode", _PAD_MODES), ("truncation", _CUTS)):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"data.{name} must be one of {', '.join(choices)}, not {value!r}")
-        self.max_length = int(settings.get("max_length", 1024))
-        self._messages = settings.get("messages_key", "messages")
-        self._tools = settings.get("tools_key", "tools")
-        self._media = [settings.get("image_key", "images"), settings.get("video_key", "videos")]
-        self._thinking = settings.get("enable_thinking_key", "enable_thinking")
-        default = settings.get("enable_thinking_default")
+        self.max_length = int(setting("max_length", 1024))
+        self._messages, self._tools = setting("messages_key", "messages"), setting("tools_key", "tools")
+        self._media = setting("image_key", "images"), setting("video_key", "videos")
+        self._thinking = setting("enable_thinking_key", "enable_thinking")
+        default = setting("enable_thinking_default")
         self._thinking_default = None if default == "none" else _switch(default)  # verl's default
-        ours = plain(settings.get("tokentrace"))
+        ours = plain(setting("tokentrace"))
         self._sample = {key: ours.pop(key) for key in _SAMPLE if key in ours}
-        self._renderer = {**ours, **plain(settings.get("apply_chat_template_kwargs"))}
-        self.rows = _rows(
-            parquet_files, max_samples, bool(settings.get("shuffle", False)), settings.get("seed")
-        )
+        self._renderer = {**ours, **plain(setting("apply_chat_template_kwargs"))}
+        self.rows = _rows(parquet_files, max_samples, setting("shuffle"), setting("seed"))
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
     def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
-        row = self.rows.slice(range(len(self))[item], 1).to_pylist()[0]
-        ids, mask = self._built(row) if row.get("input_ids") is None else ids_and_mask(row)
-        if row.get("input_ids") is not None and (self._sample or self._renderer):
-            raise InputError(
-                "rows of ids are already rendered: leave out data.tokentrace and template variables"
-            )
+        [row] = self.rows.slice(range(len(self))[item], 1).to_pylist()
+        if row.get("input_ids") is None:
+            ids, mask = self._built(row)
+        elif self._sample or self._renderer:
+            raise InputError("rows of ids are rendered: leave out data.tokentrace and template variables")
+        else:
+            ids, mask = ids_and_mask(row)
         columns: dict[str, Any] = {"input_ids": ids, "position_ids": np.arange(len(ids)), "loss_mask": mask}
         if len(ids) > self.max_length:
             columns = {name: self._cut(item, values) for name, values in columns.items()}
@@ -90,18 +88,14 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         thinking = _switch(row.get(self._thinking))
         thinking = self._thinking_default if thinking is None else thinking
         variables = {} if thinking is None else {"enable_thinking": thinking}
-        row = {
-            key: without_nulls(row[key]) for key in (self._messages, self._tools) if row.get(key) is not None
-        }
+        names = (self._messages, self._tools)
+        row = {name: without_nulls(row[name]) for name in names if row.get(name) is not None}
         if self._messages not in row:
-            raise InputError(
-                "the row has no messages; data.messages_key names the column", field=self._messages
-            )
-        named = Columns(messages=self._messages, tools=self._tools if self._tools in row else None)
-        conversation = conversation_of(row, named)
+            raise InputError("there are no messages: set data.messages_key", field=self._messages)
+        columns = Columns(messages=self._messages, tools=self._tools if self._tools in row else None)
+        chat = conversation_of(row, columns)
         renderer = renderer_of(self.tokenizer, {**self._renderer, **variables})
-        messages, tools = conversation.messages, conversation.tools
-        sample = build_supervised_sample(renderer, messages, tools=tools, **self._sample)
+        sample = build_supervised_sample(renderer, chat.messages, tools=chat.tools, **self._sample)
         return sample.ids, sample.mask
 
     def _cut(self, item: int, values: Any) -> Any:
@@ -111,10 +105,10 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         return values[-self.max_length :] if self.truncation == "left" else values[: self.max_length]
 
 
-def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
+def _rows(files: Any, limit: int, shuffle: bool | None, seed: int | None) -> Any:
     names = [files] if isinstance(files, str) else list(files)
-    parquet = pyarrow("pyarrow.parquet")
-    tables = [parquet.read_table(copy_local_path_from_hdfs(name)) for name in names]
+    read = pyarrow("pyarrow.parquet").read_table
+    tables = [read(copy_local_path_from_hdfs(name)) for name in names]
     table = pyarrow().concat_tables(tables, promote_options="permissive")
     if not 0 < limit < table.num_rows:
         return table
@@ -131,7 +125,7 @@ def _switch(value: Any) -> bool | None:
 
 
 def renderer_of(tokenizer: Any, settings: Mapping[str, Any]) -> Renderer:
-    """A renderer for verl's tokenizer, cached."""
+    """Return a cached renderer for verl's tokenizer."""
     return _renderer(tokenizer, str(tokenizer.chat_template), json.dumps(settings, sort_keys=True))
 
 
@@ -141,7 +135,7 @@ def _renderer(tokenizer: Any, _template: str, settings: str) -> Renderer:
 
 
 def plain(value: Any) -> Any:
-    """Settings or columns as plain values; None becomes {}."""
+    """Return settings or columns as plain values, and {} for None."""
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=True)
     return {} if value is None else plain_values(value.tolist() if hasattr(value, "tolist") else value)
