@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
 import random
 import re
@@ -71,10 +72,12 @@ class HTTPSettings:
             limit(name, getattr(self, name), error=EngineError)
         limit("longest_answer", self.longest_answer, unit="bytes", error=EngineError)
         whole("retries", self.retries, least=0, most=2**31, error=EngineError)
-        try:
-            msgspec.convert(self.headers, _Headers)
-        except msgspec.ValidationError as error:
-            raise EngineError(f"headers: {error}") from error
+        headers = self.headers if isinstance(self.headers, Mapping) else {"": self.headers}
+        for name, value in headers.items():
+            try:
+                msgspec.convert({name: value}, _Headers)
+            except msgspec.ValidationError as error:  # names the header, but not its value
+                raise EngineError(f"headers, {brief(name)}: {error}") from error
 
 
 class EventReader:
@@ -291,7 +294,13 @@ class Connection:
         raise _Lost(problem)
 
     def _error_text(self, answer: bytes) -> str:
-        text = " ".join(self._hide(answer.decode("utf-8", "replace")).split())
+        text = self._hide(answer.decode("utf-8", "replace"))
+        with suppress(ValueError, RecursionError):
+            value = json.loads(text)
+            for name in ("error", "message", "detail"):
+                value = value[name] if isinstance(value, dict) and value.get(name) else value
+            text = value if isinstance(value, str) else text
+        text = " ".join(text.split())
         return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
 
 

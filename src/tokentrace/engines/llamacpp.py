@@ -150,7 +150,13 @@ class LlamaCppEngine(HTTPEngine):
         reported = [token.id for token in tokens]
         if reported != ids:
             at = next(at for at, one in enumerate(ids) if reported[at : at + 1] != [one])
-            raise EngineAnswerError(f"llama.cpp has no logprob for id {ids[at]} at {at}: incomplete UTF-8")
+            why = (
+                "it has none for incomplete UTF-8"
+                if set(reported) <= set(answer.tokens)
+                else "it has other ids"
+            )
+            advice = "sample again, or use vLLM, SGLang or the embedded engine"
+            raise EngineAnswerError(f"llama.cpp has no logprob for id {ids[at]} at {at}: {why}; {advice}")
         processed = _is_processed(reader.sampling, self.capabilities)
         tops = [token.top_probs if processed else token.top_logprobs for token in tokens]
         return EngineReply(

@@ -35,6 +35,7 @@ _COUNTS: Final = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
 _UNUSED: Final[dict[str, Any]] = {"min_p": 0.0, **PENALTIES, "stop": ()}
 _LEFT_OUT: Final[dict[str, Any]] = {**_UNUSED, "top_logprobs": 0, "structure": None}
 OPTIONAL: Final = tuple(_UNUSED)
+_MOST_STOPS: Final = 32  # SGLang accepts no more
 """Settings that not every engine has: see `Capabilities.sampling`."""
 
 
@@ -101,6 +102,8 @@ def _stop(stop: Any) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise EngineError(f"stop must be a non-empty text or a list of them, not {brief(stop)}")
+    if len(texts) > _MOST_STOPS:
+        raise EngineError(f"stop has {len(texts)} texts, of {_MOST_STOPS} at most")
     try:
         "".join(texts).encode("utf-8")
     except UnicodeEncodeError as error:

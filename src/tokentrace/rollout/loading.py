@@ -86,6 +86,7 @@ def read_config(path: str | Path) -> Document:
     except ImportError:
         raise InputError("YAML configurations need PyYAML: install tokentrace[rollout]") from None
     lines: dict[Place, int] = {}
+    cache: dict[int, Any] = {}  # an anchor is read once, however often aliases repeat it
 
     def fault(problem: str, node: Any) -> Exception:
         error: Exception = yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -93,8 +94,11 @@ def read_config(path: str | Path) -> Document:
 
     def value_of(node: Any, place: Place) -> Any:
         lines.setdefault(place, node.start_mark.line + 1)
+        if id(node) in cache:
+            return cache[id(node)]
         if node.id == "sequence":
-            return [value_of(one, (*place, at)) for at, one in enumerate(node.value)]
+            cache[id(node)] = [value_of(one, (*place, at)) for at, one in enumerate(node.value)]
+            return cache[id(node)]
         if node.id == "scalar":
             try:
                 return loader.construct_object(node, deep=True)
@@ -108,6 +112,7 @@ def read_config(path: str | Path) -> Document:
                 raise fault(f"{key.value!r} is set twice", key)
             lines[*place, key.value] = key.start_mark.line + 1
             value[key.value] = value_of(one, (*place, key.value))
+        cache[id(node)] = value  # at the end: an anchor that contains itself is an error
         return value
 
     try:
