@@ -155,7 +155,7 @@ class LlamaCppEngine(HTTPEngine):
                 if set(reported) <= set(answer.tokens)
                 else "it has other ids"
             )
-            advice = "sample again, or use vLLM, SGLang or the embedded engine"
+            advice = "sample again, or use another engine"
             raise EngineAnswerError(f"llama.cpp has no logprob for id {ids[at]} at {at}: {why}; {advice}")
         processed = _is_processed(reader.sampling, self.capabilities)
         tops = [token.top_probs if processed else token.top_logprobs for token in tokens]
