@@ -61,11 +61,11 @@ class Sample(ShowsItself, TokenTable):
     branch: int = -1
     """The branch of the trajectory; -1 if there is none."""
     notes: tuple[str, ...] = ()
-    """What to know about the row before training on it."""
+    """What to know before training on it."""
     warnings: tuple[Warning, ...] = ()
-    """The notes that `build_supervised_sample` also gives as warnings."""
+    """The notes that `build_supervised_sample` gives as warnings, too."""
     rendered: RenderedTokens | None = None
-    """Its rendering, if a `SampleBuilder` made it; without a stop token that the builder added."""
+    """Its rendering, if a `SampleBuilder` made it; without the stop token that it added."""
     offset: int = 0
     """The token of `rendered` that the row begins with."""
 
@@ -81,11 +81,11 @@ class Sample(ShowsItself, TokenTable):
                 raise SampleError(f"{name} must be a tuple of {kind.__name__}, not {brief(spans)}")
             for span in spans:
                 self._check_range(span.start, span.stop, name)
-        channels = self.channels
+        channels, count = self.channels, len(self)
         if not isinstance(channels, Mapping) or not all(
-            isinstance(channel, Channel) and len(channel) == len(self) for channel in channels.values()
+            isinstance(channel, Channel) and len(channel) == count for channel in channels.values()
         ):
-            raise SampleError(f"channels must be Channels of {len(self)} tokens by name, not {brief(channels)}")
+            raise SampleError(f"channels must be Channels of {count} tokens by name, not {brief(channels)}")
 
     def _check_range(self, start: Any, stop: Any, what: str) -> None:
         fine = all(isinstance(at, int | np.integer) and not isinstance(at, bool) for at in (start, stop))
@@ -187,7 +187,7 @@ class Truncated:
 
 @dataclass(slots=True)
 class _Extent:
-    """A message: where its header starts, where its tokens end, and where its close ends."""
+    """Where a message's header starts, where its tokens end, and where its close ends."""
 
     start: int
     end: int
@@ -196,13 +196,12 @@ class _Extent:
 
 
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
-    """Make a sample fit into `length` tokens. Returns a sample that already fits, the same object.
+    """Make a sample fit into `length` tokens; one that fits already is returned as it is.
 
     Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a message: the
-    generation prompt or header with the one after it, the close with the one before it. ``right`` moves the cut
-    back if it would fall inside scaffold or a synthetic close, or leave only the scaffold of a message. ``left``
-    cuts off what comes before all messages (a BOS token, tools). A sample is left out if no trained token is
-    left, or no whole message fits.
+    generation prompt or header with the next, the close with the one before. ``right`` moves the cut back if it
+    would fall inside scaffold or a synthetic close, or leave only a message's scaffold. ``left`` cuts off what is
+    before all messages (a BOS token, tools). A sample without a trained token or a whole message is left out.
     """
     if not isinstance(sample, Sample):
         raise SampleError(f"truncate takes a Sample, not {brief(sample)}")
@@ -266,7 +265,7 @@ def _cut_right(sample: Sample, messages: list[_Extent], length: int) -> int:
 
 
 def _messages(sample: Sample) -> list[_Extent]:
-    """The messages of a sample, in order: each run of one number, with the tokens of no message around it."""
+    """The messages in order: each run of one number, with the tokens of no message around it."""
     scaffold = sample.kinds == Kind.SCAFFOLD
     if sample.parts is not None:
         scaffold |= sample.parts == Part.SCAFFOLD

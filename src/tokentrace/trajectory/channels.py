@@ -197,7 +197,7 @@ class Channel:
         if dtype.kind in "iu":
             dtype = np.result_type(dtype, np.min_scalar_type(fill))
             if dtype.kind not in "iu":
-                raise TrajectoryError(f"the channel has whole numbers, so fill must be one, not {fill}")
+                raise TrajectoryError(f"fill is {fill}: give a whole number, as the channel has only these")
         out = np.full((self.length, *next(iter(shapes), ())), fill, dtype)
         for start, array in arrays:
             out[start : start + len(array)] = array
