@@ -33,7 +33,7 @@ def whole(
     error: ErrorType = RendererError,
 ) -> int:
     """A whole number from `least` to `most` as an int. Accepts NumPy numbers, rejects booleans."""
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
+    if not is_integer(value):
         raise error(f"{name} must be a whole number, not {brief(value)}")
     integer = int(value)
     if least is not None and integer < least:
@@ -67,6 +67,11 @@ def limit(
 def is_number(value: Any) -> bool:
     """True for Python and NumPy numbers, False for booleans."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_integer(value: Any) -> bool:
+    """True for Python and NumPy integers, False for booleans."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def as_float(value: Any) -> float | None:

@@ -151,7 +151,7 @@ def _content(message: Fields, form: Any, place: Place) -> Conversion:
         return ("", plain) if form.mapping else (_AS_JSON, _json(plain))
     if message["role"] in RESULT_ROLES and content and not any(map(_is_part, content)):
         return _AS_JSON, _json(plain_json(list(content), place))
-    texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
+    texts = [_text_of(part, at) for at, part in place.each(content)]
     if not form.parts:
         return "text parts joined", SEPARATOR.join(texts)
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):

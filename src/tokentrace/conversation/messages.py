@@ -128,19 +128,18 @@ def check_content(place: Place, role: str, content: Any) -> None:
     elif not is_list(content):
         raise place.wrong(content, "a string or a list of parts")
     else:
-        for at, part in enumerate(content):
-            if not isinstance(part, (str, Mapping)):
-                raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
+        for inner, part in place.each(content):
             if isinstance(part, Mapping):
                 if "text" in part:
-                    place.at(at).string(part, "text")
-                check_depth(part, place.at(at))
+                    inner.string(part, "text")
+                check_depth(part, inner)
+            elif not isinstance(part, str):
+                raise inner.error(f"must be a string or a mapping, not {kind_of(part)}")
 
 
 def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Fields, Fields]]:
     """For each call, the place of its function, the call, and its function (or the call itself)."""
-    for at, call in enumerate(calls):
-        inner = place.at(at)
+    for inner, call in place.each(calls):
         function = fields = inner.mapping(call)
         if fields.get("function") is not None:
             inner = inner.at("function")

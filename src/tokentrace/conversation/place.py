@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ..errors import InputError, kind_of
@@ -20,6 +20,9 @@ class Place(NamedTuple):
 
     def at(self, key: str | int) -> Place:
         return Place(self.message, f"{self.field}.{key}" if self.field else str(key))
+
+    def each(self, values: Iterable[Any]) -> Iterator[tuple[Place, Any]]:
+        return ((self.at(at), value) for at, value in enumerate(values))
 
     def error(self, problem: str) -> InputError:
         return InputError(problem, message=self.message, field=self.field)
@@ -52,10 +55,10 @@ class Place(NamedTuple):
         elif not is_list(content):
             raise self.wrong(content, "a string or a list of parts")
         else:
-            for at, part in enumerate(content):
-                fields = self.at(at).mapping(part)
-                self.at(at).string(fields, "type")
-                yield self.at(at), fields
+            for inner, part in self.each(content):
+                fields = inner.mapping(part)
+                inner.string(fields, "type")
+                yield inner, fields
 
 
 def fields_of(value: Any, **options: Any) -> Fields | None:

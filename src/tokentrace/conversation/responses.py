@@ -147,9 +147,9 @@ class ItemReader:
             self.turn = -1
             self.messages.append({"role": role, "content": _content(parts)})
             return
-        for at, part in enumerate(parts):
+        for at, part in place.at("content").each(parts):
             if part["type"] != "text":
-                raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
+                raise at.error(f"{part['type']} has no place in an assistant's message")
         turn, has_id = self._turn_of(item), response_of_item(item.get("id")) is not None
         text = "".join(part["text"] for part in parts)
         if text and self.texts and has_id and self.text_has_id:
@@ -195,7 +195,7 @@ def _texts(place: Place, item: Fields, field: str) -> str:
     place, parts = place.at(field), item.get(field) or ()
     if not is_list(parts):
         raise place.wrong(parts, "a list of texts")
-    return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts))
+    return "".join(at.string(at.mapping(part), "text") for at, part in place.each(parts))
 
 
 def _parts(place: Place, item: Fields, field: str) -> list[Fields]:

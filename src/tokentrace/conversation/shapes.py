@@ -248,13 +248,13 @@ def _from_turn(place: Place, turn: Fields) -> Fields:
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
     values = parse_json(value, place) if isinstance(value, str) else value
     calls = []
-    for at, one in enumerate(values if is_list(values) else [values]):
-        call = place.at(at).mapping(one)
+    for inner, one in place.each(values if is_list(values) else [values]):
+        call = inner.mapping(one)
         if call.get("function") is not None:
-            call = {**call, **place.at(at).mapping(call["function"])}
+            call = {**call, **inner.mapping(call["function"])}
         if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
-            raise place.at(at).error(f"a call has a name and arguments; {', '.join(more)} is neither")
-        calls.append(_call(place.at(at), call, "arguments", str | Mapping))
+            raise inner.error(f"a call has a name and arguments; {', '.join(more)} is neither")
+        calls.append(_call(inner, call, "arguments", str | Mapping))
     if not calls:
         raise place.error("contains no call")
     return calls
@@ -271,8 +271,8 @@ def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | No
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None
-    checked = enumerate(check_tools(tools) or ())
-    return [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in checked] or None
+    checked = Place(field="tools").each(check_tools(tools) or ())
+    return [_tool(place, tool, wrap) for place, tool in checked] or None
 
 
 def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:

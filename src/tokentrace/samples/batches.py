@@ -146,9 +146,10 @@ class _Rows:
         if self._rewarded:
             columns["rewards"] = np.array([sample.reward for sample in self.samples], np.float32)
         if self._version is not None:
-            ages = [row_staleness(sample, self._version) for sample in self.samples]
-            columns["max_staleness"] = np.array([oldest for oldest, _ in ages], np.int64)
-            columns["mean_staleness"] = np.array([mean for _, mean in ages], np.float32)
+            ages = (row_staleness(sample, self._version) for sample in self.samples)
+            oldest, means = zip(*ages, strict=True)
+            columns["max_staleness"] = np.array(oldest, np.int64)
+            columns["mean_staleness"] = np.array(means, np.float32)
         return columns
 
     def _require(self, number: int, present: npt.NDArray[np.bool_], what: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, brief
-from ..settings import as_float, choose, is_number, items, whole
+from ..settings import as_float, choose, is_integer, is_number, items, whole
 from ..showing import ShowsItself
 from ..tokens.ids import segments
 from ..tokens.kinds import Kind, Part
@@ -88,8 +88,7 @@ class Sample(ShowsItself, TokenTable):
             raise SampleError(f"channels must be Channels of {count} tokens by name, not {brief(channels)}")
 
     def _check_range(self, start: Any, stop: Any, what: str) -> None:
-        fine = all(isinstance(at, int | np.integer) and not isinstance(at, bool) for at in (start, stop))
-        if not fine or not 0 <= start <= stop <= len(self):
+        if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= len(self)):
             raise SampleError(f"{what}: {brief(start)}..{brief(stop)} is not a range of the {len(self)} tokens")
 
     @property

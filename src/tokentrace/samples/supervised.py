@@ -340,12 +340,10 @@ class SampleBuilder:
 
 def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
     for name in FLAGS:
-        value = message.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or value in (0, 1):
+        if (value := message.get(name)) in (0, 1):
             return bool(value)
-        raise SampleError(f"message {at}, {name}: must be true or false (1 or 0), not {value!r}")
+        if value is not None:
+            raise SampleError(f"message {at}, {name}: must be true or false (1 or 0), not {value!r}")
     return None
 
 

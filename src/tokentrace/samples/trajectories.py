@@ -107,9 +107,9 @@ def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
         span = _completion(turn)
         if span.temperature == 0 or span.logprobs_kind not in (LogprobKind.RAW, LogprobKind.UNKNOWN):
             continue
-        usual = {"temperature": 1.0, **PENALTIES}
-        values = {name: getattr(span, name) for name in usual}
-        changed = [f"{name} {value:g}" for name, value in values.items() if value not in (None, usual[name])]
+        usual = {"temperature": 1.0, **PENALTIES}.items()
+        values = ((name, getattr(span, name), neutral) for name, neutral in usual)
+        changed = [f"{name} {value:g}" for name, value, neutral in values if value not in (None, neutral)]
         changed += ["a required structure"] if (turn.sampling or {}).get("structure") else []
         odd += [f"{span.logprobs_kind}, sampled with {' and '.join(changed)}"] if changed else []
     what = "; ".join(dict.fromkeys(odd))

@@ -17,7 +17,7 @@ from ..tokens.ids import runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.turns import Branch, Turn
-from .alignment import Hunk
+from .alignment import Column, Hunk
 from .visible import spelled
 
 
@@ -124,18 +124,18 @@ class Track:
     """
 
     name: str
-    ids: npt.NDArray[Any]
+    ids: Column
     hues: npt.NDArray[np.uint8]
     """Positions in `ORIGINS`."""
-    messages: npt.NDArray[Any] | None = None
+    messages: Column | None = None
     """-1 for none."""
     texts: Sequence[str] | None = None
     control: npt.NDArray[np.bool_] | None = None
     fields: Sequence[str] | npt.NDArray[np.object_] | None = None
     mask: npt.NDArray[np.bool_] | None = None
-    logprobs: npt.NDArray[Any] | None = None
+    logprobs: Column | None = None
     """NaN for none."""
-    turns: npt.NDArray[Any] | None = None
+    turns: Column | None = None
     """-1 for none."""
     versions: Sequence[tuple[Any, int, int]] = ()
     """Version, start and stop, as positions in the columns."""
@@ -300,7 +300,7 @@ def _track_json(track: Track, words: _Index, names: _Index, versions: _Index) ->
     }
 
 
-def _column(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.int64]:
+def _column(values: Column | None, count: int) -> npt.NDArray[np.int64]:
     return np.full(count, -1, np.int64) if values is None else values.astype(np.int64)
 
 
@@ -321,7 +321,7 @@ def _ranges(numbers: Sequence[int]) -> list[int]:
     return [value for start, stop in itertools.pairwise(cuts) for value in (numbers[start], stop - start)]
 
 
-def _logprob_runs(values: npt.NDArray[Any]) -> list[list[Any]]:
+def _logprob_runs(values: Column) -> list[list[Any]]:
     """The start and the values of each run without NaN; infinities become None."""
     return [
         [start, [round(value, 4) if np.isfinite(value) else None for value in values[start:stop].tolist()]]

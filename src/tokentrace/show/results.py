@@ -1,8 +1,8 @@
 """Documents of renderings, bridges, rows, trajectories and parsed responses. Reports have a method `document`."""
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -59,7 +59,7 @@ def document_of(
     tokenizer = tokenizer.tokenizer if isinstance(tokenizer, Renderer) else tokenizer
     document = _document(value, tokenizer) if other is None else _side_by_side(value, other, tokenizer)
     template = document.template or (template_name(tokenizer) if tokenizer is not None else "")
-    return dataclasses.replace(document, title=title or document.title, template=template)
+    return replace(document, title=title or document.title, template=template)
 
 
 def template_name(tokenizer: Tokenizer) -> str:
@@ -89,7 +89,7 @@ def _single_track(value: Any, tokenizer: Tokenizer | None, name: str) -> Track:
     document = _document(value, tokenizer)
     if len(document.tracks) != 1 or document.contrasts:
         raise InputError(f"{name}: {kind_of(value)} is not one row of tokens: show it on its own page")
-    return dataclasses.replace(document.tracks[0], name=name)
+    return replace(document.tracks[0], name=name)
 
 
 def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
@@ -270,9 +270,7 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
             }
             for turn in rendered.turns
         ],
-        "changes": list(map(dataclasses.asdict, rendered.changes)),
-        "lost": list(map(dataclasses.asdict, rendered.lost)),
-        "dropped": list(map(dataclasses.asdict, rendered.dropped)),
+        **{name: [asdict(one) for one in getattr(rendered, name)] for name in ("changes", "lost", "dropped")},
         "notes": list(rendered.notes),
     }
 
@@ -308,7 +306,7 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
 @_document.register
 def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
     document = _trajectory(value.trajectory, tokenizer)
-    return document if value.problem is None else dataclasses.replace(document, notes=[value.problem])
+    return document if value.problem is None else replace(document, notes=[value.problem])
 
 
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:

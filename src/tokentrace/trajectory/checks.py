@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, brief
-from ..settings import items, whole
+from ..settings import is_integer, items, whole
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
@@ -39,7 +39,7 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 
 def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> Kinds:
     """One kind per token, or one for all. After the first `skip`, none is SAMPLED, or PROMPT unless `opening`."""
-    is_single = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    is_single = is_integer(value)
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
     if not is_single and len(codes) != length:
         raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
@@ -98,11 +98,12 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
     rows = value if isinstance(value, list | tuple) else [(value, 0, length)]
     for what, (version, *place) in _rows(rows, "version", "(version, start, stop)"):
         start, stop = (as_count(at, what) for at in place)
-        is_integer = isinstance(version, int | np.integer) and not isinstance(version, bool)
-        if not isinstance(version, str) and not (is_integer and -(2**63) <= int(version) < 2**63):
-            kinds = "a str, a 64-bit int, or spans of these"
-            raise TrajectoryError(f"a version must be {kinds}, not {brief(version)}")
-        spans.append(VersionSpan(version if isinstance(version, str) else int(version), start, stop))
+        if not isinstance(version, str):
+            if not is_integer(version) or not -(2**63) <= int(version) < 2**63:
+                kinds = "a str, a 64-bit int, or spans of these"
+                raise TrajectoryError(f"a version must be {kinds}, not {brief(version)}")
+            version = int(version)
+        spans.append(VersionSpan(version, start, stop))
     starts, ends = [span.start for span in spans], [0, *(span.stop for span in spans)]
     if starts != ends[:-1] or ends[-1] != length or (len(spans) > 1 and any(a >= b for a, b in pairwise(ends))):
         raise TrajectoryError(f"version: spans must cover the {length} sampled tokens in order, none empty")

@@ -250,8 +250,8 @@ class Trajectory(ShowsItself, Record):
         instance("cause", cause, str, TrajectoryError)
         before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
         if as_count(messages, "messages") < before:
-            what = f"{'the shared prefix' if opening else f'branch {branch}'} holds {before}"
-            raise TrajectoryError(f"messages is {messages}, but {what}: count the whole prompt's")
+            what = "the shared prefix" if opening else f"branch {branch}"
+            raise TrajectoryError(f"messages is {messages}, but {what} holds {before}: count all the prompt's")
         codes = as_kinds(kinds, len(prompt), opening=opening, skip=skip)[skip:]
         tokens = frozen(TokenTable.of(ids.copy(), codes.copy(), owners[skip:]))
         stop = as_count(start + len(ids), "the length of the stream")
