@@ -142,7 +142,7 @@ class Sample(ShowsItself, TokenTable):
 
 
 def as_samples(samples: Any) -> list[Sample]:
-    """A list of samples. Raises SampleError if it is empty, or holds anything else."""
+    """A list of samples. Raises SampleError if it is empty or has anything else."""
     if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
         raise SampleError(f"samples must be a list of samples, not {brief(samples)}")
     checked = items("samples", samples, SampleError)

@@ -279,14 +279,14 @@ def _track_json(track: Track, words: _Index, names: _Index, versions: _Index) ->
     count = len(track.ids)
     texts = [None] * count if track.texts is None else track.texts
     control = [False] * count if track.control is None else track.control.tolist()
-    none, weights = np.zeros(count, np.int64), np.full(count, -1, np.int64)
+    zeros, weights = np.zeros(count, np.int64), np.full(count, -1, np.int64)
     for version, start, stop in track.versions:
         weights[start:stop] = versions.number([version])[0]
     columns = [
         _column(track.messages, count),
         track.hues.astype(np.int64),
-        none if track.fields is None else np.array(names.number(track.fields), np.int64),
-        none if track.mask is None else track.mask.astype(np.int64),
+        zeros if track.fields is None else np.array(names.number(track.fields), np.int64),
+        zeros if track.mask is None else track.mask.astype(np.int64),
         _column(track.turns, count),
         weights,
     ]

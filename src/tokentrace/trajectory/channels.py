@@ -22,8 +22,7 @@ Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 MOST_BYTES: Final = 1 << 28
 """The most bytes in one channel of one completion."""
 _INTEGERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
-_OTHERS: Final = map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8"))
-_DTYPES: Final = sorted(dtype.str for dtype in (*_INTEGERS, *_OTHERS))
+_DTYPES: Final = sorted([*(dtype.str for dtype in _INTEGERS), "<u8", "|b1", "<f2", "<f4", "<f8"])
 
 
 @dataclass(frozen=True, slots=True)

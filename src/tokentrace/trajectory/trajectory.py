@@ -290,8 +290,8 @@ class Trajectory(ShowsItself, Record):
         if turn is None:
             self.reward = value
             return
-        is_ours = isinstance(turn, Turn) and 0 <= turn.write < self.num_writes
-        recorded = self._writes[turn.write] if is_ours else None
+        is_recorded = isinstance(turn, Turn) and 0 <= turn.write < self.num_writes
+        recorded = self._writes[turn.write] if is_recorded else None
         if not isinstance(recorded, Turn) or turn != cut(recorded, turn.stop):
             raise TrajectoryError(f"turn must be a Turn that append_completion returned, not {brief(turn)}")
         writes = self._by_branch[recorded.branch]
