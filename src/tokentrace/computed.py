@@ -11,15 +11,12 @@ Value = TypeVar("Value")
 class computed(Generic[Value]):  # noqa: N801
     """An attribute that a method computes on first access, without a lock.
 
-    Concurrent threads may compute the value twice, but all of them get the one stored first. On Python 3.11 and
-    earlier, the standard library's `cached_property` holds one lock for the whole class, which can deadlock with
-    any other lock taken while the value is computed.
+    Threads may compute the value twice, but all get the one stored first. On Python 3.11, the standard library's
+    `cached_property` holds one lock for the whole class, which can deadlock with locks taken in the computation.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
-        self._compute = compute
-        self._name = compute.__name__
-        self.__doc__ = compute.__doc__
+        self._compute, self._name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
     @overload
     def __get__(self, owner: None, kind: type) -> computed[Value]: ...

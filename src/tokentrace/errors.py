@@ -1,4 +1,4 @@
-"""The errors of tokentrace: each says what happened, where, and what to do."""
+"""The errors: each says what happened, where, and what to do."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,14 @@ from typing import Any, Self
 
 
 class TokentraceError(Exception):
-    """The base class of all errors that tokentrace raises."""
+    """The base class of all errors of tokentrace."""
 
 
 class InputError(TokentraceError):
     """Bad input. `message` and `field` say where."""
 
     def __init__(self, problem: str, *, message: int | None = None, field: str | None = None) -> None:
-        self.message = message
-        self.field = field
-        self.problem = problem
+        self.message, self.field, self.problem = message, field, problem
         super().__init__(f"{place(message, field)}{problem}")
 
     def renumbered(self, first: int) -> Self:
@@ -36,13 +34,12 @@ class ControlTokenError(InputError):
     def __init__(
         self, problem: str, *, message: int | None, field: str | None, position: int | None, token: str
     ) -> None:
-        self.position = position
-        self.token = token
+        self.position, self.token = position, token
         super().__init__(problem, message=message, field=field)
 
 
 class LostTextError(InputError):
-    """Text of the input reached no token, and the setting is ``lost="error"``. `lost` lists all of it."""
+    """Text of the input reached no token, and ``lost="error"`` is set. `lost` lists all of it."""
 
     def __init__(
         self, problem: str, *, message: int | None, field: str | None, lost: Sequence[Any] = ()
@@ -59,9 +56,7 @@ class TemplateError(TokentraceError):
     """The chat template cannot be compiled, or refused the conversation."""
 
     def __init__(self, problem: str, *, message: int | None = None, line: int | None = None) -> None:
-        self.message = message
-        self.line = line
-        self.problem = problem
+        self.message, self.line, self.problem = message, line, problem
         where = f" (template line {line})" if line is not None else ""
         super().__init__(f"{place(message, None)}{problem}{where}")
 
@@ -90,8 +85,7 @@ class WriteError(TokentraceError):
     """A file could not be written. `path` names it."""
 
     def __init__(self, problem: str, *, path: str) -> None:
-        self.problem = problem
-        self.path = path
+        self.problem, self.path = problem, path
         super().__init__(f"{path} cannot be written: {problem}")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -108,15 +102,13 @@ class ExtensionError(TrajectoryError):
 
 
 def place(message: int | None, field: str | None) -> str:
-    """Return ``"message 3, content: "``, or an empty string if the place is unknown."""
-    parts = [f"message {message}"] if message is not None else []
-    if field:
-        parts.append(field)
+    """``"message 3, content: "``; empty if the place is unknown."""
+    parts = [*([] if message is None else [f"message {message}"]), *([field] if field else [])]
     return ", ".join(parts) + ": " if parts else ""
 
 
 def kind_of(value: Any) -> str:
-    """Return the type of a value with an article, for an error message.
+    """The type of a value with an article, for an error message.
 
     >>> print(kind_of(None), kind_of(1), kind_of([]))
     None an int a list
@@ -126,7 +118,7 @@ def kind_of(value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return a short text for a value in an error message: containers by their size or their keys.
+    """A short text for a value in an error message: containers by their size or their keys.
 
     Untrusted values may be infinitely nested, have a million digits, or contain a secret.
 

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, keep files private to their owner, and lock folders."""
+"""Write files whole or not at all, keep them private to their owner, and lock folders."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path) -> str:
-    """Return why a file cannot be written there, or an empty string."""
+    """Why a file cannot be written there; empty if it can."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "the system does not allow it"
@@ -30,7 +30,7 @@ def unwritable(path: Path) -> str:
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name only when the block succeeds. Only its owner may read a `private` file."""
+    """Open a file that gets its name when the block succeeds. Only its owner may read a `private` file."""
     draft = draft_path(path)
     file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
     try:
@@ -46,12 +46,12 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 def draft_path(path: Path) -> Path:
-    """Return a unique name for a file that is not complete yet."""
+    """A unique name for a file that is not complete yet."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
-    """Write a file completely or not at all. Only its owner may read a `private` file."""
+    """Write a file whole or not at all. Only its owner may read a `private` file."""
     with whole_file(path, private=private) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
@@ -65,14 +65,13 @@ def owned(path: str, flags: int) -> int:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
-            raise InputError(
-                f"{path} is a link, and links are not followed: put the file itself there"
-            ) from error
+            problem = f"{path} is a link, and links are not followed: put the file itself there"
+            raise InputError(problem) from error
         raise
 
 
 def lock(file: IO[Any], problem: str) -> None:
-    """Lock an open file until it is closed. Raises InputError with `problem` if another process has locked it.
+    """Lock an open file until it is closed. Raises InputError(problem) if another process has locked it.
 
     Does nothing on systems and file systems without such locks.
     """

@@ -27,8 +27,7 @@ def assert_safe() -> Callable[..., AuditReport]:
     ) -> AuditReport:
         """Audit a renderer, or a tokenizer with settings for `create_renderer`, once per run of pytest.
 
-        Fails the test unless the template is safe for all `uses`. With `partly`, being safe for some turns is
-        enough.
+        Fails the test unless the template is safe for all `uses`; with `partly`, safe for some turns is enough.
         """
         from .diagnose.certify import audit_template
         from .diagnose.verdicts import Use
@@ -41,17 +40,14 @@ def assert_safe() -> Callable[..., AuditReport]:
             if not required:
                 raise InputError(f"name at least one use: {', '.join(Use)}")
             if isinstance(renderer, Renderer) and settings:
-                raise InputError(
-                    f"a renderer has its settings already: {', '.join(settings)} cannot be set here"
-                )
+                raise InputError(f"the renderer has its settings: {', '.join(settings)} cannot be set here")
             earlier = audits.get(renderer) if isinstance(renderer, Renderer) else None
             report = earlier or audit_template(renderer, **settings)
         except TokentraceError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         if isinstance(renderer, Renderer):
             audits[renderer] = report
-        unmet = report.unmet(required, partly=partly)
-        if unmet:
+        if unmet := report.unmet(required, partly=partly):
             lines = [f"{report.name} is not safe for {', '.join(verdict.use for verdict in unmet)}"]
             for verdict in unmet:
                 lines += [f"{verdict}", *(f"  {words}" for words in verdict.against)]

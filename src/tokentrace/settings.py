@@ -4,7 +4,7 @@ import math
 import re
 from enum import StrEnum
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from .errors import RendererError, TokentraceError, brief
 
 Setting = TypeVar("Setting", bound=StrEnum)
 Object = TypeVar("Object")
+ErrorType: TypeAlias = type[TokentraceError]
 
 
-def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceError] = RendererError) -> Setting:
-    """Return the choice that `value` names. The error lists all choices."""
+def choose(kind: type[Setting], name: str, value: Any, error: ErrorType = RendererError) -> Setting:
+    """The choice that `value` names. The error lists all."""
     try:
         return kind(value)
     except (ValueError, TypeError, RecursionError):
@@ -29,10 +30,10 @@ def whole(
     *,
     least: int | None = None,
     most: int | None = None,
-    error: type[TokentraceError] = RendererError,
+    error: ErrorType = RendererError,
 ) -> int:
-    """Return a whole number from `least` to `most` as an int. Accepts NumPy numbers, rejects booleans."""
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
+    """A whole number from `least` to `most` as an int. Accepts NumPy numbers, rejects booleans."""
+    if not is_integer(value):
         raise error(f"{name} must be a whole number, not {brief(value)}")
     integer = int(value)
     if least is not None and integer < least:
@@ -42,10 +43,8 @@ def whole(
     return integer
 
 
-def number(
-    name: str, value: Any, least: float, most: float, error: type[TokentraceError] = RendererError
-) -> float:
-    """Return a number from `least` to `most` as a float. Accepts NumPy numbers, rejects booleans."""
+def number(name: str, value: Any, least: float, most: float, error: ErrorType = RendererError) -> float:
+    """A number from `least` to `most` as a float. Accepts NumPy numbers, rejects booleans."""
     real = as_float(value) if is_number(value) else None
     if real is None or not least <= real <= most:
         raise error(f"{name} must be a number from {least:g} to {most:g}, not {brief(value)}")
@@ -53,14 +52,9 @@ def number(
 
 
 def limit(
-    name: str,
-    value: Any,
-    *,
-    unit: str = "seconds",
-    zero: bool = False,
-    error: type[TokentraceError] = RendererError,
+    name: str, value: Any, *, unit: str = "seconds", zero: bool = False, error: ErrorType = RendererError
 ) -> float | None:
-    """Return a finite number above 0, or None for no limit. `zero` allows 0 too."""
+    """A finite number above 0, or None for no limit. `zero` allows 0, too."""
     if value is None:
         return None
     real = as_float(value) if is_number(value) else None
@@ -75,8 +69,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def is_integer(value: Any) -> bool:
+    """True for Python and NumPy integers, False for booleans."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
 def as_float(value: Any) -> float | None:
-    """Return a finite number as a float, anything else as None."""
+    """A finite number as a float; None for anything else."""
     try:
         real = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -84,22 +83,22 @@ def as_float(value: Any) -> float | None:
     return real if math.isfinite(real) else None
 
 
-def flag(name: str, value: Any, error: type[TokentraceError] = RendererError) -> bool:
-    """Return a bool. None is False."""
+def flag(name: str, value: Any, error: ErrorType = RendererError) -> bool:
+    """A bool; None is False."""
     if value is None or isinstance(value, (bool, Integral, np.bool_)):
         return bool(value)
     raise error(f"{name} is True or False, not {brief(value)}")
 
 
-def items(name: str, value: Any, error: type[TokentraceError] = RendererError) -> list[Any]:
-    """Return the items of any iterable as a list."""
+def items(name: str, value: Any, error: ErrorType = RendererError) -> list[Any]:
+    """The items of any iterable as a list."""
     try:
         return list(value)
     except Exception:
         raise error(f"{name} must be a list, not {brief(value)}") from None
 
 
-def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceError] = RendererError) -> Object:
+def instance(name: str, value: Any, kind: type[Object], error: ErrorType = RendererError) -> Object:
     """Return `value` if it is an instance of `kind`."""
     if not isinstance(value, kind):
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
@@ -108,7 +107,7 @@ def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceEr
 
 
 def explain_invalid(error: Exception, schema: Any) -> tuple[list[str | int], str]:
-    """Return the path of a value that msgspec rejects, and what is wrong with it. Names the choices, if known."""
+    """The path of a value that msgspec rejects, and what is wrong with it, with the choices, if known."""
     from msgspec.inspect import EnumType, type_info
 
     message, _, where = str(error).partition(" - at `$")
@@ -124,13 +123,13 @@ def explain_invalid(error: Exception, schema: Any) -> tuple[list[str | int], str
     if unknown:
         return path, "there is no such setting" + (f"; there are {', '.join(fields)}" if fields else "")
     kinds = [one for kind in kinds for one in getattr(kind, "types", (kind,))]
-    values = [*(getattr(kind, "values", ()) if not isinstance(kind, EnumType) else kind.cls for kind in kinds)]
+    values = (kind.cls if isinstance(kind, EnumType) else getattr(kind, "values", ()) for kind in kinds)
     choices = ", ".join(str(one) for each in values for one in each)
     return path, message.replace("Invalid enum value", f"must be one of {choices}, not") if choices else message
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted names.
+    """Nested settings by their dotted names.
 
     >>> flat({"sampling": {"top_p": 1.0}, "seed": 3})
     {'sampling.top_p': 1.0, 'seed': 3}

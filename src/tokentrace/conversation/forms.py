@@ -1,7 +1,7 @@
 """Convert messages to the form that a template reads, as inference servers do.
 
-Text is a string or a list of parts, arguments are a mapping or JSON text, no content is ``""``, None or a missing
-field. Most templates read one form, which `study.forms` finds by tracing.
+Text is a string or a list of parts, arguments are a mapping or JSON text, no content is ``""``, None or no field.
+Most templates read one form, which `study.forms` finds by tracing.
 """
 
 import json
@@ -15,26 +15,22 @@ from typing import Any, Final, TypeAlias
 from ..errors import InputError, kind_of
 from ..errors import place as place_text
 from .messages import RESULT_ROLES, Messages, is_usual, placed_functions
-from .place import Place
+from .place import Fields, Place, is_list
 from .values import check_depth, finite, no_constant, parse_json, plain_json, unique
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
     "refusal": "refusal",
 }
-"""Types of text parts, and the field with the text."""
+"""Types of text parts, and the field with the text of each."""
 
-MEDIA_PARTS: Final = frozenset(
-    {
-        *("image", "image_url", "input_image", "image_file", "video", "video_url", "input_video"),
-        *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
-    }
+MEDIA_PARTS: Final = (
+    *("image", "image_url", "input_image", "image_file", "video", "video_url", "input_video"),
+    *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
 )
-"""Types of media parts. A media part without a type has one of these words as a key."""
+"""Types of media parts. A part without a type has its type as a key."""
 
-SEPARATOR: Final = "\n"
-"""Joins text parts, as in vLLM and TensorRT-LLM (SGLang: a space)."""
-
+SEPARATOR: Final = "\n"  # of text parts, as in vLLM and TensorRT-LLM (SGLang: a space)
 _WRAPPED: Final = "wrapped as a text part"
 _AS_JSON: Final = "written as JSON"
 _ABSENT: Final = object()
@@ -44,9 +40,9 @@ class MessageForm(StrEnum):
     """What happens to messages before the template sees them."""
 
     ADAPT = "adapt"
-    """Messages are converted to the form that the template reads."""
+    """They are converted to the form that it reads."""
     AS_GIVEN = "as_given"
-    """Messages stay as they are, as in transformers."""
+    """Nothing, as in transformers."""
 
 
 class Silence(Enum):
@@ -61,13 +57,12 @@ class Silence(Enum):
         return {} if self.value is _ABSENT else {"content": self.value}
 
 
-Conversion: TypeAlias = tuple[str, Any]
-"""What was done to a value (``""`` for nothing), and the new value."""
+Conversion: TypeAlias = tuple[str, Any]  # what was done to a value ("" for nothing), the new value
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to a message, or a difference from the rendering of the shipped template, as texts."""
+    """A change to a message, or a difference from what the shipped template writes."""
 
     message: int
     what: str
@@ -95,7 +90,7 @@ class Adapted:
 
 
 def adapt(messages: Messages, forms: Any) -> Adapted:
-    """Return checked messages in the form that the template reads (`study.forms.TemplateForms`).
+    """Convert checked messages to the `forms` that the template reads (`study.forms.TemplateForms`).
 
     Raises InputError for media, unknown parts, and arguments that are not a JSON object.
     """
@@ -104,9 +99,7 @@ def adapt(messages: Messages, forms: Any) -> Adapted:
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
 
 
-def _adapt_message(
-    index: int, message: Mapping[str, Any], forms: Any, changes: list[Change]
-) -> Mapping[str, Any]:
+def _adapt_message(index: int, message: Fields, forms: Any, changes: list[Change]) -> Fields:
     place, before = Place(index, "content"), message.get("content", _ABSENT)
     is_reply, form = message["role"] == "assistant", forms.content(message["role"])
     if form.text and is_usual(message) and (not is_reply or _is_read(message, forms.calls)):
@@ -116,16 +109,15 @@ def _adapt_message(
     edits = {"content": _note(changes, place, before, conversion)}
     if is_reply and "tool_calls" in message:
         place, calls = Place(index, "tool_calls"), message["tool_calls"]
-        if calls:
-            edits["tool_calls"] = _adapt_calls(calls, place, forms.calls, changes)
-        else:
-            edits["tool_calls"] = _note(changes, place, calls, ("left out, as there are none", _ABSENT))
+        left_out = ("left out, as there are none", _ABSENT)
+        adapted = _adapt_calls(calls, place, forms.calls, changes) if calls else None
+        edits["tool_calls"] = adapted or _note(changes, place, calls, left_out)
     if all(message.get(field, _ABSENT) is value for field, value in edits.items()):
         return message
     return {key: value for key, value in {**message, **edits}.items() if value is not _ABSENT}
 
 
-def _is_read(message: Mapping[str, Any], form: Any) -> bool:
+def _is_read(message: Fields, form: Any) -> bool:
     calls, content = message.get("tool_calls", ()), message["content"]
     if not calls:
         return bool(content) and "tool_calls" not in message
@@ -135,7 +127,7 @@ def _is_read(message: Mapping[str, Any], form: Any) -> bool:
 
 
 def _note(changes: list[Change], place: Place, before: Any, conversion: Conversion) -> Any:
-    """Return the new value, and note the change, if there is one."""
+    """Return the new value; note the change, if there is one."""
     what, after = conversion
     if what:
         changes.append(Change(place.message or 0, what, _text(before), _text(after), place.field))
@@ -150,7 +142,7 @@ def _json(value: Any, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, **options)
 
 
-def _content(message: Mapping[str, Any], form: Any, place: Place) -> Conversion:
+def _content(message: Fields, form: Any, place: Place) -> Conversion:
     content = message["content"]
     if isinstance(content, str):
         return ("", content) if form.text else (_WRAPPED, [{"type": "text", "text": content}])
@@ -159,7 +151,7 @@ def _content(message: Mapping[str, Any], form: Any, place: Place) -> Conversion:
         return ("", plain) if form.mapping else (_AS_JSON, _json(plain))
     if message["role"] in RESULT_ROLES and content and not any(map(_is_part, content)):
         return _AS_JSON, _json(plain_json(list(content), place))
-    texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
+    texts = [_text_of(part, at) for at, part in place.each(content)]
     if not form.parts:
         return "text parts joined", SEPARATOR.join(texts)
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
@@ -167,20 +159,17 @@ def _content(message: Mapping[str, Any], form: Any, place: Place) -> Conversion:
     return "as text parts", [{"type": "text", "text": text} for text in texts]
 
 
-def _silence(message: Mapping[str, Any], forms: Any, form: Any) -> Conversion:
+def _silence(message: Fields, forms: Any, form: Any) -> Conversion:
     """`_content` for an assistant message without content."""
-    content = message.get("content", _ABSENT)
+    what, after = "", message.get("content", _ABSENT)
     accepted = (forms.calls.silence if message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
-    is_read = content in [way.value for way in accepted]
-    after: Any = content if is_read else accepted[0].value
-    what = "" if is_read else "no content, in the form that the template reads"
+    if after not in [way.value for way in accepted]:
+        what, after = "no content, as the template reads it", accepted[0].value
     return what, [{"type": "text", "text": ""}] if after == "" and not form.text else after
 
 
-def _adapt_calls(
-    calls: Sequence[Any], place: Place, form: Any, changes: list[Change]
-) -> Sequence[Mapping[str, Any]]:
-    adapted: list[Mapping[str, Any]] = []
+def _adapt_calls(calls: Sequence[Any], place: Place, form: Any, changes: list[Change]) -> Sequence[Fields]:
+    adapted: list[Fields] = []
     for inner, call, function in placed_functions(calls, place):
         before, at = function.get("arguments", _ABSENT), inner.at("arguments")
         after = _note(changes, at, before, _arguments(function.get("arguments"), form, at))
@@ -195,17 +184,16 @@ def _arguments(arguments: Any, form: Any, place: Place) -> Conversion:
     is_text = isinstance(arguments, str)
     if arguments is None or (is_text and form.text and not arguments.strip()):
         after: Any = {} if arguments is None and form.mapping else "{}"
-        return "no arguments, in the form that the template reads", after
-    if is_text and form.text:
-        return "", arguments
+        return "no arguments, as the template reads them", after
     if is_text:
-        return "JSON text read as a mapping", parse_arguments(arguments, place)
+        read = "JSON text as a mapping"
+        return ("", arguments) if form.text else (read, parse_arguments(arguments, place))
     plain = plain_json(arguments, place)
-    return ("", plain) if form.mapping else ("mapping written as JSON text", _json(plain))
+    return ("", plain) if form.mapping else ("mapping as JSON text", _json(plain))
 
 
 def _is_part(item: Any) -> bool:
-    """True if an item of a tool's result is a part of its content. If none is, the list is a JSON value."""
+    """True if an item of a tool's result is a part of content. If none is, the list is a JSON value."""
     return isinstance(item, str) or "type" in item or isinstance(item.get("text"), str)
 
 
@@ -221,9 +209,7 @@ def _text_of(part: Any, place: Place) -> str:
     if kind in MEDIA_PARTS:
         raise place.error(f"is a part of type {kind!r}: media and files are not supported yet; leave it out")
     if kind not in TEXT_PARTS:
-        advice = (
-            "tokentrace.conversation.openai_messages converts Anthropic's blocks, thinking to reasoning_content"
-        )
+        advice = "openai_messages converts Anthropic's blocks, thinking to reasoning_content"
         raise place.error(f"is a part of the unknown type {kind[:80]!r}; {advice}")
     return place.string(part, TEXT_PARTS[kind])
 
@@ -231,13 +217,9 @@ def _text_of(part: Any, place: Place) -> str:
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
     """Parse a JSON object; empty text is an empty one. Raises InputError for repeated keys and infinities."""
     advice = "arguments are read as a mapping: give a JSON object, or move what the model wrote into content"
-    lossless: dict[str, Any] = {
-        "object_pairs_hook": unique,
-        "parse_constant": no_constant,
-        "parse_float": finite,
-    }
+    hooks = {"object_pairs_hook": unique, "parse_constant": no_constant, "parse_float": finite}
     try:
-        value = parse_json(text, place, strict=False, **lossless) if text.strip() else {}
+        value = parse_json(text, place, strict=False, **hooks) if text.strip() else {}
     except InputError as error:
         raise place.error(f"{error.problem}; {advice}") from None
     if not isinstance(value, dict):
@@ -246,10 +228,9 @@ def parse_arguments(text: str, place: Place) -> dict[str, Any]:
     return value
 
 
-def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
+def with_parsed_arguments(messages: Messages) -> list[Fields]:
     """Return checked messages with all arguments as mappings. Raises InputError for text that is not JSON."""
-    form = SimpleNamespace(text=False, mapping=True)
-    parsed: list[Mapping[str, Any]] = []
+    form, parsed = SimpleNamespace(text=False, mapping=True), list[Fields]()
     for index, message in enumerate(messages):
         if calls := message.get("tool_calls"):
             message = {**message, "tool_calls": _adapt_calls(calls, Place(index, "tool_calls"), form, [])}
@@ -257,16 +238,15 @@ def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
     return parsed
 
 
-def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def texts_of(message: Fields) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield the texts in a message's content (a string, or text parts), each with its path."""
     content = message.get("content")
     if isinstance(content, str):
         yield ("content",), content
-    elif isinstance(content, Sequence):
-        for at, part in enumerate(content):
-            if isinstance(part, str):
-                yield ("content", at), part
-            elif isinstance(part, Mapping):
-                name = TEXT_PARTS.get(str(part.get("type")), "text")
-                if isinstance(part.get(name), str):
-                    yield ("content", at, name), part[name]
+    for at, part in enumerate(content if is_list(content) else ()):
+        if isinstance(part, str):
+            yield ("content", at), part
+        elif isinstance(part, Mapping):
+            name = TEXT_PARTS.get(str(part.get("type")), "text")
+            if isinstance(part.get(name), str):
+                yield ("content", at, name), part[name]

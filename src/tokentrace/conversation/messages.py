@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
 from ..errors import InputError, kind_of, place
 from .functions import cached_schema
-from .place import Place, is_list
+from .place import Fields, Place, is_list
 from .values import check_depth, is_flat, no_constant, parse_json
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -15,7 +15,7 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class ToolCall(TypedDict, total=False):
-    """A tool call in an assistant's message, in OpenAI's shape."""
+    """An assistant's tool call, in OpenAI's shape."""
 
     id: str
     type: Literal["function"]
@@ -24,7 +24,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """A message in OpenAI's shape, for editors and type checkers. A template may read other fields as well."""
+    """A message in OpenAI's shape, for editors and type checkers. A template may read other fields, too."""
 
     role: Required[str]
     content: str | Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None
@@ -44,30 +44,23 @@ class Tool(TypedDict, total=False):
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles that every renderer accepts. A template may accept more."""
-
 RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
-
-THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-"""The fields of a message that contain its reasoning."""
-
-ARGUMENTS: Final = (str, Mapping, type(None))
-"""Types of a call's arguments."""
-
-RoleTest: TypeAlias = Callable[[str], bool]
+THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")  # fields with a message's reasoning
+ARGUMENTS: Final = (str, Mapping, type(None))  # types of a call's arguments
+RoleTest: TypeAlias = Callable[[str], bool] | None
 _ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
-"""Templates also compare strings with ``</think>``, which is not a role."""
+"""Templates also compare with ``</think>``, which is no role."""
 
 
-def check_messages(messages: Any, *, is_role: RoleTest = ROLES.__contains__) -> list[Mapping[str, Any]]:
-    """Return `messages` as a list of mappings. Raises InputError naming the message and the field.
+def check_messages(messages: Any, *, is_role: RoleTest = None) -> list[Mapping[str, Any]]:
+    """Return `messages` as a list of mappings. Raises InputError that names the message and the field.
 
-    `is_role` decides whether a word outside `ROLES` is a role.
+    `is_role` decides about roles outside `ROLES`.
     """
-    check_list(messages)
     return [
-        message if is_usual(message) else check_message(Place(index), Place(index).mapping(message), is_role)
-        for index, message in enumerate(messages)
+        message if is_usual(message) else check_message(Place(index), message, is_role)
+        for index, message in enumerate(checked_list(messages))
     ]
 
 
@@ -88,34 +81,31 @@ def is_usual(message: Any) -> bool:
 
 def _is_usual_call(call: Any) -> bool:
     function = call.get("function") if type(call) is dict else None
-    if (
-        type(function) is not dict
-        or type(function.get("name")) is not str
-        or type(call.get("id", "")) is not str
-    ):
+    if type(function) is not dict or type(call.get("id", "")) is not str:
         return False
-    arguments = function.get("arguments")
-    return type(arguments) is str or is_flat(arguments)
+    name, arguments = function.get("name"), function.get("arguments")
+    return type(name) is str and (type(arguments) is str or is_flat(arguments))
 
 
-def placed_messages(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """Yield messages with their places. Raises InputError for anything but a list of mappings."""
-    check_list(messages)
-    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
+def placed(messages: Any) -> Iterator[tuple[Place, Fields]]:
+    """Messages with their places. Raises InputError unless it is a list of mappings."""
+    return ((Place(at), Place(at).mapping(message)) for at, message in enumerate(checked_list(messages)))
 
 
-def check_list(messages: Any) -> None:
+def checked_list(messages: Any) -> Sequence[Any]:
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
         advice = 'pass its "messages"' if is_row else "wrap a single message in a list"
         raise InputError(f"messages must be a list of messages, not {kind_of(messages)}; {advice}")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
+    return messages
 
 
-def check_message(place: Place, message: Mapping[str, Any], is_role: RoleTest) -> Mapping[str, Any]:
+def check_message(place: Place, value: Any, is_role: RoleTest = None) -> Fields:
+    message = place.mapping(value)
     role = place.string(message, "role")
-    if role not in ROLES and not (_ROLE_NAME.fullmatch(role) and is_role(role)):
+    if role not in ROLES and not (is_role and _ROLE_NAME.fullmatch(role) and is_role(role)):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
         raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
     check_content(place.at("content"), role, message.get("content"))
@@ -138,19 +128,18 @@ def check_content(place: Place, role: str, content: Any) -> None:
     elif not is_list(content):
         raise place.wrong(content, "a string or a list of parts")
     else:
-        for at, part in enumerate(content):
-            if not isinstance(part, (str, Mapping)):
-                raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
+        for inner, part in place.each(content):
             if isinstance(part, Mapping):
-                if not isinstance(text := part.get("text", ""), str):
-                    raise place.at(at).at("text").error(f"must be a string, not {kind_of(text)}")
-                check_depth(part, place.at(at))
+                if "text" in part:
+                    inner.string(part, "text")
+                check_depth(part, inner)
+            elif not isinstance(part, str):
+                raise inner.error(f"must be a string or a mapping, not {kind_of(part)}")
 
 
-def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield, for each call, the place of its function, the call, and its function (or the call itself)."""
-    for at, call in enumerate(calls):
-        inner = place.at(at)
+def placed_functions(calls: Any, place: Place) -> Iterator[tuple[Place, Fields, Fields]]:
+    """For each call, the place of its function, the call, and its function (or the call itself)."""
+    for inner, call in place.each(calls):
         function = fields = inner.mapping(call)
         if fields.get("function") is not None:
             inner = inner.at("function")
@@ -194,35 +183,32 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     return dict(tool)
 
 
-# -- mistakes that a template renders anyway. The result of a render reports them
+# -- mistakes that a template renders anyway; the result of a render reports them
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
     """Notes on checked messages. The last of them may be empty if it is `continued`."""
-    names: dict[str, Any] = {}  # of the called functions, by the id of the call
-    latest: list[tuple[Place, Mapping[str, Any], Mapping[str, Any]]] = []
+    names: dict[str, Any] = {}  # of functions, by the ids of their calls
+    latest: list[tuple[Any, Any]] = []  # the ids and names of the last message's calls
     for index, message in enumerate(messages):
-        role = message["role"]
-        if role == "assistant":
-            calls = list(placed_functions(message.get("tool_calls") or (), Place(index, "tool_calls")))
-            for inner, call, function in calls:
-                names[str(call.get("id"))] = function.get("name")
+        if message["role"] == "assistant":
+            calls, field = list[tuple[Any, Any]](), Place(index, "tool_calls")
+            for inner, call, function in placed_functions(message.get("tool_calls") or (), field):
+                calls.append((call.get("id"), function.get("name")))
                 if problem := _problem(function.get("arguments")):
                     yield f"{place(*inner.at('arguments'))}{problem}"
+            names |= {str(id): name for id, name in calls}
+            latest = calls or latest
             is_open = continued and index == len(messages) - 1
             if not is_open and not any(map(message.get, ("content", "tool_calls", *THOUGHTS))):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
-            latest = calls or latest
-        elif role in RESULT_ROLES:
+        elif message["role"] in RESULT_ROLES:
             id, name = message.get("tool_call_id"), message.get("name")
-            called = [function.get("name") for *_, function in latest]
-            is_id = isinstance(id, (str, int)) and id != ""
-            if is_id and str(id) in names:
-                called = [names[str(id)]]
-            elif is_id and all(call.get("id") not in (None, "") for _, call, _ in latest):
+            key = str(id) if isinstance(id, str | int) and id != "" else None
+            called = [names[key]] if key in names else [function for _, function in latest]
+            if key is not None and key not in names and all(id not in (None, "") for id, _ in latest):
                 yield f"{place(index, 'tool_call_id')}the result answers no call before it"
-                continue
-            if isinstance(name, str) and name and called and name not in called:
+            elif isinstance(name, str) and name and called and name not in called:
                 yield f"{place(index, 'name')}the result's name differs from the called function's"
 
 

@@ -1,12 +1,15 @@
-"""Where in a conversation a value is, typed access to fields there, and errors that name the place."""
+"""Where a value is in a conversation: typed access to fields there, errors that name it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ..errors import InputError, kind_of
+
+Fields: TypeAlias = Mapping[str, Any]
+"""A message, a part of its content, a call: any object of JSON."""
 
 
 class Place(NamedTuple):
@@ -18,6 +21,9 @@ class Place(NamedTuple):
     def at(self, key: str | int) -> Place:
         return Place(self.message, f"{self.field}.{key}" if self.field else str(key))
 
+    def each(self, values: Iterable[Any]) -> Iterator[tuple[Place, Any]]:
+        return ((self.at(at), value) for at, value in enumerate(values))
+
     def error(self, problem: str) -> InputError:
         return InputError(problem, message=self.message, field=self.field)
 
@@ -25,38 +31,38 @@ class Place(NamedTuple):
         """The error for a missing or unexpected value."""
         return self.error("is missing" if value is None else f"must be {expected}, not {kind_of(value)}")
 
-    def get(self, holder: Mapping[str, Any], key: str, kinds: Any, expected: str) -> Any:
-        """Return a field of the mapping at this place. Raises InputError unless it has one of these types."""
+    def get(self, holder: Fields, key: str, kinds: Any, expected: str) -> Any:
+        """Return a field of the mapping at this place. Raises InputError unless it is one of `kinds`."""
         value = holder.get(key)
         if not isinstance(value, kinds):
             raise self.at(key).wrong(value, expected)
         return value
 
-    def string(self, holder: Mapping[str, Any], key: str) -> str:
+    def string(self, holder: Fields, key: str) -> str:
         value: str = self.get(holder, key, str, "a string")
         return value
 
-    def mapping(self, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
+    def mapping(self, value: Any, expected: str = "a mapping") -> Fields:
         fields = value if type(value) is dict else fields_of(value, exclude_none=True)
         if fields is None:
             raise self.error(f"must be {expected}, not {kind_of(value)}")
         return fields
 
-    def parts(self, content: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Yield the parts of a content with their places. Each must have a type; a string is one text part."""
+    def parts(self, content: Any) -> Iterator[tuple[Place, Fields]]:
+        """Yield the parts of content with their places. Each needs a type; a string is one text part."""
         if isinstance(content, str):
             yield self, {"type": "text", "text": content}
-            return
-        if not is_list(content):
+        elif not is_list(content):
             raise self.wrong(content, "a string or a list of parts")
-        for at, part in enumerate(content):
-            fields = self.at(at).mapping(part)
-            self.at(at).string(fields, "type")
-            yield self.at(at), fields
+        else:
+            for inner, part in self.each(content):
+                fields = inner.mapping(part)
+                inner.string(fields, "type")
+                yield inner, fields
 
 
-def fields_of(value: Any, **options: Any) -> Mapping[str, Any] | None:
-    """Return a mapping, a dataclass or an object with ``model_dump`` as a mapping; None for other values."""
+def fields_of(value: Any, **options: Any) -> Fields | None:
+    """A mapping, a dataclass or an object with ``model_dump`` as a mapping; None for other values."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -64,5 +70,5 @@ def fields_of(value: Any, **options: Any) -> Mapping[str, Any] | None:
     return value.model_dump(**options) if callable(getattr(value, "model_dump", None)) else None
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

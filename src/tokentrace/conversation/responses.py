@@ -1,7 +1,7 @@
 """OpenAI's Responses API: the input of a request as messages in OpenAI's chat shape.
 
 Consecutive items of an answer (reasoning, texts, calls) are one assistant message. Ids from `item_id` name the
-response, which separates two turns with nothing in between. An InputError counts items, not messages.
+response, which separates two turns in a row. An InputError counts items, not messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..errors import InputError, brief
 from .forms import MEDIA_PARTS, TEXT_PARTS
 from .messages import Messages
-from .place import Place, is_list
+from .place import Fields, Place, is_list
 from .values import check_depth
 
 _ITEM: Final = re.compile(r"(?:rs|msg|fc)_([A-Za-z0-9]+)_[0-9]+")
@@ -25,7 +25,7 @@ _SERVED: Final = "message, reasoning, function_call and function_call_output"
 
 
 def item_id(kind: str, response: str, number: int) -> str:
-    """The id of an output item: its kind (``rs``, ``msg``, ``fc``), the response's id, and its number there.
+    """The id of an output item: its kind (``rs``, ``msg``, ``fc``), its response's id, its number there.
 
     >>> item_id("msg", "7Hx2", 0), response_of_item("msg_7Hx2_0"), response_of_item("msg_68af4030592c")
     ('msg_7Hx2_0', '7Hx2', None)
@@ -34,18 +34,18 @@ def item_id(kind: str, response: str, number: int) -> str:
 
 
 def response_of_item(id: Any) -> str | None:
-    """The id of the response that an item is from; None if the item's id does not name it."""
+    """The id of an item's response; None if the item's `id` does not name it."""
     match = _ITEM.fullmatch(id) if isinstance(id, str) else None
     return match[1] if match else None
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as ``encrypted_content``: a string that clients pass on unread. It is opaque, not secret."""
+    """Reasoning as ``encrypted_content``, which clients pass on unread. It is opaque, not secret."""
     return _SEAL + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode("ascii")
 
 
 def unsealed(content: str) -> str | None:
-    """The reasoning in ``encrypted_content``; None if another server wrote it. Raises ValueError if damaged."""
+    """The reasoning in ``encrypted_content``; None if it is another server's. Raises ValueError if damaged."""
     if not content.startswith(_SEAL):
         return None
     decoded = base64.b64decode(content.removeprefix(_SEAL), altchars=b"-_", validate=True)
@@ -53,7 +53,7 @@ def unsealed(content: str) -> str | None:
 
 
 def in_namespace(namespace: str, name: str) -> str:
-    """The model's name for a function in a namespace, joined as Codex does it."""
+    """The model's name for a function in a namespace, joined as by Codex."""
     return namespace + name if namespace.endswith("_") or name.startswith("_") else f"{namespace}__{name}"
 
 
@@ -68,10 +68,10 @@ def from_responses(items: Any, *, open_calls: bool = False) -> list[Mapping[str,
 def read_items(items: Any, before: Messages = (), *, open_calls: bool = False) -> ItemReader:
     """The input of a request, a string or a list of items, as messages that follow `before`.
 
-    - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
-      ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
+    - Reasoning is its turn's ``reasoning_content``: the item's content, else the sealed text in
+      ``encrypted_content``, else the summary. Other servers' encrypted content is dropped.
     - Texts of a turn are one content if their ids name one response; otherwise they stay parts.
-    - The result of a function must answer an earlier call, unless `open_calls`: the conversation began before.
+    - A result must answer an earlier call, unless `open_calls`: the conversation began before.
     - Ids, status, phase, annotations and logprobs are dropped.
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
@@ -100,15 +100,12 @@ class ItemReader:
     """How many messages come before each item."""
     references: dict[int, list[str]] = field(default_factory=dict)
     """The ids of referenced items, by the number of their turn's message."""
-    turn: int = -1
-    """The number of the open turn's message; -1 if no turn is open."""
-    response: str | None = None
-    """The response of the turn, if the ids of its items name it."""
+    turn: int = -1  # the number of the open turn's message, if one is open
+    response: str | None = None  # the turn's, if the ids of its items name it
     texts: list[str] = field(default_factory=list)
-    text_has_id: bool = False
-    """True if the id of the last text names its response."""
+    text_has_id: bool = False  # True if the id of the last text names its response
 
-    def read(self, place: Place, item: Mapping[str, Any]) -> None:
+    def read(self, place: Place, item: Fields) -> None:
         kind = "message" if "role" in item or "id" not in item else "item_reference"
         match kind if item.get("type") is None else place.string(item, "type"):
             case "message":
@@ -128,19 +125,13 @@ class ItemReader:
                 message: dict[str, Any] = {"role": "tool"}
                 if item.get("call_id") is not None:
                     message["tool_call_id"] = id = place.string(item, "call_id")
-                    if not self.open_calls and not self._is_called(id):
-                        problem = f"no function_call before it has the id {brief(id)}"
-                        raise place.at("call_id").error(
-                            f"{problem}; send the call too, or previous_response_id"
-                        )
+                    self._check_called(place.at("call_id"), id)
                 self.messages.append({**message, "content": _content(_parts(place, item, "output"))})
             case "item_reference":
                 id = place.string(item, "id")
                 if response_of_item(id) is None:
-                    problem = (
-                        f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
-                    )
-                    raise place.error(f"item_reference: {problem}")
+                    problem = f"item_reference: there is no item {brief(id)} here"
+                    raise place.error(f"{problem}; send the item itself, or previous_response_id")
                 self._turn_of(item)
                 self.references.setdefault(self.turn, []).append(id)
                 self.open_calls = True
@@ -148,7 +139,7 @@ class ItemReader:
                 problem = f"items of type {brief(kind)} are not supported; supported types are {_SERVED}"
                 raise place.at("type").error(problem)
 
-    def _message(self, place: Place, item: Mapping[str, Any]) -> None:
+    def _message(self, place: Place, item: Fields) -> None:
         role, parts = item.get("role"), _parts(place, item, "content")
         if role not in _ROLES:
             raise place.at("role").error(f"must be one of {', '.join(_ROLES)}, not {brief(role)}")
@@ -156,9 +147,9 @@ class ItemReader:
             self.turn = -1
             self.messages.append({"role": role, "content": _content(parts)})
             return
-        for at, part in enumerate(parts):
+        for at, part in place.at("content").each(parts):
             if part["type"] != "text":
-                raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
+                raise at.error(f"{part['type']} has no place in an assistant's message")
         turn, has_id = self._turn_of(item), response_of_item(item.get("id")) is not None
         text = "".join(part["text"] for part in parts)
         if text and self.texts and has_id and self.text_has_id:
@@ -168,11 +159,10 @@ class ItemReader:
         turn["content"] = _content([{"type": "text", "text": each} for each in self.texts])
         self.text_has_id = has_id
 
-    def _turn_of(self, item: Mapping[str, Any]) -> Any:
-        """Return the assistant's message that an item is part of.
+    def _turn_of(self, item: Fields) -> Any:
+        """The assistant's message that an item is part of.
 
-        Results end a turn, unless the next item is from the same response: some clients alternate calls and
-        results of one turn.
+        Results end a turn, unless the next item is from its response: some clients alternate calls and results.
         """
         response = response_of_item(item.get("id"))
         is_same = response is not None and response == self.response
@@ -183,12 +173,14 @@ class ItemReader:
         self.response = self.response or response
         return self.messages[self.turn]
 
-    def _is_called(self, id: str) -> bool:
-        messages = reversed(self.messages)
-        return any(call["id"] == id for message in messages for call in message.get("tool_calls") or ())
+    def _check_called(self, place: Place, id: str) -> None:
+        calls = (call for message in reversed(self.messages) for call in message.get("tool_calls") or ())
+        if not self.open_calls and all(call["id"] != id for call in calls):
+            problem = f"no function_call before it has the id {brief(id)}"
+            raise place.error(f"{problem}; send the call too, or previous_response_id")
 
 
-def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
+def _reasoning(place: Place, item: Fields) -> str:
     content, text = item.get("encrypted_content"), _texts(place, item, "content")
     if not text and content is not None:
         try:
@@ -199,15 +191,15 @@ def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
     return text or _texts(place, item, "summary")
 
 
-def _texts(place: Place, item: Mapping[str, Any], field: str) -> str:
+def _texts(place: Place, item: Fields, field: str) -> str:
     place, parts = place.at(field), item.get(field) or ()
     if not is_list(parts):
         raise place.wrong(parts, "a list of texts")
-    return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts))
+    return "".join(at.string(at.mapping(part), "text") for at, part in place.each(parts))
 
 
-def _parts(place: Place, item: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    parts: list[Mapping[str, Any]] = []
+def _parts(place: Place, item: Fields, field: str) -> list[Fields]:
+    parts: list[Fields] = []
     for at, part in place.at(field).parts(item.get(field)):
         kind = part["type"]
         if kind in TEXT_PARTS:

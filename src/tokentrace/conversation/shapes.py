@@ -1,6 +1,6 @@
-"""Convert other shapes to OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns.
+"""Convert Anthropic's blocks and ShareGPT's turns to OpenAI's messages and tools.
 
-Conversion invents nothing (a call without an id gets none) and silently drops nothing that a model could have
+Conversion invents nothing (a call without an id gets none) and drops nothing in silence that a model could have
 seen. Errors count messages as the caller passed them.
 """
 
@@ -11,34 +11,26 @@ from typing import Any, Final
 from ..errors import InputError, brief
 from ..settings import choose
 from .forms import texts_of
-from .messages import ARGUMENTS, ROLES, Messages, check_content, check_message, check_tools, placed_messages
-from .place import Place, is_list
+from .messages import ARGUMENTS, THOUGHTS, Messages, check_content, check_message, check_tools, placed
+from .place import Fields, Place, is_list
 from .values import parse_json
 
+_CALLERS: Final = ("function_call", "tool_call")  # speakers whose value is JSON of calls
 _SPEAKERS: Final[Mapping[str, str]] = {
     "system": "system",
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model"), "assistant"),
-    **dict.fromkeys(("function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", *_CALLERS), "assistant"),
     **dict.fromkeys(("observation", "tool", "function", "function_response", "tool_response"), "tool"),
 }
 """Values of ShareGPT's ``from``, and the role of each."""
-_CALLERS: Final = frozenset({"function_call", "tool_call"})  # speakers whose value is JSON of calls
 _CALL_FIELDS: Final = ("id", "type", "function", "name", "arguments")
 _LOSS: Final = ("weight", "train")  # choose what is trained
 _CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
-_FOREIGN: Final = (
-    "tool_calls",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-)  # not Anthropic's
+_FOREIGN: Final = ("tool_calls", "function_call", *THOUGHTS)  # not Anthropic's
 _TOOL_BLOCKS: Final = ("tool_use", "tool_result")
 _THINKING_BLOCKS: Final = ("thinking", "redacted_thinking")
 
-Part = Mapping[str, Any]
-PlacedBlock = tuple[Place, Part]
+PlacedBlock = tuple[Place, Fields]
 
 
 class Shape(enum.StrEnum):
@@ -51,7 +43,7 @@ def shape_of(messages: Any) -> Shape:
     """The shape of `messages`; OpenAI's if nothing indicates another. Never raises.
 
     ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tool use, tool results, or an assistant's
-    thinking; so have Mistral's, but with lists in them, or next to OpenAI's calls or roles.
+    thinking. Mistral's thinking has lists in it, or is next to OpenAI's calls or roles.
     """
     rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
@@ -61,7 +53,7 @@ def shape_of(messages: Any) -> Shape:
         role, content = row.get("role"), row.get("content")
         role = role if isinstance(role, str) else ""
         openai |= is_list(row.get("tool_calls")) or role in ("tool", "function", "developer")
-        for block in content if is_list(content) else ():  # type: ignore[union-attr]
+        for block in content if is_list(content) else ():
             kind = block.get("type") if isinstance(block, Mapping) else None
             if not isinstance(kind, str):
                 continue
@@ -82,10 +74,10 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
 # -- OpenAI
 
 
-def from_openai(messages: Any) -> list[Mapping[str, Any]]:
+def from_openai(messages: Any) -> list[Fields]:
     """`messages`, with an assistant's legacy ``function_call`` as ``tool_calls``. Raises InputError for both."""
-    converted: list[Mapping[str, Any]] = []
-    for place, message in placed_messages(messages):
+    converted: list[Fields] = []
+    for place, message in placed(messages):
         call, field = message.get("function_call"), place.at("function_call")
         if call is not None and message.get("role") == "assistant":
             if message.get("tool_calls"):
@@ -98,7 +90,7 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     return converted
 
 
-def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
+def with_system(messages: Messages, system: Any) -> list[Fields]:
     """Return `messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
 
     None, ``""`` and an empty list add nothing. Raises InputError if there is a system message with another text.
@@ -126,19 +118,16 @@ def from_anthropic(
     `names` maps the ids of earlier calls to their names; the calls in these messages are added to it.
 
     - Consecutive text blocks become one text.
-    - Thinking is ``reasoning_content``; redacted thinking is dropped. The order of reasoning, text and calls is
-      lost.
-    - A tool result is a tool message with the ``name`` of its call, and ``is_error`` if set. Texts around results
-      are user messages.
+    - Thinking is ``reasoning_content``; its place among text and calls, and redacted thinking, are lost.
+    - A result is a tool message with its call's ``name``, and ``is_error`` if set. Text around it is a user's.
     - Other blocks (images, documents, server tools) stay as they are and make the content a list.
-    - ``weight`` and ``train`` carry over to every resulting message. ``cache_control``, signatures and citations
-      are dropped.
+    - ``weight`` and ``train`` go to each new message; signatures, citations and ``cache_control`` are dropped.
 
     Raises InputError for roles and blocks that Anthropic does not define or allow there, and for OpenAI's fields.
     """
-    converted: list[Mapping[str, Any]] = []
+    converted: list[Fields] = []
     names = {} if names is None else names
-    for place, message in placed_messages(messages):
+    for place, message in placed(messages):
         for field in _FOREIGN:
             if message.get(field) is not None:
                 problem = "is OpenAI's, but the conversation is in Anthropic's shape; use content blocks"
@@ -152,7 +141,7 @@ def from_anthropic(
 
 
 def _from_blocks(role: str, blocks: Iterable[PlacedBlock], names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    where, thinking = f"{'an' if role == 'assistant' else 'a'} {role} message", ""
+    where, thinking = f"the {role}'s message", ""
     calls: list[dict[str, Any]] = []
     parts: list[PlacedBlock] = []
     has_results = False
@@ -178,7 +167,7 @@ def _from_blocks(role: str, blocks: Iterable[PlacedBlock], names: dict[str, str]
         yield message | ({"tool_calls": calls} if calls else {})
 
 
-def _result(place: Place, block: Part, names: Mapping[str, str]) -> dict[str, Any]:
+def _result(place: Place, block: Fields, names: Mapping[str, str]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "tool"}
     if block.get("tool_use_id") is not None:
         message["tool_call_id"] = id = place.string(block, "tool_use_id")
@@ -189,19 +178,16 @@ def _result(place: Place, block: Part, names: Mapping[str, str]) -> dict[str, An
     return message | ({"is_error": True} if failed else {})
 
 
-def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
+def _call(place: Place, fields: Fields, key: str, kinds: Any) -> dict[str, Any]:
     expected = "a mapping" if kinds is Mapping else "a mapping or a JSON string"
     arguments = place.get(fields, key, kinds, expected)
     id = {"id": place.string(fields, "id")} if fields.get("id") is not None else {}
-    return {
-        **id,
-        "type": "function",
-        "function": {"name": place.string(fields, "name"), "arguments": arguments},
-    }
+    function = {"name": place.string(fields, "name"), "arguments": arguments}
+    return {**id, "type": "function", "function": function}
 
 
-def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:
-    parts: list[Part] = []
+def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Fields]:
+    parts: list[Fields] = []
     for place, block in blocks:
         if block["type"] in (*_TOOL_BLOCKS, *_THINKING_BLOCKS):
             raise place.error(f"a {block['type']} block has no place in {where}")
@@ -220,14 +206,14 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """ShareGPT's turns (``from`` and ``value``), and a `system` prompt, in OpenAI's shape.
 
     The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls. Such a turn right after the
-    assistant's text belongs to the same message; calls after calls are a new message. ``weight``, ``train``,
-    ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over, other fields do not.
+    assistant's text belongs to the same message; calls after calls are a new message. Of the other fields, only
+    ``weight``, ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over.
 
     Raises InputError for an unknown ``from``, a turn without a value, calls with unknown fields, and two turns of
     one message that disagree about what is trained.
     """
-    messages: list[Mapping[str, Any]] = []
-    for place, turn in placed_messages(turns):
+    messages: list[Fields] = []
+    for place, turn in placed(turns):
         message = _from_turn(place, turn)
         last = messages[-1] if messages else {}
         if turn["from"] not in _CALLERS or last.get("role") != "assistant" or last.get("tool_calls"):
@@ -242,7 +228,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     return with_system(messages, system)
 
 
-def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
+def _from_turn(place: Place, turn: Fields) -> Fields:
     value, role = turn.get("value"), _SPEAKERS.get(str(turn.get("from")))
     if role is None:
         speakers = ", ".join(sorted(_SPEAKERS))
@@ -256,19 +242,19 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
         raise place.at("value").error("is missing")
     message = {"role": role, "content": "" if value is None else value, **carried}
     check_content(place.at("value"), role, message["content"])
-    return check_message(place, message, ROLES.__contains__)
+    return check_message(place, message)
 
 
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
     values = parse_json(value, place) if isinstance(value, str) else value
     calls = []
-    for at, one in enumerate(values if is_list(values) else [values]):
-        call = place.at(at).mapping(one)
+    for inner, one in place.each(values if is_list(values) else [values]):
+        call = inner.mapping(one)
         if call.get("function") is not None:
-            call = {**call, **place.at(at).mapping(call["function"])}
+            call = {**call, **inner.mapping(call["function"])}
         if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
-            raise place.at(at).error(f"a call has a name and arguments; {', '.join(more)} is neither")
-        calls.append(_call(place.at(at), call, "arguments", str | Mapping))
+            raise inner.error(f"a call has a name and arguments; {', '.join(more)} is neither")
+        calls.append(_call(inner, call, "arguments", str | Mapping))
     if not calls:
         raise place.error("contains no call")
     return calls
@@ -280,13 +266,13 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
 def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
     """Tool schemas, a list or JSON text, in OpenAI's shape: Anthropic's converted, others as they are.
 
-    With `wrap`, a function's bare schema becomes a tool, as in ShareGPT's datasets and the legacy ``functions``.
+    `wrap` makes a function's bare schema a tool, as in ShareGPT's datasets and the legacy ``functions``.
     Raises InputError for Anthropic's server tools, which have no schema.
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None
-    checked = enumerate(check_tools(tools) or ())
-    return [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in checked] or None
+    checked = Place(field="tools").each(check_tools(tools) or ())
+    return [_tool(place, tool, wrap) for place, tool in checked] or None
 
 
 def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """JSON values: what arguments, results, schemas and template variables consist of."""
 
+import collections
 import functools
 import json
 import math
@@ -10,25 +11,18 @@ from typing import Any, Final, NoReturn
 from ..errors import InputError, kind_of
 from .place import Place, fields_of
 
-MAX_DEPTH: Final = 128
-"""How deeply a value may be nested. Python's JSON gives up below 1,000."""
-MAX_VALUES: Final = 1_000_000
-"""How many values a value may contain. A shared value counts each time it would be printed."""
-
+MAX_DEPTH: Final = 128  # of nested values; Python's JSON gives up below 1,000
+MAX_VALUES: Final = 1_000_000  # in a value; one in several places counts each time it would be printed
 _LARGEST_INT: Final = 10**4300
 _SCALARS: Final = frozenset({str, bool, type(None)})
 _TEXT: Final = frozenset({str})
-_KINDS: Final[Any] = (
-    *((str, str.__str__), (int, int), (float, float)),
-    *((Mapping, dict), (list, list), (tuple, tuple)),
-)
+_KINDS: Final[Any] = {str: str.__str__, int: int, float: float, Mapping: dict, list: list, tuple: tuple}
 _NO_JSON: Final = {float: "NaN or Infinity", int: "an integer of more than 4,300 digits"}
-"""Numbers that do not count as valid JSON."""
 
 
 def json_like(value: Any, default: Any) -> Any:
-    """Return an object (a dataclass, a NumPy scalar) as a JSON value, one level deep, or else `default`."""
-    for kind, base in _KINDS:
+    """An object (a dataclass, a NumPy scalar) as a JSON value, one level deep; `default` for other objects."""
+    for kind, base in _KINDS.items():
         if isinstance(value, kind):
             return base(value)
     if (fields := fields_of(value)) is not None:
@@ -38,10 +32,10 @@ def json_like(value: Any, default: Any) -> Any:
 
 
 def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
-    """Return `value` as dicts, lists, strings and numbers; the same object if it already consists of them.
+    """Return `value` as dicts, lists, strings and numbers; the same object if it consists of them already.
 
     Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, also
-    for values that JSON cannot express, such as sets, bytes, NaN and keys that are not strings.
+    for sets, bytes, NaN, keys that are not strings, and whatever else JSON cannot express.
     """
     if is_flat(value):
         return value
@@ -80,7 +74,7 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """True for dicts, lists and scalars of JSON, without subclasses, of a depth and size that can be printed."""
+    """True for JSON of dicts, lists and scalars, without subclasses, that is not too deep or large to print."""
     try:
         return plain_json(value, Place()) is value
     except InputError:
@@ -93,7 +87,7 @@ def check_depth(value: Any, place: Place) -> None:
 
 
 def is_flat(value: Any) -> bool:
-    """True for a dict of scalars, the most common value."""
+    """True for a dict of scalars, the usual value."""
     if type(value) is not dict or len(value) > 1000 or not _TEXT.issuperset(map(type, value)):
         return False
     return _SCALARS.issuperset(map(type, value.values())) or all(map(_is_scalar, value.values()))
@@ -132,7 +126,6 @@ def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """For ``object_pairs_hook``: reject duplicate keys."""
     items = dict(pairs)
     if len(items) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        [(twice, _)] = collections.Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:80]!r} comes twice")
     return items

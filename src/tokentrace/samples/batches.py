@@ -15,8 +15,7 @@ from .sample import IGNORE, Sample, as_samples
 
 Tensors: TypeAlias = Literal["numpy", "torch"]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
-UNSAMPLED: Final = -1
-"""The version and the staleness of a token without a recorded version."""
+UNSAMPLED: Final = -1  # the version and the staleness of a token without a recorded version
 _DIGITS: Final = re.compile("[0-9]{1,19}")
 _PADDING: Final[dict[str, Any]] = {
     **{"attention_mask": 0, "labels": IGNORE, "loss_mask": 0, "position_ids": 0},
@@ -24,8 +23,7 @@ _PADDING: Final[dict[str, Any]] = {
     **{"version_ids": -1, "token_versions": UNSAMPLED, "staleness": UNSAMPLED},
 }
 _COLUMNS: Final = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
-MOST_TOKENS: Final = 1 << 27
-"""The most tokens in one batch, padding included."""
+MOST_TOKENS: Final = 1 << 27  # in one batch, padding included
 
 _index = functools.partial(whole, most=2**31 - 1, error=SampleError)
 
@@ -44,11 +42,11 @@ def collate(
     """A batch of rows, padded to the longest, to `length`, or up to a multiple of `multiple_of`.
 
     docs/samples.md lists its columns. With the `version` of the weights being trained, it has ``token_versions``
-    and staleness. With `channels`, it has an array for each name; tokens without an entry get the given value:
-    ``channels={"routed_experts": -1}``. The first token of a row never carries loss: nothing could predict it.
+    and staleness; with `channels`, an array for each name, in which tokens without an entry get the given value:
+    ``channels={"routed_experts": -1}``. A row's first token never carries loss: nothing could predict it.
 
-    Raises SampleError if there are no samples, if one is empty or longer than `length`, if only some have
-    logprobs, advantages or a reward, and if a token that carries loss lacks a value that the batch needs.
+    Raises SampleError if there are no samples, one is empty or longer than `length`, only some have logprobs,
+    advantages or a reward, or a token that carries loss lacks a value that the batch needs.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -102,8 +100,8 @@ class _Rows:
             raise SampleError(f"{counts}: a batch has at most {MOST_TOKENS} tokens, padding included")
         for number, size in enumerate(lengths):
             if size > width:
-                problem = f"{size} tokens, but length is {width}: truncate() it"
-                raise SampleError(f"{self._label(number)} has {problem}")
+                label = self._label(number)
+                raise SampleError(f"{label} has {size} tokens, but length is {width}: truncate() it")
         return width
 
     def columns(self, number: int) -> Columns:
@@ -148,9 +146,10 @@ class _Rows:
         if self._rewarded:
             columns["rewards"] = np.array([sample.reward for sample in self.samples], np.float32)
         if self._version is not None:
-            ages = [row_staleness(sample, self._version) for sample in self.samples]
-            columns["max_staleness"] = np.array([oldest for oldest, _ in ages], np.int64)
-            columns["mean_staleness"] = np.array([mean for _, mean in ages], np.float32)
+            ages = (row_staleness(sample, self._version) for sample in self.samples)
+            oldest, means = zip(*ages, strict=True)
+            columns["max_staleness"] = np.array(oldest, np.int64)
+            columns["mean_staleness"] = np.array(means, np.float32)
         return columns
 
     def _require(self, number: int, present: npt.NDArray[np.bool_], what: str) -> None:
@@ -197,9 +196,9 @@ def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
 
 
 def token_staleness(sample: Sample, version: int) -> npt.NDArray[np.int64]:
-    """How many versions each token is behind `version`, the weights being trained; -1 if it has no version.
+    """How many versions each token is behind `version`, the weights being trained; -1 without a version.
 
-    Raises SampleError if a token that carries loss has no version, or if any token has a later one.
+    Raises SampleError if a token that carries loss has no version, or any token a later one.
     """
     trained = whole("version, the integer that names the weights,", version, least=0, error=SampleError)
     versions = token_versions(sample)
@@ -213,7 +212,7 @@ def token_staleness(sample: Sample, version: int) -> npt.NDArray[np.int64]:
 
 
 def row_staleness(sample: Sample, version: int) -> tuple[int, float]:
-    """The largest and the mean staleness of the tokens that carry loss; -1 and NaN if there are none."""
+    """The largest and the mean staleness of tokens that carry loss; -1 and NaN if there are none."""
     values = token_staleness(sample, version)[sample.mask]
     return (int(values.max()), float(values.mean())) if len(values) else (UNSAMPLED, float("nan"))
 

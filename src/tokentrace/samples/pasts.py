@@ -21,9 +21,7 @@ REASONING_LEFT_OUT: Final = (
     "trained without the reasoning that the template leaves out of the past; inference shows them with it. "
     "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
 )
-REASONING_NOWHERE: Final = (
-    "the template does not show the reasoning of such a turn at all, so it is not trained"
-)
+REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn, so it is not trained"
 CHANGED: Final = (
     "the template writes these turns differently than the model did when they were the last. "
     "Choose past='expand' (a row for every turn) or 'template' (as it is)"
@@ -49,10 +47,10 @@ Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
 
 
 class _TurnKind(NamedTuple):
-    """Everything about a turn that a template may make its text depend on."""
+    """All that a template may make a turn's text depend on."""
 
     reasoning: str
-    """The field with its reasoning; may be empty."""
+    """The field with its reasoning, if any."""
     inline: bool
     content: str
     calls: bool
@@ -64,17 +62,15 @@ class _TurnKind(NamedTuple):
         turn: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             turn[self.reasoning] = "thought"
-        if (
-            self.inline
-        ):  # some templates show only one of the two: the field, or the content's text between tags
+        if self.inline:  # some templates show only one of the two: the field, or text between tags in content
             inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
             turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
         return {**turn, "tool_calls": [call()]} if self.calls else turn
 
     def following(self) -> list[Mapping[str, Any]]:
         reply = [_REPLY] if self.before_answer else []
-        question = [USER, *reply] if self.before_user or not self.calls else []
-        return [*([RESULT, *reply] if self.calls else []), *question]
+        question: list[Mapping[str, Any]] = [USER, *reply] if self.before_user or not self.calls else []
+        return [RESULT, *reply, *question] if self.calls else question
 
 
 class PastTurns:
@@ -92,15 +88,14 @@ class PastTurns:
         *,
         of_history: bool,
     ) -> list[Remark]:
-        """Notes on the chosen turns of a row; with `of_history`, also where inference shows them differently."""
+        """Notes on a row's chosen turns; with `of_history`, also where inference shows them differently."""
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         thinking = [at for at in replies if reasoning_of(messages[at]) is not None]
         spans: dict[int | None, list[Span]] = {}
         for span in rendered.rendering.spans() if thinking else ():
             if span[2] is not None:
                 spans.setdefault(span[2].message, []).append(span)
-        left_out: list[int] = []
-        nowhere: list[int] = []
+        left_out, nowhere = list[int](), list[int]()
         for at in thinking:
             if not shows_reasoning(messages[at], spans.get(at, []), at):
                 can_think = at < len(messages) - 1 and self._can_think(_kind(messages[at], tools), tools)
@@ -123,7 +118,7 @@ class PastTurns:
         ]
 
     def stop_before(self, messages: Messages, following: Mapping[str, Any], tools: Any) -> int | None:
-        """The token that ends the last turn of a conversation when `following` comes after it."""
+        """The token that ends a conversation's last turn when `following` comes next."""
         last = len(messages) - 1
 
         def find() -> int | None:
@@ -140,7 +135,7 @@ class PastTurns:
         def find() -> bool:
             try:
                 return "thought" in self._render([USER, kind.turn()], tools).text
-            except TokentraceError:  # the template refuses it: all we know is that this row left it out
+            except TokentraceError:  # it is refused: all we know is that this row left it out
                 return True
 
         return self._renderer.cache.once(("can think", kind), find)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, brief
-from ..settings import as_float, choose, is_number, items, whole
+from ..settings import as_float, choose, is_integer, is_number, items, whole
 from ..showing import ShowsItself
 from ..tokens.ids import segments
 from ..tokens.kinds import Kind, Part
@@ -61,11 +61,11 @@ class Sample(ShowsItself, TokenTable):
     branch: int = -1
     """The branch of the trajectory; -1 if there is none."""
     notes: tuple[str, ...] = ()
-    """What to know about the row before training on it."""
+    """What to know before training on it."""
     warnings: tuple[Warning, ...] = ()
-    """The notes that `build_supervised_sample` also gives as warnings."""
+    """The notes that `build_supervised_sample` gives as warnings, too."""
     rendered: RenderedTokens | None = None
-    """Its rendering, if a `SampleBuilder` made it; without a stop token that the builder added."""
+    """Its rendering, if a `SampleBuilder` made it; without the stop token that it added."""
     offset: int = 0
     """The token of `rendered` that the row begins with."""
 
@@ -81,15 +81,14 @@ class Sample(ShowsItself, TokenTable):
                 raise SampleError(f"{name} must be a tuple of {kind.__name__}, not {brief(spans)}")
             for span in spans:
                 self._check_range(span.start, span.stop, name)
-        channels = self.channels
+        channels, count = self.channels, len(self)
         if not isinstance(channels, Mapping) or not all(
-            isinstance(channel, Channel) and len(channel) == len(self) for channel in channels.values()
+            isinstance(channel, Channel) and len(channel) == count for channel in channels.values()
         ):
-            raise SampleError(f"channels must be Channels of {len(self)} tokens by name, not {brief(channels)}")
+            raise SampleError(f"channels must be Channels of {count} tokens by name, not {brief(channels)}")
 
     def _check_range(self, start: Any, stop: Any, what: str) -> None:
-        fine = all(isinstance(at, int | np.integer) and not isinstance(at, bool) for at in (start, stop))
-        if not fine or not 0 <= start <= stop <= len(self):
+        if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= len(self)):
             raise SampleError(f"{what}: {brief(start)}..{brief(stop)} is not a range of the {len(self)} tokens")
 
     @property
@@ -143,7 +142,7 @@ class Sample(ShowsItself, TokenTable):
 
 
 def as_samples(samples: Any) -> list[Sample]:
-    """A list of samples. Raises SampleError if it is empty, or holds anything else."""
+    """A list of samples. Raises SampleError if it is empty or has anything else."""
     if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
         raise SampleError(f"samples must be a list of samples, not {brief(samples)}")
     checked = items("samples", samples, SampleError)
@@ -187,7 +186,7 @@ class Truncated:
 
 @dataclass(slots=True)
 class _Extent:
-    """A message: where its header starts, where its tokens end, and where its close ends."""
+    """Where a message's header starts, where its tokens end, and where its close ends."""
 
     start: int
     end: int
@@ -196,13 +195,12 @@ class _Extent:
 
 
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
-    """Make a sample fit into `length` tokens. Returns a sample that already fits, the same object.
+    """Make a sample fit into `length` tokens; one that fits already is returned as it is.
 
     Of a longer sample, keeps a run of tokens and adds a note. Tokens outside messages go with a message: the
-    generation prompt or header with the one after it, the close with the one before it. ``right`` moves the cut
-    back if it would fall inside scaffold or a synthetic close, or leave only the scaffold of a message. ``left``
-    cuts off what comes before all messages (a BOS token, tools). A sample is left out if no trained token is
-    left, or no whole message fits.
+    generation prompt or header with the next, the close with the one before. ``right`` moves the cut back if it
+    would fall inside scaffold or a synthetic close, or leave only a message's scaffold. ``left`` cuts off what is
+    before all messages (a BOS token, tools). A sample without a trained token or a whole message is left out.
     """
     if not isinstance(sample, Sample):
         raise SampleError(f"truncate takes a Sample, not {brief(sample)}")
@@ -266,7 +264,7 @@ def _cut_right(sample: Sample, messages: list[_Extent], length: int) -> int:
 
 
 def _messages(sample: Sample) -> list[_Extent]:
-    """The messages of a sample, in order: each run of one number, with the tokens of no message around it."""
+    """The messages in order: each run of one number, with the tokens of no message around it."""
     scaffold = sample.kinds == Kind.SCAFFOLD
     if sample.parts is not None:
         scaffold |= sample.parts == Part.SCAFFOLD

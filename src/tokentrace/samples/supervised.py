@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,12 @@ from ..tokens.table import Deferred, TokenTable, join
 from .pasts import PastTurns, Remark, listed, turn_starts
 from .sample import Sample
 
-FLAGS: Final = ("train", "weight")
-"""Keys of a message that say whether it carries loss."""
+FLAGS: Final = ("train", "weight")  # keys of a message that say whether it carries loss
 TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
 TRAINED_ROLES: Final = ("assistant",)
 ROW_PASTS: Final = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
-NO_STOP: Final = (
-    "the template writes no stop token here, so the row does not teach the model to stop after such a turn"
-)
+NO_STOP: Final = "the template writes no stop token here, so the row does not teach to stop after such a turn"
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
 
 
@@ -47,7 +45,7 @@ class Turns(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSettings:
-    """What carries loss in a sample, and how past turns are shown: the settings of `build_supervised_sample`."""
+    """What carries loss, and how past turns are shown: the settings of `build_supervised_sample`."""
 
     turns: str = Turns.ALL
     parts: Collection[Part | str] = TRAINED_PARTS
@@ -56,8 +54,7 @@ class SampleSettings:
     final_stop: bool = False
 
     def __post_init__(self) -> None:
-        names = [self.parts] if isinstance(self.parts, str) else items("parts", self.parts, SampleError)
-        roles = [self.roles] if isinstance(self.roles, str) else items("roles", self.roles, SampleError)
+        names, roles = _listed("parts", self.parts), _listed("roles", self.roles)
         if not all(isinstance(role, str) for role in roles):
             raise SampleError(f"roles must be a list of strings, not {brief(roles)}")
         past = None if self.past is None else choose(Past, "past", self.past)
@@ -85,6 +82,10 @@ class SampleSettings:
         }
 
 
+def _listed(name: str, value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else items(name, value, SampleError)
+
+
 def _part(name: Any) -> Part:
     part = name if isinstance(name, Part) else _BY_NAME.get(name) if isinstance(name, str) else None
     if part not in TRAINED_PARTS:
@@ -107,9 +108,8 @@ def build_supervised_sample(
     """A conversation as one row: ids, loss mask, labels, and where each token came from, in one render.
 
     - `turns`: which assistant turns carry loss, from message `since` on: ``"all"``, ``"last"``, or ``"flagged"``
-      (all but those whose message says ``"train": false`` or ``"weight": 0``).
-    - `parts`: which of their parts do: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters),
-      ``"stop"``.
+      (all but those with ``"train": false`` or ``"weight": 0``).
+    - `parts`: which of their ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters), ``"stop"`` do.
     - `roles`: whose messages do. For roles other than the assistant, only the text carries loss.
     - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default the renderer's, with a
       `HistoryWarning` if that trains turns in a form that inference never shows.
@@ -137,14 +137,14 @@ def build_supervised_samples(
 ) -> list[Sample]:
     """Like `build_supervised_sample`, but `past` may be ``"expand"``, which makes as many rows as needed.
 
-    It trains each assistant turn exactly once, in a row that shows what the model would have seen before it. A
-    row continues with the next turn as long as that turn's history is the row so far.
+    Each assistant turn is trained exactly once, in a row that shows what the model would have seen before it. A
+    row goes on with the next turn while that turn's history is the row so far.
     """
     return _built(renderer, SampleSettings(**settings), messages, tools, since)
 
 
 def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
-    """Build the rows, and give the first warning of each kind to the caller of the public function."""
+    """Build rows, and give the first warning of each kind to the public function's caller."""
     builder = renderer.cache.once(settings, lambda: SampleBuilder(renderer, settings))
     samples = builder.build(messages, tools, since, keep=False)
     first = {type(warning): warning for sample in reversed(samples) for warning in reversed(sample.warnings)}
@@ -159,8 +159,8 @@ def build_prompt_response_sample(
     """A row of one turn: the prompt, the response, the end-of-sequence token; loss on the last two.
 
     `prompt` is a list of messages, rendered with a generation prompt, or a string. Prompt and response are
-    encoded separately, as at inference. `eos` is the tokenizer's own by default; a note reports a template that
-    ends turns with a different token.
+    encoded separately, as at inference. `eos` is the tokenizer's by default; a note says if the template ends
+    turns with another token.
     """
     tokenizer = renderer.tokenizer
     if not isinstance(response, str):
@@ -193,24 +193,24 @@ def build_prompt_response_sample(
 class SampleBuilder:
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
-        self.renderer = (
-            replace(renderer, past=Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
-        )
+        is_preserved = self.settings.past is Past.PRESERVE
+        self.renderer = replace(renderer, past=Past.PRESERVE) if is_preserved else renderer
         self._pasts = PastTurns(self.renderer)
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
         """The rows of one conversation, several if it is expanded. With `keep`, they keep their rendering."""
         since = whole("since", since, error=SampleError)
-        if self.settings.past is Past.EXPAND or self.settings.turns is Turns.FLAGGED:
+        expands, is_flagged = self.settings.past is Past.EXPAND, self.settings.turns is Turns.FLAGGED
+        if expands or is_flagged:
             messages = self.renderer.check_messages(messages, tools=tools)
             chosen, notes = self._chosen(messages, since)
-        if self.settings.turns is Turns.FLAGGED:
+        if is_flagged:
             messages = [{key: value for key, value in row.items() if key not in FLAGS} for row in messages]
-        if self.settings.past is Past.EXPAND:
+        if expands:
             return self._expanded(messages, tools, chosen, notes, keep)
         rendered = self.renderer.render(messages, tools=tools)
         checked = rendered.conversation
-        if self.settings.turns is not Turns.FLAGGED:
+        if not is_flagged:
             chosen, notes = self._chosen(checked, since)
         remarks = self._pasts.remarks(rendered, checked, tools, chosen, of_history=self.settings.past is None)
         return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks], keep)]
@@ -219,8 +219,7 @@ class SampleBuilder:
         if since > len(messages):
             raise SampleError(f"since is {since}, but the conversation has {len(messages)} messages")
         if unknown := sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages}):
-            problem = "which is neither a usual role nor one of this conversation"
-            raise SampleError(f"roles names {unknown[0]!r}, {problem}")
+            raise SampleError(f"roles names {unknown[0]!r}, no usual role and none of this conversation")
         chosen = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         replies = [at for at in chosen if messages[at]["role"] == "assistant"]
         off = [at for at in chosen if _flag(at, messages[at]) is False]
@@ -242,7 +241,7 @@ class SampleBuilder:
                 continue
             rendered = self.renderer.render_turn(messages[: at + 1], tools=tools)
             turns = [at]
-            if rows:  # does it begin with the row before it, up to the end of that one's last trained turn?
+            if rows:  # does it begin with the row before it, up to the end of its last trained turn?
                 before, trained = rows[-1]
                 stops = (turn.stop for turn in before.turns if turn.message == trained[-1])
                 stop = max(stops, default=len(before.ids))
@@ -327,7 +326,7 @@ class SampleBuilder:
     def _stop_of(self, messages: Messages, at: int, tools: Any) -> int | None:
         """The token that ends turn `at` before the next message or, failing that, before a made-up one.
 
-        If expansion ends a row before the conversation ends, no other row trains how its last turn stopped.
+        If expansion ends a row early, no other row trains how its last turn stopped.
         """
         following: dict[str, Any] = {"role": "user", "content": "and then?"}
         for call in (messages[at].get("tool_calls") or ())[:1]:
@@ -341,12 +340,10 @@ class SampleBuilder:
 
 def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
     for name in FLAGS:
-        value = message.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or value in (0, 1):
+        if (value := message.get(name)) in (0, 1):
             return bool(value)
-        raise SampleError(f"message {at}, {name}: must be true or false (1 or 0), not {value!r}")
+        if value is not None:
+            raise SampleError(f"message {at}, {name}: must be true or false (1 or 0), not {value!r}")
     return None
 
 
@@ -359,20 +356,16 @@ _BY_FIELD: Final = {
     **dict.fromkeys(REASONING_FIELDS, Part.REASONING),
 }
 _BY_KIND: Final = {
-    PartKind.REASONING: Part.REASONING,
-    PartKind.CONTENT: Part.CONTENT,
-    PartKind.TOOL_CALL: Part.TOOL_CALLS,
-    PartKind.STOP: Part.STOP,
+    **{PartKind.REASONING: Part.REASONING, PartKind.CONTENT: Part.CONTENT},
+    **{PartKind.TOOL_CALL: Part.TOOL_CALLS, PartKind.STOP: Part.STOP},
 }
 _IS_FIELD: Final = np.isin([*Part], (Part.CONTENT, Part.REASONING, Part.TOOL_CALLS))
 _KIND_OF_PART: Final = np.where(np.equal([*Part], Part.SCAFFOLD), Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
 """The kind of a token that is not sampled."""
 
 
-def part_columns(
-    renderer: Renderer, rendered: RenderedTokens, tools: bool = False
-) -> dict[str, npt.NDArray[Any]]:
-    """The message, `Part` and `Kind` of each token. The parser labels scaffold inside sampled turns."""
+def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = False) -> Columns:
+    """Each token's message, `Part` and `Kind`. The parser labels scaffold inside sampled turns."""
     codes = [_field_part(origin) for origin in rendered.rendering.origins]
     parts = rendered.encoded.per_token(np.asarray(codes, np.uint8))
     kinds = _KIND_OF_PART.take(parts)
@@ -395,12 +388,12 @@ def part_columns(
 
 
 def _restore_fields(parsed: npt.NDArray[np.uint8], traced: npt.NDArray[np.uint8]) -> None:
-    """Correct the part of field tokens that the parser misread, and give scaffold next to them that part.
+    """Correct the part of field tokens that the parser misread, and of scaffold next to them.
 
     Text may spell a delimiter: ``<tool_call>`` in content opens no call.
     """
     is_field = _IS_FIELD.take(traced)
-    if not (traced == Part.REASONING).any():  # else content has no reasoning
+    if not (traced == Part.REASONING).any():  # else content has none
         is_field &= (traced != Part.CONTENT) | (parsed != Part.REASONING)
     misread = is_field & (parsed != traced)
     if not misread.any():

@@ -1,5 +1,6 @@
 """Trajectories to samples: one row for each branch that owns sampled tokens, and the advantages of its turns."""
 
+import functools
 import math
 import statistics
 from collections import defaultdict
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from ..errors import SampleError, brief
 from ..settings import as_float, choose, is_number, items, number
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
+from ..trajectory.turns import PENALTIES, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
 
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
@@ -28,13 +29,11 @@ def trajectory_samples(
     """One row for each branch that owns sampled tokens, in branch order: the branch's whole stream.
 
     Over all rows, each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions
-    and completions are those of the whole stream. A note reports logprobs that do not come from the sampling
-    distribution.
+    and completions are the whole stream's. A note reports logprobs that are not of the sampling distribution.
 
-    `reward` goes to each row; by default it is the trajectory's reward (`set_reward`), else
-    ``metadata["reward"]``. `advantage` is a float for all turns, a function of a turn, or one value for each turn
-    in write order; it goes to the turn's tokens that carry loss. Raises SampleError if one is not a finite
-    float32.
+    Each row gets `reward`, by default the trajectory's (`set_reward`), else ``metadata["reward"]``. `advantage`
+    is a float for all turns, a function of a turn, or one value for each turn in write order; it goes to the
+    turn's tokens that carry loss. Raises SampleError if one is not a finite float32.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -56,13 +55,10 @@ def each_trajectory_sample(
         raise SampleError(f"rows are made from a Trajectory, not from {brief(trajectory)}")
     carried = recorded_reward(trajectory) if reward is None else _finite(reward, "the reward", trajectory)
     values = None if advantage is None else _advantages(trajectory, advantage)
-    return (_row(trajectory, branch, carried, values) for branch in trajectory.branches if branch.sampled)
+    return (_row(trajectory, one.index, carried, values) for one in trajectory.branches if one.sampled)
 
 
-def _row(
-    trajectory: Trajectory, branch: Branch, reward: float | None, values: dict[int, float] | None
-) -> Sample:
-    index = branch.index
+def _row(trajectory: Trajectory, index: int, reward: float | None, values: dict[int, float] | None) -> Sample:
     table, turns = trajectory.table(index), trajectory.turns(index)
     sampled = [turn for turn in turns if len(turn)]
     advantages = None
@@ -105,15 +101,15 @@ def _completion(turn: Turn) -> CompletionSpan:
 
 
 def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
-    """A note if logprobs do not come from the sampling distribution. Ignores top-k, top-p and min-p."""
+    """A note if logprobs are not of the sampling distribution. Ignores top-k, top-p and min-p."""
     odd: list[str] = []
     for turn in turns:
         span = _completion(turn)
         if span.temperature == 0 or span.logprobs_kind not in (LogprobKind.RAW, LogprobKind.UNKNOWN):
             continue
-        usual = {"temperature": 1.0, **PENALTIES}
-        values = {name: getattr(span, name) for name in usual}
-        changed = [f"{name} {value:g}" for name, value in values.items() if value not in (None, usual[name])]
+        usual = {"temperature": 1.0, **PENALTIES}.items()
+        values = ((name, getattr(span, name), neutral) for name, neutral in usual)
+        changed = [f"{name} {value:g}" for name, value, neutral in values if value not in (None, neutral)]
         changed += ["a required structure"] if (turn.sampling or {}).get("structure") else []
         odd += [f"{span.logprobs_kind}, sampled with {' and '.join(changed)}"] if changed else []
     what = "; ".join(dict.fromkeys(odd))
@@ -160,13 +156,11 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
     return number
 
 
-# -- advantages: how a rollout or a turn compares with the others of its group
+# -- advantages: how a rollout or a turn compares with the others of its group, the rollouts of one task
 #
-# A group is several rollouts of one task. If they cannot be compared (a group of one, equal rewards), their
-# advantage is 0, never NaN, and a note reports it.
+# Where nothing can be compared (a group of one, equal rewards), it is 0, never NaN, and a note reports it.
 
-EPSILON: Final = 1e-6
-"""Added to the deviation of a group."""
+EPSILON: Final = 1e-6  # added to the deviation of a group
 
 
 class Baseline(StrEnum):
@@ -240,15 +234,14 @@ def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
     [2.0, 2.0, 4.0]
     """
     factor = number("gamma", gamma, 0.0, 1.0, SampleError)
-    checked = [
-        number("the reward of a step", one, -math.inf, math.inf, SampleError) for one in reversed(rewards)
-    ]
+    check = functools.partial(number, least=-math.inf, most=math.inf, error=SampleError)
+    checked = (check("the reward of a step", one) for one in reversed(rewards))
     return [*accumulate(checked, lambda later, reward: reward + factor * later)][::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """An advantage for each turn of each rollout with a reward, in write order, by the rollout's name."""
+    """An advantage for each turn, in write order, of each rollout with a reward, by name."""
 
     values: Mapping[str, Sequence[float]]
     notes: tuple[str, ...] = ()
@@ -267,15 +260,13 @@ def trajectory_advantages(
 ) -> Advantages:
     """Advantages of rollouts within groups: those with the same ``metadata["group"]``. Each needs its own name.
 
-    The reward of the whole rollout (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with its
-    group and goes to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards are compared with the
-    same turn of the others, and added, times the weight. Parts of a resumed turn are one turn.
+    A rollout's reward (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with its group and goes
+    to all turns. With a `turn_weight`, the `returns_to_go` of turn rewards are compared with the same turn of the
+    others, and added, times the weight. Parts of a resumed turn are one turn.
     """
     how = choose(Baseline, "baseline", baseline, SampleError)
     weight = number("turn_weight", turn_weight, -math.inf, math.inf, SampleError)
-    rewards: dict[str, float | None] = {}
-    groups: dict[str, str] = {}
-    turns: dict[str, list[Turn]] = {}
+    rewards, groups, turns = dict[str, float | None](), dict[str, str](), dict[str, list[Turn]]()
     for trajectory in items("trajectories", trajectories, SampleError):
         if not isinstance(trajectory, Trajectory):
             raise SampleError(f"advantages need trajectories, not {brief(trajectory)}")
@@ -289,9 +280,8 @@ def trajectory_advantages(
     outcome = relative_to_group(rewarded, groups, baseline=how)
     values = {name: [outcome.values[name]] * len(turns[name]) for name in rewarded}
     if weight:
-        for name, added in _turn_advantages(
-            {name: turns[name] for name in rewarded}, groups, how, gamma
-        ).items():
+        recorded = {name: turns[name] for name in rewarded}
+        for name, added in _turn_advantages(recorded, groups, how, gamma).items():
             values[name] = [value + weight * one for value, one in zip(values[name], added, strict=True)]
     without = [name for name in rewards if name not in rewarded]
     return Advantages(values, (*outcome.notes, *_note("no advantage for rollouts without a reward", without)))
@@ -300,8 +290,7 @@ def trajectory_advantages(
 def _turn_advantages(
     turns: Mapping[str, Sequence[Turn]], groups: Mapping[str, str], how: Baseline, gamma: float
 ) -> dict[str, list[float]]:
-    numbers: dict[str, list[int]] = {}
-    returns: dict[str, list[float]] = {}
+    numbers, returns = dict[str, list[int]](), dict[str, list[float]]()
     for name, recorded in turns.items():
         starts = [not (turn.continues and at) for at, turn in enumerate(recorded)]
         numbers[name] = [count - 1 for count in accumulate(starts)]  # parts of one turn have one number

@@ -15,10 +15,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 
-_FINE: Final = 1 << 18
-"""The maximum number of token pairs to compare one by one."""
-_ANCHORS: Final = (1, 8, 32)
-"""Lengths of the runs that anchor longer stretches. An anchor occurs exactly once on each side."""
+_FINE: Final = 1 << 18  # the most pairs of tokens to compare one by one
+_ANCHORS: Final = (
+    1,
+    8,
+    32,
+)  # lengths of runs that occur exactly once on each side, and anchor longer stretches
 
 Column = npt.NDArray[Any]
 
@@ -32,16 +34,16 @@ class Hunk(NamedTuple):
     other_stop: int
 
     def sides(self, one: Column, other: Column) -> tuple[Column, Column]:
-        """Return the entries of both sides there: ids, or any other column with one entry per token."""
+        """Both sides' entries there: ids, or any column with one entry per token."""
         return one[self.start : self.stop], other[self.other_start : self.other_stop]
 
     def moved(self, by: int, other_by: int) -> Hunk:
-        """Return the same difference in longer sequences, with this many tokens before it."""
+        """The same difference in sequences with this many tokens before it."""
         return Hunk(self.start + by, self.stop + by, self.other_start + other_by, self.other_stop + other_by)
 
 
 def align(one: Ids, other: Ids) -> Iterator[Hunk]:
-    """Yield all differences in order. Outside the hunks, both sides have the same ids in the same order."""
+    """All differences in order. Outside the hunks, both sides have the same ids in the same order."""
     todo = [Hunk(0, len(one), 0, len(other))]
     while todo:
         hunk = _trimmed(one, other, todo.pop())
@@ -62,10 +64,10 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
 
 
 def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
-    """Yield the differences from positions `at` and `other_at` on, including what `other` adds at its end.
+    """The differences from positions `at` and `other_at` on, with what `other` adds at its end.
 
-    A few equal tokens do not end a difference, since tokens of a template recur everywhere: the larger it is, the
-    more equal tokens it may contain.
+    A few equal tokens do not end a difference, since a template's tokens recur everywhere: the larger it is, the
+    more of them it may contain.
     """
     while True:
         same = common_prefix(one[at:], other[other_at:])
@@ -92,7 +94,7 @@ def _first_hunk(one: Ids, other: Ids, at: int, other_at: int) -> Hunk:
 
 
 def up_to_shared_end(one: Ids, other: Ids, at: int) -> Hunk | None:
-    """Return everything that differs after `at` as one hunk, if `other` contains the end of `one`."""
+    """All that differs after `at` as one hunk, if `other` contains the end of `one`."""
     size = min(16, len(one) - at)
     if size < 8 or len(other) - at < size:
         return None
@@ -111,7 +113,7 @@ def _trimmed(one: Ids, other: Ids, hunk: Hunk) -> Hunk:
 
 
 def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
-    """Return pairs of positions, rising on both sides, of runs that occur exactly once on each side."""
+    """The positions, rising on both sides, of runs that occur exactly once on each side."""
     for length in _ANCHORS:
         if min(len(one), len(other)) < length:
             break
@@ -125,7 +127,7 @@ def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
 
 
 def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
-    """Return the hashes of runs that occur once, and their positions. A collision only costs time."""
+    """The hashes of runs that occur once, and their positions. A collision only costs time."""
     count = len(ids) - length + 1
     hashes = np.zeros(count, np.uint64)
     for at in range(length):
@@ -135,10 +137,8 @@ def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[
 
 
 def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest subsequence of pairs that rises on both sides."""
-    tails: list[int] = []
-    ends: list[int] = []
-    before: list[int] = []
+    """The longest subsequence of pairs that rises on both sides."""
+    tails, ends, before = list[int](), list[int](), list[int]()
     for index, (_, there) in enumerate(pairs):
         at = bisect_left(tails, there)
         before.append(ends[at - 1] if at else -1)

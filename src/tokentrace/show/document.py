@@ -1,7 +1,7 @@
-"""One kind of document for every result. Terminals print it, and pages show it.
+"""One kind of document for every result, which terminals print and pages show.
 
 A `Track` is a row of tokens with columns; a branch of a tree has only the tokens that its parent lacks.
-`Document.to_json` writes each distinct token text and each run of equal column values once.
+`Document.to_json` writes each distinct text of a token and each run of equal values once.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from ..tokens.ids import runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.turns import Branch, Turn
-from .alignment import Hunk
+from .alignment import Column, Hunk
 from .visible import spelled
 
 
@@ -47,8 +47,7 @@ ORIGINS: Final = (
     Hue("synthetic", "synthetic", "closes a turn that was cut off"),
     Hue("plain", "tokens", "tokens without a recorded origin"),
 )
-"""Every kind of token that a track can show. Tracks store positions in this tuple."""
-
+"""Every kind of token. Tracks store positions in this tuple."""
 HUES: Final = {hue.name: index for index, hue in enumerate(ORIGINS)}
 KIND_HUES: Final = np.array([HUES[kind.name.lower()] for kind in Kind], np.uint8)
 
@@ -63,7 +62,7 @@ class Card(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A table cell. `link` is what a click opens: ``"track=1&at=20"``, ``"diff=3"``."""
+    """A cell of a table. A click opens its `link`: ``"track=1&at=20"``, ``"diff=3"``."""
 
     text: str
     tone: str = ""
@@ -75,7 +74,7 @@ class Cell(NamedTuple):
 class Table:
     """Rows under a title. The first `words` columns are left-aligned; a row of one cell is a heading.
 
-    With `code`, text between backticks is shown as code.
+    With `code`, text in backticks is code.
     """
 
     title: str
@@ -96,7 +95,7 @@ class StreamBars:
 
 
 class Edit(NamedTuple):
-    """A change of text, with some text before and after it."""
+    """A change of text, with text around it."""
 
     what: str
     before: str
@@ -121,22 +120,22 @@ class Track:
     """Tokens in a row. Each column has one entry per token, or is None if unknown.
 
     Without `texts`, ids are shown. An id of -1 is a piece of text. With a `parent`, the first `shared` tokens are
-    those of that track, and the columns start after them.
+    that track's, and the columns start after them.
     """
 
     name: str
-    ids: npt.NDArray[Any]
+    ids: Column
     hues: npt.NDArray[np.uint8]
     """Positions in `ORIGINS`."""
-    messages: npt.NDArray[Any] | None = None
+    messages: Column | None = None
     """-1 for none."""
     texts: Sequence[str] | None = None
     control: npt.NDArray[np.bool_] | None = None
     fields: Sequence[str] | npt.NDArray[np.object_] | None = None
     mask: npt.NDArray[np.bool_] | None = None
-    logprobs: npt.NDArray[Any] | None = None
+    logprobs: Column | None = None
     """NaN for none."""
-    turns: npt.NDArray[Any] | None = None
+    turns: Column | None = None
     """-1 for none."""
     versions: Sequence[tuple[Any, int, int]] = ()
     """Version, start and stop, as positions in the columns."""
@@ -151,16 +150,15 @@ class Track:
     parent: int = -1
     shared: int = 0
     first: int = 0
-    """The position of the first token, if this track is a part of a longer sequence."""
+    """The position of its first token in a longer sequence."""
 
     def pieces(self, limit: int | None = None) -> Iterator[Piece]:
-        """Yield the first `limit` tokens in pieces of equal hue, message, field and mask."""
+        """The first `limit` tokens in pieces of equal hue, message, field and mask."""
         count = len(self.ids[:limit])
         names = [""] * count if self.fields is None else self.fields
         marks = [False] * count if self.mask is None else self.mask.tolist()
-        keys = zip(
-            self.hues.tolist(), _column(self.messages, len(self.ids)).tolist(), names, marks, strict=False
-        )
+        messages = _column(self.messages, len(self.ids)).tolist()
+        keys = zip(self.hues.tolist(), messages, names, marks, strict=False)
         start = 0
         for key, group in itertools.groupby(itertools.islice(keys, count)):
             stop = start + len(list(group))
@@ -191,12 +189,12 @@ class Document:
     title: str
     brand: str = ""
     template: str = ""
-    """The name of the tokenizer; part of the page's title."""
+    """The tokenizer's name, a part of the page's title."""
     lead: str = ""
     summary: Sequence[str] = ()
     """The conclusions, one sentence each."""
     tone: str = ""
-    """How the first sentence reads: ``"good"``, ``"bad"``, ``"poor"`` or neutral."""
+    """Of the first sentence: ``"good"``, ``"bad"``, ``"poor"`` or neutral."""
     cards: Sequence[Card] = ()
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
@@ -207,7 +205,7 @@ class Document:
     """The branches of a tree; branch `i` is track `i`."""
     turns: Sequence[Turn] = ()
     start: str = ""
-    """The link that the page opens on; by default the first contrast, or track."""
+    """The link that the page opens; by default the first contrast, or track."""
 
     @property
     def heading(self) -> str:
@@ -224,7 +222,7 @@ class Document:
         return sum(len(track.ids) for track in self.all_tracks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document as plain data, as ``tracks.js`` reads it."""
+        """The document as plain data, as ``tracks.js`` reads it."""
         words, names, versions, hunks = _Index(), _Index(), _Index(), _Index()
         places = {track: at for at, track in enumerate(self.all_tracks)}
         tracks = [_track_json(track, words, names, versions) for track in places]
@@ -281,14 +279,14 @@ def _track_json(track: Track, words: _Index, names: _Index, versions: _Index) ->
     count = len(track.ids)
     texts = [None] * count if track.texts is None else track.texts
     control = [False] * count if track.control is None else track.control.tolist()
-    weights = np.full(count, -1, np.int64)
+    zeros, weights = np.zeros(count, np.int64), np.full(count, -1, np.int64)
     for version, start, stop in track.versions:
         weights[start:stop] = versions.number([version])[0]
     columns = [
         _column(track.messages, count),
         track.hues.astype(np.int64),
-        np.zeros(count, np.int64) if track.fields is None else np.array(names.number(track.fields), np.int64),
-        np.zeros(count, np.int64) if track.mask is None else track.mask.astype(np.int64),
+        zeros if track.fields is None else np.array(names.number(track.fields), np.int64),
+        zeros if track.mask is None else track.mask.astype(np.int64),
         _column(track.turns, count),
         weights,
     ]
@@ -302,7 +300,7 @@ def _track_json(track: Track, words: _Index, names: _Index, versions: _Index) ->
     }
 
 
-def _column(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.int64]:
+def _column(values: Column | None, count: int) -> npt.NDArray[np.int64]:
     return np.full(count, -1, np.int64) if values is None else values.astype(np.int64)
 
 
@@ -323,8 +321,8 @@ def _ranges(numbers: Sequence[int]) -> list[int]:
     return [value for start, stop in itertools.pairwise(cuts) for value in (numbers[start], stop - start)]
 
 
-def _logprob_runs(values: npt.NDArray[Any]) -> list[list[Any]]:
-    """Return the start and the values of each run without NaN; infinite values become None."""
+def _logprob_runs(values: Column) -> list[list[Any]]:
+    """The start and the values of each run without NaN; infinities become None."""
     return [
         [start, [round(value, 4) if np.isfinite(value) else None for value in values[start:stop].tolist()]]
         for start, stop in runs(~np.isnan(values))
@@ -332,7 +330,7 @@ def _logprob_runs(values: npt.NDArray[Any]) -> list[list[Any]]:
 
 
 def token_columns(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
-    """Return `texts` and `control` of a track; nothing without a tokenizer."""
+    """The `texts` and `control` of a track; nothing without a tokenizer."""
     if tokenizer is None:
         return {}
     vocabulary = tokenizer.vocabulary

@@ -12,7 +12,7 @@ from .results import template_name
 
 
 def describe_grammar(renderer: Renderer, tools: Any = None) -> dict[str, Any]:
-    """Return the grammar of a renderer's turns as plain data."""
+    """The grammar of a renderer's turns as plain data."""
     grammar, stops = renderer.grammar(tools), renderer.get_stop_token_ids()
     return {
         "family": renderer.family,
@@ -29,9 +29,8 @@ def grammar_document(renderer: Renderer, tools: Any = None) -> Document:
     data, grammar = describe_grammar(renderer, tools), renderer.grammar(tools)
     notes = list(grammar.notes)
     if grammar.calls is None and grammar.channels is None:
-        notes.append(
-            f"if the model calls tools anyway, pass --tool-parser (tool_parser=): {', '.join(DIALECTS)}"
-        )
+        dialects = ", ".join(DIALECTS)
+        notes.append(f"if the model calls tools anyway, pass --tool-parser (tool_parser=): {dialects}")
     stops = " or ".join(map("{} {}".format, data["stop_tokens"], data["stop_token_ids"]))
     turn = [[label, text.replace("\n", "⏎")] for label, text in (*_parts(grammar), ("stop", stops)) if text]
     return Document(
@@ -51,7 +50,7 @@ def _closes_reasoning(grammar: TurnGrammar) -> bool:
 
 
 def _parts(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
-    """Yield the parts of the turn with holes."""
+    """The parts of the turn with holes."""
     channels, calls = grammar.channels, grammar.calls
     yield "prompt", grammar.prompt
     yield "head", "" if grammar.prompt.startswith(grammar.head) else grammar.head

@@ -23,11 +23,8 @@ from .results import document_of
 from .visible import counted, visible
 
 SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "tree.js", "parts.js", "viewer.js")
-"""The modules of the page in import order. A page inlines them as one script."""
-
-SHARED: Final = (*SCRIPTS[:-1], "viewer.css")
-"""The files that the gateway's page uses too."""
-
+"""The page's modules in import order. It inlines them as one script."""
+SHARED: Final = (*SCRIPTS[:-1], "viewer.css")  # the gateway's page uses them, too
 _IMPORT: Final = re.compile(r"^import .*\n", re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
 
@@ -57,7 +54,7 @@ class Page:
         return path
 
     def open(self) -> Path:
-        """Open the page in a browser and return the path of its temporary file."""
+        """Open the page in a browser; returns the path of its temporary file."""
         path = self.save(Path(tempfile.mkdtemp(prefix="tokentrace-")) / "page.html")
         webbrowser.open(path.as_uri())
         return path
@@ -78,7 +75,7 @@ class Page:
 def show(value: Any, other: Any = None, *, tokenizer: Any = None, title: str = "") -> Page:
     """Show any result on a page; with `other`, two results side by side, aligned by token.
 
-    `tokenizer`, a tokenizer or a renderer, provides the texts of tokens that the result does not carry. Raises
+    `tokenizer`, a tokenizer or a renderer, has the texts of tokens that the result does not carry. Raises
     InputError for a value that is not a result.
 
     >>> from tokentrace import create_renderer
@@ -97,17 +94,17 @@ def asset(name: str) -> str:
 
 @functools.cache
 def _script() -> str:
-    """Join the modules into one script. No two modules define the same name, so imports can go."""
+    """All modules as one script. No two define the same name, so imports can go."""
     modules = (_EXPORT.sub("", _IMPORT.sub("", asset(name))) for name in SCRIPTS)
     return '"use strict";\n(() => {\n' + "\n".join(modules) + "\nshowPage();\n})();\n"
 
 
 def _json(document: Document) -> str:
-    """Return JSON that cannot end its script element."""
+    """JSON that cannot end its script element."""
     text = json.dumps(document.to_json(), separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _source(text: str) -> str:
-    """Return the hash by which a content security policy allows a script or style sheet."""
+    """The hash by which a content security policy allows a script or a style sheet."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

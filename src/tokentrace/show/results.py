@@ -1,8 +1,8 @@
 """Documents of renderings, bridges, rows, trajectories and parsed responses. Reports have a method `document`."""
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from ..rendering.bridged import BridgedTokens
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..samples.sample import CompletionSpan, Sample
+from ..samples.trajectories import owned_turns
 from ..study.sampling import SampledTurn
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
@@ -26,12 +27,9 @@ from .alignment import Hunk, align
 from .document import HUES, KIND_HUES, Card, Cell, Contrast, Document, Edit, Table, Track, token_columns
 from .visible import counted, visible
 
-_LEAD: Final = 240
-"""Longer metadata is shown as a table."""
-_AROUND: Final = 12
-"""Equal tokens shown on either side of a difference."""
-_LIMIT: Final = 256
-"""Tokens shown per side of a difference."""
+_LEAD: Final = 240  # longer metadata is shown as a table
+_AROUND: Final = 12  # equal tokens on either side of a difference
+_LIMIT: Final = 256  # tokens per side of a difference
 _PART_HUES: Final = {
     PartKind.REASONING: "reasoning",
     PartKind.CONTENT: "assistant",
@@ -53,15 +51,15 @@ _FIELD_HUES: Final = {
 def document_of(
     value: Any, other: Any = None, *, tokenizer: Tokenizer | Renderer | None = None, title: str = ""
 ) -> Document:
-    """Return the document of a result; with `other`, of two results side by side, aligned by token.
+    """The document of a result; with `other`, of two results side by side, aligned by token.
 
-    `tokenizer` provides the texts of tokens that the result does not carry (trajectories, bridges, rows from a
-    file); without it the document shows ids. Raises InputError for a value that is not a result.
+    `tokenizer` has the texts of tokens that the result does not carry (trajectories, bridges, rows from a file);
+    without it, ids are shown. Raises InputError for a value that is not a result.
     """
     tokenizer = tokenizer.tokenizer if isinstance(tokenizer, Renderer) else tokenizer
     document = _document(value, tokenizer) if other is None else _side_by_side(value, other, tokenizer)
     template = document.template or (template_name(tokenizer) if tokenizer is not None else "")
-    return dataclasses.replace(document, title=title or document.title, template=template)
+    return replace(document, title=title or document.title, template=template)
 
 
 def template_name(tokenizer: Tokenizer) -> str:
@@ -69,7 +67,7 @@ def template_name(tokenizer: Tokenizer) -> str:
 
 
 def hue_of(role: str | None, field: str) -> int:
-    """Return the hue of a token by its field, or by the role of its message."""
+    """The hue of a token by its field, or by its message's role."""
     name = _FIELD_HUES.get(field.split(".", maxsplit=1)[0])
     return HUES[name or ("unknown" if role is None else _ROLE_HUES.get(role, "user"))]
 
@@ -91,11 +89,11 @@ def _single_track(value: Any, tokenizer: Tokenizer | None, name: str) -> Track:
     document = _document(value, tokenizer)
     if len(document.tracks) != 1 or document.contrasts:
         raise InputError(f"{name}: {kind_of(value)} is not one row of tokens: show it on its own page")
-    return dataclasses.replace(document.tracks[0], name=name)
+    return replace(document.tracks[0], name=name)
 
 
 def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
-    """Show results of one track each. An item may be a pair of a name and a result."""
+    """Results of one track each; an item may be a pair of a name and a result."""
     tracks = []
     for at, item in enumerate(values, 1):
         name, value = item if isinstance(item, tuple) and len(item) == 2 else (f"row {at}", item)
@@ -108,10 +106,9 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
     hunks = list(align(np.asarray(first.ids, np.int32), np.asarray(second.ids, np.int32)))
     removed = sum(hunk.stop - hunk.start for hunk in hunks)
     added = sum(hunk.other_stop - hunk.other_start for hunk in hunks)
-    about = (
-        f"{counted(removed)} only in the first, {added:,} only in the second" if hunks else "the same tokens"
-    )
-    contrast = Contrast(first, second, hunks, (first.name, second.name), "difference", about)
+    about = f"{counted(removed)} only in the first, {added:,} only in the second"
+    names = (first.name, second.name)
+    contrast = Contrast(first, second, hunks, names, "difference", about if hunks else "the same tokens")
     return Document("Two results compared", "tokentrace", contrasts=[contrast])
 
 
@@ -183,7 +180,7 @@ def _message_list(numbers: list[int], most: int = 8) -> str:
 
 
 def edit(what: str, before: str, after: str, around: int = 40) -> Edit:
-    """Return the change from one text to another, with `around` characters on both sides."""
+    """The change from one text to another, with `around` characters on both sides."""
     prefix = common_prefix(before, after)
     suffix = common_prefix(before[prefix:][::-1], after[prefix:][::-1])
     end = len(before) - suffix
@@ -208,9 +205,8 @@ def _bridge(value: BridgedTokens, tokenizer: Tokenizer | None) -> Document:
         notes=value.notes,
         edits=[edit(f"new message {one.message}: {one.what}", one.before, one.after) for one in value.changes],
     )
-    return Document(
-        "Bridge to the next turn", "tokentrace bridge", tracks=[track], start=f"track=0&at={stream}"
-    )
+    start = f"track=0&at={stream}"
+    return Document("Bridge to the next turn", "tokentrace bridge", tracks=[track], start=start)
 
 
 @_document.register
@@ -255,7 +251,7 @@ def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) ->
 
 
 def json_view(rendered: RenderedTokens) -> dict[str, Any]:
-    """Return a rendering as plain data. All lists but ``turns`` and remarks have one entry per token."""
+    """A rendering as plain data. All lists but ``turns`` and remarks have one entry per token."""
     return {
         "text": rendered.text,
         "token_ids": rendered.token_ids,
@@ -274,9 +270,7 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
             }
             for turn in rendered.turns
         ],
-        "changes": list(map(dataclasses.asdict, rendered.changes)),
-        "lost": list(map(dataclasses.asdict, rendered.lost)),
-        "dropped": list(map(dataclasses.asdict, rendered.dropped)),
+        **{name: [asdict(one) for one in getattr(rendered, name)] for name in ("changes", "lost", "dropped")},
         "notes": list(rendered.notes),
     }
 
@@ -286,11 +280,7 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
 
 @_document.register
 def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
-    branches = value.branches
-    by_write = {
-        turn.write: turn for at in range(len(branches)) for turn in value.turns(at) if turn.branch == at
-    }
-    turns = [turn for _, turn in sorted(by_write.items())]
+    branches, turns = value.branches, owned_turns(value)
     numbers = {turn.write: number for number, turn in enumerate(turns)}
     lead = " · ".join(f"{name}: {entry}" for name, entry in value.metadata.items())
     metadata = Table("Metadata", ["", ""], [[*map(str, entry)] for entry in value.metadata.items()], words=2)
@@ -316,7 +306,7 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
 @_document.register
 def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
     document = _trajectory(value.trajectory, tokenizer)
-    return document if value.problem is None else dataclasses.replace(document, notes=[value.problem])
+    return document if value.problem is None else replace(document, notes=[value.problem])
 
 
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:

@@ -29,7 +29,7 @@ COLOURS: Final[dict[str, tuple[str, str]]] = {
     "generation": ("#c4b5fd", "#a592f5"),
     "unknown": ("#f87171", "#ef4444"),
 }
-"""Two shades of each hue. Neighbouring tokens alternate, which makes boundaries visible."""
+"""Two shades of each hue, which neighbouring tokens alternate."""
 _OTHER_COLOURS: Final = ("#94a3b8", "#7688a1")
 
 CONTROL: Final = "#1c1c1c on #8f959e"
@@ -37,21 +37,16 @@ CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
 TONES: Final = {"": "", "good": "green", "bad": "red", "poor": "yellow", "dim": "dim"}
 SIGNS: Final = {"good": "✓", "bad": "✗", "poor": "•"}
 
-LIMIT: Final = 20_000
-"""Tokens printed per track."""
-_PLACES: Final = 3
-"""Differences printed per contrast."""
+LIMIT: Final = 20_000  # tokens per track
+_PLACES: Final = 3  # differences per contrast
 _CONTRASTS: Final = 20
-_AROUND: Final = 6
-"""Equal tokens printed before and after a difference."""
-_HUNK: Final = 48
-"""Tokens printed per side of a difference."""
-_WIDE: Final = 100_000
-"""A width at which no line wraps."""
+_AROUND: Final = 6  # equal tokens before and after a difference
+_HUNK: Final = 48  # tokens per side of a difference
+_WIDE: Final = 100_000  # no line wraps
 
 
 def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
-    """Return any result for a colour terminal: tokens coloured by origin, sampled ones bold and underlined."""
+    """Any result for a colour terminal: tokens coloured by origin, sampled ones bold and underlined."""
     document = document_of(value)
     parts = list(_report(document))
     for track in _printed(document):
@@ -62,7 +57,7 @@ def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
 
 
 def plain_view(value: Any, *, limit: int = LIMIT) -> str:
-    """Return any result as plain lines: one for each piece of equal origin, sampled ones marked ``*``."""
+    """Any result as plain lines: one for each piece of equal origin, sampled ones marked ``*``."""
     document = document_of(value)
     parts = []
     if report := list(_report(document)):
@@ -75,12 +70,12 @@ def plain_view(value: Any, *, limit: int = LIMIT) -> str:
 
 
 def _printed(document: Document) -> Sequence[Track]:
-    """Return the tracks to print. A report prints its summary and differences; its page has the tokens."""
+    """The tracks to print. A report prints its summary and differences; its page has the tokens."""
     return () if document.summary or document.contrasts else document.tracks
 
 
 def flat(text: str) -> str:
-    """Return untrusted text on one line."""
+    """Untrusted text on one line."""
     return visible(text).replace("\n", "⏎")
 
 
@@ -142,9 +137,7 @@ def _contrast(contrast: Contrast) -> Iterator[Text]:
             for hunk in place:
                 before = _joined(base, at, hunk.start)
                 line.append(f"{before}│" if before else "")
-                changed = (
-                    _joined(other, hunk.other_start, hunk.other_stop) if side else _joined(base, *hunk[:2])
-                )
+                changed = _joined(other, *hunk[2:]) if side else _joined(base, *hunk[:2])
                 line.append(f"⟦{changed}⟧", style).append("│" if hunk is not place[-1] else "")
                 at = hunk.stop
             after = _joined(base, at, min(contrast.stop or len(base.ids), at + _AROUND))
@@ -154,7 +147,7 @@ def _contrast(contrast: Contrast) -> Iterator[Text]:
 
 
 def _places(hunks: Sequence[Hunk]) -> Iterator[list[Hunk]]:
-    """Group hunks that share a line because they are in each other's context."""
+    """Group hunks that share a line: they are in each other's context."""
     near: list[Hunk] = []
     for hunk in hunks:
         if near and hunk.start - near[-1].stop >= _AROUND:
@@ -212,15 +205,14 @@ def _track_head(document: Document, track: Track) -> Iterator[RenderableType]:
 
 
 def _size(track: Track) -> list[str]:
-    """Return the numbers of tokens, of marked tokens and, if known, of messages."""
+    """The numbers of tokens, of marked tokens and, if known, of messages."""
     marked = 0 if track.mask is None else int(track.mask.sum())
     messages = [counted(len(track.roles), "message")] if track.roles else []
     return [counted(len(track.ids)), f"{marked:,} {track.means}", *messages]
 
 
 def _legend(track: Track) -> Iterator[Text]:
-    tokens: Counter[int] = Counter()
-    marked: Counter[int] = Counter()
+    tokens, marked = Counter[int](), Counter[int]()
     for piece in track.pieces():
         tokens[piece.hue] += piece.stop - piece.start
         marked[piece.hue] += (piece.stop - piece.start) * piece.marked

@@ -1,4 +1,4 @@
-"""Text that is safe to show: it contains nothing that a terminal or a browser would act on."""
+"""Text that is safe to show: nothing in it makes a terminal or a browser act."""
 
 import re
 import unicodedata
@@ -11,9 +11,9 @@ _HIDDEN: Final = (
     r"\u200e-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 )
-"""Characters that are invisible, or hide or reorder their neighbours."""
+"""Invisible characters, and those that hide or reorder their neighbours."""
 _SELECTORS: Final = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
-"""Variation selectors, which belong to the character before them."""
+"""Variation selectors, which belong to the character before."""
 _JOINERS: Final = r"\u200c-\u200d"
 _LETTER: Final = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
 """Characters that a selector or a joiner may follow: emoji, and letters of scripts that use them."""
@@ -42,9 +42,9 @@ def _pictured(match: re.Match[str]) -> str:
 
 
 def spelled(pieces: Iterable[bytes]) -> list[str]:
-    """Return the text of each token. Bytes that are not UTF-8 become numbers.
+    """The text of each token. Bytes that are not UTF-8 become numbers.
 
-    If several tokens spell one character, the first shows it and the others show nothing.
+    If several tokens spell one character, the first shows it, the others nothing.
 
     >>> spelled([b"na", b"\\xc3", b"\\xafve", b"\\xff"])
     ['na', 'ï', 've', '⟨FF⟩']
@@ -70,7 +70,7 @@ def quoted(text: str, limit: int = 48) -> str:
 
 
 def counted(count: int, noun: str = "token") -> str:
-    """Return a number with its noun.
+    """A number with its noun.
 
     >>> counted(1), counted(2000, "row")
     ('1 token', '2,000 rows')
@@ -80,6 +80,6 @@ def counted(count: int, noun: str = "token") -> str:
 
 
 def listed(items: Iterable[Any], last: str = "and") -> str:
-    """Return ``"a, b and c"``."""
+    """``"a, b and c"``."""
     names = [str(item) for item in items]
     return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else "".join(names)

@@ -22,14 +22,12 @@ Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
 MOST_BYTES: Final = 1 << 28
 """The most bytes in one channel of one completion."""
 _INTEGERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
-_DTYPES: Final = frozenset(
-    dtype.str for dtype in (*_INTEGERS, *map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8")))
-)
+_DTYPES: Final = sorted([*(dtype.str for dtype in _INTEGERS), "<u8", "|b1", "<f2", "<f4", "<f8"])
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A channel of one completion: `count` entries. `data` is rows of `dtype` and `shape`, or compressed JSON."""
+    """A completion's channel of `count` entries. `data` is rows of `dtype` and `shape`, or compressed JSON."""
 
     count: int
     data: bytes
@@ -37,7 +35,7 @@ class Packed:
     shape: tuple[int, ...] = ()
 
     def entries(self) -> Entries:
-        """A read-only array, or a new list. Raises ValueError for bytes that are neither."""
+        """A read-only array or a new list. Raises ValueError for other bytes."""
         if self.dtype is not None:
             return np.frombuffer(self.data, self.dtype).reshape(self.count, *self.shape)
         reader = zlib.decompressobj()
@@ -55,22 +53,20 @@ class Packed:
     def check(self, what: str) -> None:
         """Raise `TrajectoryError` if the bytes do not hold `count` entries of this type and shape."""
         if self.dtype is not None and self.dtype not in _DTYPES:
-            raise TrajectoryError(f"{what} is of type {brief(self.dtype)}; it must be one of {sorted(_DTYPES)}")
+            raise TrajectoryError(f"{what} is of type {brief(self.dtype)}; it must be one of {_DTYPES}")
         try:
             entries = self.entries()
         except (ValueError, RecursionError) as error:
             raise TrajectoryError(f"{what} does not hold {self.count} entries: {error}") from error
         if isinstance(entries, np.ndarray) and entries.dtype.kind == "f" and not np.isfinite(entries).all():
-            raise TrajectoryError(
-                f"{what} has NaN or infinity, which files of rows cannot hold: give None there"
-            )
+            raise TrajectoryError(f"{what} has NaN or infinity, which files of rows cannot hold: give None")
 
 
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
-    """Check and pack the channels of a completion of `count` tokens; a completion without tokens has none.
+    """Check and pack the channels of a completion of `count` tokens; without tokens it has none.
 
-    Integers of one shape become the smallest array that holds them, arrays of finite numbers keep their type;
-    anything else must be JSON.
+    Integers of one shape become the smallest array that holds them, arrays of finite numbers keep their type; all
+    else must be JSON.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(f"channels must map names to one entry for each token, not {brief(channels)}")
@@ -117,7 +113,7 @@ def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
 
 
 def _has_bools(entries: Any) -> bool:
-    """True if entries contain True or False, which numpy would make 1 and 0."""
+    """True if there are bools, which numpy would make 1 and 0."""
     if isinstance(entries, np.ndarray):
         return bool(entries.dtype.kind == "b")
     if {bool, np.bool_} & set(map(type, entries)):
@@ -200,9 +196,7 @@ class Channel:
         if dtype.kind in "iu":
             dtype = np.result_type(dtype, np.min_scalar_type(fill))
             if dtype.kind not in "iu":
-                raise TrajectoryError(
-                    f"the channel holds whole numbers, but fill is {fill}: give a whole number"
-                )
+                raise TrajectoryError(f"fill is {fill}: give a whole number, as the channel has only these")
         out = np.full((self.length, *next(iter(shapes), ())), fill, dtype)
         for start, array in arrays:
             out[start : start + len(array)] = array

@@ -1,7 +1,4 @@
-"""Checks of everything that enters a trajectory.
-
-A check returns the same values in the dtypes that a trajectory stores, or raises `TrajectoryError`.
-"""
+"""Checks of what enters a trajectory: each returns the values in the stored dtype or raises `TrajectoryError`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +10,7 @@ import numpy.typing as npt
 
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, brief
-from ..settings import items, whole
+from ..settings import is_integer, items, whole
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
@@ -41,11 +38,8 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 
 
 def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> Kinds:
-    """One kind per token as uint8; a single kind applies to all.
-
-    After the first `skip`, none may be SAMPLED, and PROMPT only if they open a branch.
-    """
-    is_single = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    """One kind per token, or one for all. After the first `skip`, none is SAMPLED, or PROMPT unless `opening`."""
+    is_single = is_integer(value)
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
     if not is_single and len(codes) != length:
         raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
@@ -60,7 +54,7 @@ def as_kinds(value: KindsLike, length: int, *, opening: bool, skip: int = 0) -> 
 
 
 def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> Logprobs | None:
-    """One logprob per sampled token as float32, exact for float32 input; None if none are recorded."""
+    """One logprob per sampled token, exact for float32 input; None if none are recorded."""
     if not recorded and value is not None:
         raise TrajectoryError("the trajectory was made with logprobs=False: pass None")
     if not recorded:
@@ -104,34 +98,33 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
     rows = value if isinstance(value, list | tuple) else [(value, 0, length)]
     for what, (version, *place) in _rows(rows, "version", "(version, start, stop)"):
         start, stop = (as_count(at, what) for at in place)
-        is_integer = isinstance(version, int | np.integer) and not isinstance(version, bool)
-        if not isinstance(version, str) and not (is_integer and -(2**63) <= int(version) < 2**63):
-            kinds = "a str, a 64-bit int, or spans of these"
-            raise TrajectoryError(f"a version must be {kinds}, not {brief(version)}")
-        spans.append(VersionSpan(version if isinstance(version, str) else int(version), start, stop))
+        if not isinstance(version, str):
+            if not is_integer(version) or not -(2**63) <= int(version) < 2**63:
+                kinds = "a str, a 64-bit int, or spans of these"
+                raise TrajectoryError(f"a version must be {kinds}, not {brief(version)}")
+            version = int(version)
+        spans.append(VersionSpan(version, start, stop))
     starts, ends = [span.start for span in spans], [0, *(span.stop for span in spans)]
     if starts != ends[:-1] or ends[-1] != length or (len(spans) > 1 and any(a >= b for a, b in pairwise(ends))):
-        law = f"cover the {length} sampled tokens in order, and none may be empty"
-        raise TrajectoryError(f"version: spans must {law}")
+        raise TrajectoryError(f"version: spans must cover the {length} sampled tokens in order, none empty")
     return tuple(spans)
 
 
 def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, first: int = 0) -> Ids:
     """The message of each of `length` tokens, -1 for none, from rows ``(start, stop, message)``.
 
-    Their positions count from `start`; `first` is added to their messages, which must be below `messages`.
+    Positions count from `start`; `first` is added to the messages, which must be below `messages`.
     """
-    owners = np.full(length, -1, np.int32)
-    reached = start
+    owners, reached = np.full(length, -1, np.int32), start
     rows = spans.tolist() if isinstance(spans, np.ndarray) else spans
     for what, row in _rows(rows, "message_spans", "(start, stop, message)"):
         begin, end, message = (as_count(entry, what) for entry in row)
         if not reached <= begin < end <= start + length:
-            law = f"spans come in order, do not overlap, are not empty, and lie in {start}..{start + length}"
+            law = f"spans are in order, do not overlap, are not empty, and lie in {start}..{start + length}"
             raise TrajectoryError(f"{what} is {begin}..{end}: {law}")
         if message >= messages:
             raise TrajectoryError(
-                f"{what} names message {message} of {messages}: pass the number with messages="
+                f"{what} names message {message} of {messages}: pass their number as messages="
             )
         owners[begin - start : end - start] = first + message
         reached = end

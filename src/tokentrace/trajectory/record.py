@@ -23,7 +23,7 @@ from .turns import Branch, Context, IdsLike, Logprobs, SharedPrefix, Turn, Write
 
 @dataclass(slots=True)
 class _Stream:
-    """The ids of one branch. A full array moves to a larger one, so views that `ids` returned never change."""
+    """A branch's ids. A full array moves to a larger one, so views that `ids` returned never change."""
 
     branch: int = -1
     length: int = 0
@@ -63,9 +63,9 @@ class Record:
         self.vocab_size: Final = vocab_size
         self.name: Final = instance("name", name, str, TrajectoryError)
         self.has_logprobs: Final = instance("logprobs", logprobs, bool, TrajectoryError)
-        """Whether every sampled token has a logprob; otherwise none does."""
+        """Whether every sampled token has a logprob; if not, none has."""
         self.reward: float | None = None
-        """The reward of the whole rollout, None if there is none. Turns have their own."""
+        """The reward of the whole rollout, if any. Turns have their own."""
         self._metadata = mapping_json({} if metadata is None else metadata, "metadata")
         self._writes: list[Write] = []
         self._by_branch: list[list[Write]] = []
@@ -84,7 +84,7 @@ class Record:
     # -- one stream
 
     def stream(self, branch: int | None = None) -> Ids:
-        """The ids so far: the next prompt of the engine, and what a trainer sees. Cached for one branch."""
+        """The ids so far: the engine's next prompt, and what a trainer sees. Cached for one branch."""
         index = self._index(branch)
         if self._stream.branch != index:
             self._stream = _Stream(index)
@@ -95,7 +95,7 @@ class Record:
     prompt = stream
 
     def table(self, branch: int | None = None) -> TokenTable:
-        """The tokens of a stream with all their columns. The mask is True where a token was sampled."""
+        """The tokens of a stream with all columns. The mask is True where a token was sampled."""
         return frozen(join([write.tokens for write in self._along(self._index(branch))]))
 
     def loss_mask(self, branch: int | None = None) -> npt.NDArray[np.bool_]:
@@ -112,7 +112,7 @@ class Record:
         return np.full(len(table), np.nan, np.float32) if table.logprobs is None else table.logprobs
 
     def turns(self, branch: int | None = None) -> list[Turn]:
-        """The turns along a stream, inherited ones included. A turn is `cut` if the branch starts inside it."""
+        """The turns along a stream, also inherited ones. One is `cut` if the branch starts inside it."""
         return [write for write in self._along(self._index(branch)) if isinstance(write, Turn)]
 
     def channels(self, branch: int | None = None) -> dict[str, Channel]:
@@ -131,7 +131,7 @@ class Record:
     # -- the whole record
 
     def shared_prefix(self, prompt_ids: IdsLike) -> SharedPrefix:
-        """How much of a prompt is recorded, and where: this decides between `extend_to` and `branch`."""
+        """How much of a prompt is recorded, and where: decides between `extend_to` and `branch`."""
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         lengths: list[int] = []  # by branch; parents come before their children
         for writes in self._by_branch:
@@ -147,7 +147,7 @@ class Record:
         return SharedPrefix(lengths.index(longest) if longest else -1, longest, next(extends, -1))
 
     def writes(self, start: int = 0) -> list[Write]:
-        """The writes of this trajectory, in order, from number `start` on."""
+        """The writes in order, from number `start` on."""
         return self._writes[as_count(start, "start") :]
 
     @property
@@ -188,7 +188,7 @@ class Record:
 
     @property
     def num_samples(self) -> int:
-        """How many branches own sampled tokens: the number of rows that train each sampled token once."""
+        """How many branches own sampled tokens: the rows that train each of these once."""
         return len({write.branch for write in self._writes if isinstance(write, Turn) and len(write)})
 
     def __len__(self) -> int:
@@ -215,7 +215,7 @@ class Record:
         return self._by_branch[self._index(branch)][-1]
 
     def _along(self, index: int, since: int = 0) -> Iterator[Write]:
-        """The writes of a stream from `since` on. A write is cut if the branch starts in its middle."""
+        """The writes of a stream from `since` on. One is cut if the branch starts in its middle."""
         lineage: list[tuple[list[Write], int]] = []
         limit = INT32_MAX + 1
         while index >= 0:
@@ -235,7 +235,7 @@ class Record:
         return index if position else -1
 
     def _messages_at(self, index: int, position: int) -> int:
-        """How many messages are in the writes that end at or before `position` of a stream."""
+        """How many messages are in the writes that end at `position` of a stream or before."""
         owner = self._owner(index, position)
         if owner < 0:
             return 0

@@ -1,4 +1,4 @@
-"""A trajectory as bytes and in files, which can be read up to where they were cut off: see docs/trajectory.md."""
+"""A trajectory as bytes and in files, which can be read up to where they were cut off (docs/trajectory.md)."""
 
 import json
 import os
@@ -35,7 +35,7 @@ _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # -1: none
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON of a record."""
+    pass
 
 
 class _Header(_Record):
@@ -95,7 +95,7 @@ class Loaded:
     good_bytes: int
     """Where the last whole record ends."""
     problem: str | None = None
-    """Why the bytes after `good_bytes` were not read."""
+    """Why the bytes after it were not read."""
 
     @property
     def truncated(self) -> bool:
@@ -151,7 +151,7 @@ def _record(fields: _Record, *arrays: bytes) -> bytes:
 def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     """Read a trajectory up to its last whole record; it may be empty.
 
-    Raises `TrajectoryError` for bytes of another format or version, and for a whole record that is not valid.
+    Raises `TrajectoryError` for another format or version, and for a whole record that is not valid.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TrajectoryError(f"a trajectory is read from bytes, not from {brief(data)}")
@@ -179,7 +179,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> None:
     """Add records of `write_records` to a trajectory that has all earlier ones.
 
-    Raises `TrajectoryError` for a record that is not whole or does not follow; records before it stay added.
+    Raises `TrajectoryError` for a record that is not whole or does not follow; those before it stay.
     """
     for record in records:
         view = memoryview(record)
@@ -202,7 +202,7 @@ def restore(data: bytes) -> Trajectory:
 
 
 def _scan(view: memoryview, position: int) -> tuple[list[int], str | None]:
-    """Where each whole record ends, from `position` on, and why the bytes after the last are not one."""
+    """Where each whole record from `position` on ends, and why the bytes after the last are none."""
     ends: list[int] = []
     while position < len(view):
         payload, problem = position + _FRONT, f"it ends inside the record that begins at byte {position}"

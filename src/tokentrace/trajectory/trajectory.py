@@ -35,8 +35,8 @@ class Trajectory(ShowsItself, Record):
     `Kind.SAMPLED`. Methods work on the current branch, the one last written to, unless `branch` names another.
     Views are read-only and never change. Not safe for writers in several threads.
 
-    `vocab_size` bounds the ids. With `logprobs=False` the trajectory has no logprobs; otherwise every sampled
-    token has one. `metadata` is any dict that JSON can hold, stored exactly.
+    `vocab_size` bounds the ids. With `logprobs=False`, no token has a logprob; otherwise every sampled token has
+    one. `metadata` is any dict that JSON can hold.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -49,7 +49,7 @@ class Trajectory(ShowsItself, Record):
     """
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save to a file that only its owner may read, completely or not at all."""
+        """Save to a file that only its owner may read, whole or not at all."""
         from .storage import to_bytes
 
         write_whole(Path(path), [to_bytes(self)], private=True)
@@ -85,8 +85,8 @@ class Trajectory(ShowsItself, Record):
     ) -> None:
         """Record tokens after the stream that were not sampled: tool results, scaffold, a generation prompt.
 
-        It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`,
-        and the number of the new message, counted from 0.
+        They add `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`,
+        and the number of the new message, from 0.
         """
         last, added = self._last(branch), as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
@@ -121,12 +121,11 @@ class Trajectory(ShowsItself, Record):
         """Record the tokens that an engine returned for the stream as its prompt.
 
         - `version`: the weights, one version for all tokens, or rows ``(version, start, stop)`` that cover them.
-        - `logprobs_kind` and `sampling`: the distribution the logprobs come from, and the temperature, top-p and
-          top-k of the request.
+        - `logprobs_kind`, `sampling`: the distribution of the logprobs; the request's temperature, top-p, top-k.
         - `cached_tokens`: how many ids of the prompt the engine had cached.
         - `channels`: more values per token by name, such as routed experts: arrays or JSON values.
-        - `continues`: this completion continues the message of the turn before, which ended with ``"abort"`` or
-          ``"length"`` or was empty, with no new message in between.
+        - `continues`: it continues the message of the turn before, which was empty or ended with ``"abort"`` or
+          ``"length"``, with no new message in between.
         """
         index = self._index(branch)
         last = self._last(index)
@@ -135,9 +134,7 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"finish_reason must say why the engine stopped, not {brief(finish_reason)}")
         instance("continues", continues, bool, TrajectoryError)
         if not continues and isinstance(last, Turn):
-            advice = (
-                "append what the engine received after it, or pass continues=True for an unfinished message"
-            )
+            advice = "append what the engine received next, or pass continues=True for an unfinished message"
             raise TrajectoryError(f"branch {index} ends with a completion: {advice}")
         message = self._continued(index) if continues else last.messages
         values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
@@ -175,7 +172,7 @@ class Trajectory(ShowsItself, Record):
         """Record a whole next prompt; returns how many of its ids are new.
 
         Raises `ExtensionError`, naming the first difference, unless it begins with the stream. `kinds`,
-        `message_spans` and `messages` (how many it holds) describe the whole prompt.
+        `message_spans` and `messages`, its count, describe the whole prompt.
         """
         index = self._index(branch)
         last = self._last(index)
@@ -207,9 +204,9 @@ class Trajectory(ShowsItself, Record):
     ) -> int:
         """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
-        It shares the longest prefix that is recorded anywhere in the tree. Arguments are as in `extend_to`; by
-        default no message is new. Raises `TrajectoryError` for a prompt that begins with a branch's whole stream:
-        use `extend_to`. To sample a prompt again, branch after its first completion.
+        It shares the longest prefix recorded in the tree. Arguments are as in `extend_to`; by default no message
+        is new. Raises `TrajectoryError` for a prompt that begins with a branch's whole stream: use `extend_to`.
+        To sample a prompt again, branch after its first completion.
         """
         self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
@@ -247,18 +244,14 @@ class Trajectory(ShowsItself, Record):
             if not len(ids):
                 raise TrajectoryError("no new ids: there is nothing to record")
         elif branch != count or not (self._owns(parent, start) if start else parent == -1 and len(ids)):
-            law = (
-                f"the next branch is {count}, its parent owns the tokens on both sides, and no prompt is empty"
-            )
+            law = f"the next branch is {count}, its parent owns the tokens on both sides, no prompt is empty"
             place = f"at {start} of branch {parent} with {len(ids)} ids"
             raise TrajectoryError(f"branch {branch} cannot open {place}: {law}")
         instance("cause", cause, str, TrajectoryError)
         before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
         if as_count(messages, "messages") < before:
             what = "the shared prefix" if opening else f"branch {branch}"
-            raise TrajectoryError(
-                f"messages is {messages}, but {what} holds {before}: count the whole prompt's"
-            )
+            raise TrajectoryError(f"messages is {messages}, but {what} holds {before}: count all the prompt's")
         codes = as_kinds(kinds, len(prompt), opening=opening, skip=skip)[skip:]
         tokens = frozen(TokenTable.of(ids.copy(), codes.copy(), owners[skip:]))
         stop = as_count(start + len(ids), "the length of the stream")

@@ -25,9 +25,9 @@ SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 
 PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-"""The sampling parameters that change logits based on earlier tokens, each with the value that turns it off."""
+"""Sampling parameters that change logits based on earlier tokens, each with the value that turns it off."""
 POSITIVE_NOISE: Final = 1e-4
-"""How far above 0 a logprob may be: rounding noise of a softmax, not a probability above 1."""
+"""How far above 0 a logprob may be: a softmax rounds."""
 
 
 class LogprobKind(StrEnum):
@@ -54,10 +54,10 @@ class SharedPrefix(NamedTuple):
     """How much of a prompt is already recorded, and where."""
 
     branch: int
-    """The branch that shares most of it, the oldest of several; -1 if nothing is shared."""
+    """The oldest branch that shares most of it; -1 for none."""
     length: int
     extends: int
-    """The branch whose whole stream the prompt begins with, if none shares more; else -1."""
+    """The branch whose whole stream it begins with, if none shares more; else -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Turn:
     """Its number in the conversation."""
     finish_reason: str
     versions: tuple[VersionSpan, ...]
-    """Which weights sampled which part; positions count from `start`. Empty if the version is unknown."""
+    """Which weights sampled which part, counted from `start`; empty if unknown."""
     sampling_json: str | None
     continues: bool
     """It continues the message of the turn before, which was aborted or ran out of tokens."""
@@ -86,9 +86,9 @@ class Turn:
     cached_tokens: int | None = None
     """How many ids of its prompt the engine had cached; None if unknown."""
     reward: float | None = field(default=None, compare=False)
-    """The reward that `Trajectory.set_reward` had recorded when this turn was read."""
+    """From `Trajectory.set_reward`, as of when this turn was read."""
     channels: tuple[tuple[str, Packed], ...] = field(default=(), compare=False, repr=False)
-    """Names and packed entries of its side channels."""
+    """Its side channels, by name."""
     tokens: TokenTable = field(kw_only=True, compare=False, repr=False)
 
     @property
@@ -97,7 +97,7 @@ class Turn:
 
     @property
     def version(self) -> str | int | None:
-        """The version that sampled all of it; None if it is unknown or the weights changed in between."""
+        """The version that sampled all of it; None if unknown, or if the weights changed in between."""
         return self.versions[0].version if len(self.versions) == 1 else None
 
     @property
@@ -116,12 +116,12 @@ class Context:
     start: int
     stop: int
     message: int
-    """How many messages the branch held before it: the number of its first message."""
+    """How many messages the branch held before it."""
     messages: int
-    """How many messages the branch holds after it."""
+    """How many it holds after it."""
     tokens: TokenTable
     parent: int | None = None
-    """Set if this write opened the branch: the branch that owns the token before `start`, -1 for none."""
+    """If this write opened the branch: the owner of the token before `start`, -1 for none."""
     cause: str = ""
 
 
@@ -131,11 +131,11 @@ class Branch:
 
     index: int
     parent: int
-    """The branch that owns the token before `start`; -1 if nothing is shared."""
+    """The owner of the token before `start`; -1 if nothing is shared."""
     start: int
     stop: int
     sampled: int
-    """How many of the tokens that it owns were sampled."""
+    """How many of its tokens were sampled."""
     cause: str
     """Why the history was rewritten; empty for the first branch."""
 
