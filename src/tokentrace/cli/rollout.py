@@ -220,14 +220,16 @@ def _circuits(engine: Engine | None) -> str:
 
 def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit], to_stderr: bool) -> None:
     count, speed, reward = max(summary.rollouts, 1), metrics["tokens_per_second"], metrics["reward"]
-    cached = summary.cached_tokens
+    cached, prompted = summary.cached_tokens, summary.prompt_tokens
     earlier = f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""
     rows = {
         "rollouts": f"{summary.rollouts:,}{earlier}",
         "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
         "turns": f"{summary.turns:,} ({summary.turns / count:.1f} per rollout)",
         "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f}/s" if speed else ""),
-        "cached tokens": "" if cached is None else f"{cached:,} of {summary.prompt_tokens:,} in prompts",
+        "cached tokens": ""
+        if cached is None
+        else f"{cached:,} of {prompted:,} in prompts ({cached / max(1, prompted):.0%})",
         "tool calls": f"{summary.tool_calls:,}, {summary.tool_errors:,} with errors",
         "malformed turns": f"{summary.malformed_turns:,}",
         "breaks": f"{summary.breaks:,}",

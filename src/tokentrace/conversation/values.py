@@ -67,7 +67,8 @@ def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
             return value
         reduced = json_like(value, value)
         if type(reduced) is type(value):
-            raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}", path)
+            hint = ": pass its tolist()" if hasattr(value, "tolist") else ""
+            raise error(f"contains {_NO_JSON.get(type(value)) or kind_of(value)}{hint}", path)
         return walk(reduced, path)
 
     return walk(value, ())

@@ -135,7 +135,7 @@ def _from_hub(name: str) -> Path:
 
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=list(_PATTERNS)))
     except Exception as error:
-        problem = f"the hub has no such dataset: {type(error).__name__}: {error}"
+        problem = f"it could not be fetched from the hub: {type(error).__name__}: {error}"
         if isinstance(error, ImportError):
             problem = "to fetch it from the hub, install tokentrace[hub]"
         raise InputError(f"{name!r} is not a file here; {problem}") from error
@@ -170,7 +170,7 @@ def parquet_file(path: str) -> Any:
     try:
         return pyarrow("pyarrow.parquet").ParquetFile(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a Parquet file: {error}") from error
+        raise InputError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def pyarrow(module: str = "pyarrow") -> Any:

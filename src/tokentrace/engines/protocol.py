@@ -262,6 +262,9 @@ class Engine:
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.capabilities.model or ''})"
+
     async def generate(
         self, prompt_ids: IdsLike, sampling: SamplingParams, **options: str | None
     ) -> Completion:
