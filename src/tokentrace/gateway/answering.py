@@ -71,7 +71,7 @@ class Answer:
             self.claim.end((self.head, self.replies))
             return self.replies
         finally:
-            self.gateway.metrics.tokens.labels("sampled").inc(self.sampled)
+            self.gateway.metrics.sampled.inc(self.sampled)
             self.claim.end()  # if there is no answer, a waiting request samples one
 
     async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
@@ -148,7 +148,7 @@ class Answer:
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
                     await asyncio.sleep(0)  # if pieces arrive together, send each one before reading the next
-        completion = joined(pieces)
+        completion = pieces[0] if isinstance(pieces[0], Completion) else joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             past = [span for span in completion.versions if span.start < count]
             spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)

@@ -26,7 +26,7 @@ from ..store.packing import pack_channels
 from ..store.store import TurnRecord
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind, Kinds
-from ..tokens.table import message_spans
+from ..tokens.table import TokenTable, message_spans
 from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
@@ -223,7 +223,7 @@ class SessionRecord:
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
     ) -> Placement | str:
         """The prompt after a turn of the first `count` messages; or why there is none."""
-        new, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
+        messages, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
         echo, reply = conversation.messages[count - 1], base.reply
         names = sorted(
             name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None)
@@ -234,17 +234,16 @@ class SessionRecord:
         if echo is not sent.originals[count - 1]:
             repairs.append(f"{place}: reasoning repeated as content")
         if conversation.continued:
-            if new or base.finish_reason not in _UNFINISHED:
+            if messages or base.finish_reason not in _UNFINISHED:
                 return "the request continues its last message, so the whole conversation is rendered"
-            new_ids, kinds, spans, notes = np.empty(0, np.int32), np.empty(0, np.uint8), [], []
+            new, notes = TokenTable.of(np.empty(0, np.int32), Kind.CONTEXT), []
         else:
-            bridged = self._bridge(conversation, base, new)
+            bridged = self._bridge(conversation, base, messages)
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
-            new_ids, kinds, notes = bridged.new_ids, bridged.kinds, bridged.notes
-            spans = bridged.new.message_spans()
-        ids = np.concatenate([stream, new_ids])
-        placed = Placement(conversation, sent, base, ids, new_ids, kinds, spans)
+            new, notes = bridged.new, bridged.notes
+        ids = np.concatenate([stream, new.ids])
+        placed = Placement(conversation, sent, base, ids, new.ids, new.kinds, new.messages)
         return replace(placed, repairs=tuple(repairs), notes=tuple(notes)) if repairs or notes else placed
 
     def _bridge(
@@ -271,7 +270,7 @@ class SessionRecord:
         if continued:
             self._check_unfinished(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        return _whole(conversation, sent, ids, message_spans(rendered.messages), notes)
+        return _whole(conversation, sent, ids, rendered.messages, notes)
 
     def _check_unfinished(self, ids: Ids, field: str) -> None:
         if not self.turns:
@@ -449,15 +448,16 @@ def _append_prompt(
     trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
 ) -> int:
     """Write a prompt's new tokens to the branch that it extends, or to a new one."""
-    count, spans = len(placed.conversation.messages), placed.spans
+    count, owners = len(placed.conversation.messages), placed.owners
     kinds: Kinds | Kind = Kind.CONTEXT
     if base is not None and at_tip:
         if not placed.conversation.continued:
-            new, added = placed.new_ids, max(0, count - base.depth)
-            trajectory.append_context(
-                new, placed.kinds, message_spans=spans, messages=added, branch=base.branch
-            )
+            first = trajectory.message_count(base.branch)
+            owners = np.where(owners < 0, -1, owners + first)
+            count = first + max(0, count - base.depth)
+            trajectory.record_context(base.branch, base.stop, placed.new_ids, placed.kinds, owners, count)
         return base.branch
+    spans = message_spans(owners)
     if not trajectory.num_writes:
         trajectory.begin(placed.ids, messages=count, message_spans=spans)
         return 0
@@ -479,6 +479,7 @@ def _are_instructions(messages: Messages) -> bool:
 
 
 def _whole(
-    conversation: Conversation, sent: SentMessages, ids: Ids, spans: Any = (), notes: Any = ()
+    conversation: Conversation, sent: SentMessages, ids: Ids, owners: Ids | None = None, notes: Any = ()
 ) -> Placement:
-    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, list(spans), notes=notes)
+    owners = np.full(len(ids), -1, np.int32) if owners is None else owners
+    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, owners, notes=notes)

@@ -57,8 +57,8 @@ class Placement:
     ids: Ids
     new_ids: Ids
     kinds: Kinds | Kind
-    spans: list[tuple[int, int, int]]
-    """Start and end in `new_ids`, and number, of messages."""
+    owners: Ids
+    """The message of each of `new_ids`, -1 for none."""
     ambiguous: bool = False
     refusal: str = ""
     edit: Finding | None = None
