@@ -27,9 +27,8 @@ class Metrics:
         self.replayed = counter("tokentrace_replayed", "Requests answered from the record")
         self.placing = seconds("tokentrace_prompt_seconds", "Time to build a prompt")
         self.engine = seconds("tokentrace_engine_seconds", "Time that the engine takes for a completion")
-        self.first_token = seconds(
-            "tokentrace_engine_first_token_seconds", "Time until the engine's first token"
-        )
+        first_token = "tokentrace_engine_first_token_seconds"
+        self.first_token = seconds(first_token, "Time until the engine's first token")
         self.storing = seconds("tokentrace_store_seconds", "Time until a turn is on disk")
         self.in_flight = gauge("tokentrace_in_flight", "Requests being answered")
         self.waiting = gauge("tokentrace_waiting", "Requests waiting for a slot")
