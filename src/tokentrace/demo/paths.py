@@ -68,7 +68,7 @@ def path_row(path: ClientPath, renderer: Renderer, rollout: Rollout, *, prompt: 
 
 
 class PathAgent(Agent):
-    """An agent that makes prompts as a client path does, and explains breaks."""
+    """An agent that prompts as a client path does, and explains breaks."""
 
     def __init__(self, engine: Engine, renderer: Renderer, path: ClientPath, **settings: Any) -> None:
         super().__init__(engine, renderer, **settings)
@@ -93,7 +93,7 @@ class PathAgent(Agent):
 
 
 class CachedEngine(EmbeddedEngine):
-    """The embedded engine with a cache of completions, which the paths share."""
+    """The embedded engine with a cache that the paths share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,8 +202,7 @@ def trial_renderer(trial: Trial) -> Renderer:
 async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress = lambda *_: None) -> list[Trial]:
     """Run all trials, and score the rows of the first."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
-    model = load_pocket()
-    engine, trials = CachedEngine(), list[Trial]()
+    model, engine, trials = load_pocket(), CachedEngine(), list[Trial]()
     try:
         for trial in TRIALS:
             score = None if trials else model.score
@@ -224,11 +223,10 @@ async def run_path(
     progress: Progress = lambda *_: None,
 ) -> PathReport:
     """Run tasks on a path. `score` scores the row of each rollout."""
-    renderer, user = trial_renderer(trial), FollowUps()
+    renderer = trial_renderer(trial)
     sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
-    agent = PathAgent(
-        engine, renderer, path, sampling=sampling, reward=question_reward, budget=BUDGET, interaction=user
-    )
+    settings = {"reward": question_reward, "budget": BUDGET, "interaction": FollowUps()}
+    agent = PathAgent(engine, renderer, path, sampling=sampling, **settings)
     ended: dict[str, Rollout] = {}
 
     def end(rollout: Rollout) -> None:
@@ -284,10 +282,10 @@ def remarks(trials: Sequence[Trial]) -> list[str]:
 
 
 def demo_json(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
-    rows = []
+    names, rows = ("name", "about", "temperature", "drops_reasoning"), list[dict[str, Any]]()
     for trial in trials:
-        values = {name: getattr(trial, name) for name in ("name", "about", "temperature", "drops_reasoning")}
-        rows.append(values | {"paths": {str(one.path): one.described() for one in trial.reports}})
+        paths = {str(one.path): one.described() for one in trial.reports}
+        rows.append({name: getattr(trial, name) for name in names} | {"paths": paths})
     about = {"noise": asdict(NOISE), "pretrained": _REPORT["pretrained"], "paths": rows[0]["paths"]}
     return {"seed": seed, "remarks": remarks(trials), **about, "trials": rows}
 
@@ -318,7 +316,7 @@ def _causes(trials: Sequence[Trial]) -> Table:
         if not any(one.causes for one in trial.reports):
             rows.append(["no break", *("0" for _ in trial.reports)])
         if trial.drops_reasoning:
-            turns = [f"{one.numbers()['later_user_turns']:,}" for one in trial.reports]
+            turns = (f"{one.numbers()['later_user_turns']:,}" for one in trial.reports)
             rows.append(["user messages after an answer", *turns])
     return Table("Why streams broke", ["", *ClientPath], rows)
 

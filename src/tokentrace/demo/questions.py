@@ -1,6 +1,6 @@
 """The demo's questions as tasks: prompts, tools, a simulated user and the reward.
 
-`questions.json` holds questions that pocket's training never saw (see ``training/pocket/questions.py``).
+Pocket's training never saw those in `questions.json` (see ``training/pocket/questions.py``).
 """
 
 import functools
@@ -41,10 +41,10 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the user's message after each answer, and the final answer (None if it cannot be found).
+    """A question, the user's message after each answer, and the final answer (None if there is none).
 
-    `table` holds the values of a `field` to look up, shown as a ``"number"``, ``"pair"``, ``"json"`` or
-    ``"sentence"``. The final reply must also contain the text in `mentions`.
+    `table` has values of a `field` to look up, shown as a ``"number"``, ``"pair"``, ``"json"`` or
+    ``"sentence"``. The final reply must contain `mentions`.
     """
 
     id: str
@@ -95,12 +95,10 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
     if purpose == "look_up":
         for item, number in question.table.items():
             if item.casefold() == " ".join(value.split()).casefold():
-                styles = {
-                    "number": str(number),
-                    "pair": f"{item}: {number}",
-                    "json": json.dumps({item: number}),
-                }
-                return styles.get(question.style, f"The {question.field} of {item} is {number}.")
+                sentence = f"The {question.field} of {item} is {number}."
+                styles = {"number": str(number), "pair": f"{item}: {number}"}
+                styles["json"] = json.dumps({item: number})
+                return styles.get(question.style, sentence)
         return f"Error: no entry for {value[:40]!r}"
     if purpose == "check":
         right = question.answer is not None and _last_number(value) == question.answer
@@ -126,7 +124,7 @@ class QuestionTool(BaseTool):
 
 
 def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the user's next message after an answer; None after the last."""
+    """Return the user's next message; None after the last."""
     count = sum(message["role"] == "user" for message in messages)
     return question.follow_ups[count - 1] if count <= len(question.follow_ups) else None
 
@@ -162,7 +160,6 @@ def _last_number(text: str) -> int | None:
 
 
 def question_task(question: Question) -> Task:
-    """Return a question as a task."""
     return Task(
         messages=question.prompt,
         name=question.id,

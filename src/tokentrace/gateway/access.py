@@ -143,9 +143,8 @@ class Access:
             is_name = ID.fullmatch(key) and await self.store.session(key) is not None
             return key if is_name else "key-" + hash_key(key).removeprefix("sha256:")[:16]
         if not id:
-            how = (
-                f"use /sessions/{{id}}/v1 as the base URL, a session's key, or the header {SESSION_HEADERS[0]}"
-            )
+            ways = "use /sessions/{id}/v1 as the base URL, a session's key, or the header"
+            how = f"{ways} {SESSION_HEADERS[0]}"
             raise RequestError(f"the request names no session; {how}", code="no_session")
         if not ID.fullmatch(id):
             raise RequestError(f"{brief(id)} is not a valid session id: {ID_RULE}", code="no_session")

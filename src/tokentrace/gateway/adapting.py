@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 def with_late_instructions(
     renderer: Renderer, messages: Sequence[Message], apart: int = 0
 ) -> Sequence[Message]:
-    """The messages with instructions in roles that the template renders; the same sequence if nothing changes.
+    """Instructions in roles that the template renders; the same sequence if nothing changes.
 
     Opening instructions become system messages, are joined to the first (unless `apart`), or become user
     messages. Late ones become user messages.
@@ -81,7 +81,7 @@ def _as(role: str, message: Message) -> Message:
 
 
 def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
-    """True if the template writes these roles at the beginning, or a `late` one at the end."""
+    """True if the template writes these roles first, or a `late` one last."""
     cache = _CACHE.setdefault(renderer, {})
     key = (*roles, late)
     if key not in cache:
@@ -105,7 +105,7 @@ def _shows(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[M
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
-    """Render a conversation. If that fails, empty the arguments that are not JSON objects."""
+    """Render a conversation, if necessary without arguments that are not JSON objects."""
     try:
         return renderer.render(messages, **how), []
     except InputError:

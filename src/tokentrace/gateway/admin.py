@@ -1,4 +1,4 @@
-"""The routes for administrators. Each returns a response, or a value that is sent as JSON."""
+"""The routes for administrators. Each returns a response, or a value for JSON."""
 
 import time
 import uuid
@@ -18,12 +18,9 @@ from .gateway import Gateway
 from .http import json_response, parse_json, read_body
 from .requests import RequestError, convert
 from .rows import ExportFormat, export_rows
-from .sessions import ID, ID_RULE, LiveSession, SessionSettings, Version, dropped
+from .sessions import ID, ID_RULE, Count, LiveSession, SessionSettings, Version, dropped
 
 Routes: TypeAlias = Mapping[str, Callable[[Gateway, HTTPRequest], Awaitable[Any]]]
-
-
-Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Query(Struct, forbid_unknown_fields=True):
@@ -34,9 +31,9 @@ class Query(Struct, forbid_unknown_fields=True):
     session: str = ""
     format: ExportFormat = ExportFormat.JSONL
     keep_state: bool = False
-    branch: Whole = 0
-    start: Whole = 0
-    stop: Whole | None = None
+    branch: Count = 0
+    start: Count = 0
+    stop: Count | None = None
 
 
 class _Changes(Struct, forbid_unknown_fields=True):

@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """An admitted request. Whoever gets a claim must `end` it."""
+    """An admitted request. Whoever gets it must `end` it."""
 
     admission: Admission
     session_id: str
@@ -91,7 +91,7 @@ class Admission:
             await self._slots.acquire()
             if not self.paused:
                 break
-            self._slots.release()  # the gateway was paused while this request waited for a slot
+            self._slots.release()  # it was paused while this request waited
         self.in_flight += 1
         try:
             yield
@@ -102,7 +102,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
-        """Reserve turns and tokens, once others leave enough. Yields how many tokens each turn may sample."""
+        """Reserve turns and tokens once others leave enough. Yields the most tokens of each turn."""
         while True:
             live = self.sessions.live.get(id) or await self.sessions.get(id)
             self.check_open(live, turns)
@@ -128,17 +128,15 @@ class Admission:
         if info.state is not State.OPEN:
             problem = f"session {info.id} is {info.state}: no turn can be added"
             raise RequestError(problem, status=409, code="closed")
-        for what, most, used in (
-            ("turns", live.settings.max_turns, info.turns),
-            ("tokens", limit, info.sampled),
-        ):
+        budgets = (("turns", live.settings.max_turns, info.turns), ("tokens", limit, info.sampled))
+        for what, most, used in budgets:
             if most is not None and most - used < turns:
                 asked = f"n={turns}: " if turns > 1 else ""
                 problem = f"{asked}session {info.id} has {max(0, most - used)} of its {most} {what} left"
                 raise RequestError(problem, status=403, code="budget_exhausted")
 
     async def drain(self, seconds: float | None = None) -> bool:
-        """Admit no more requests, and wait for the others. True if none is running."""
+        """Admit no more, and wait for the others. True if none is running."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

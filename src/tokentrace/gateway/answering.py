@@ -31,7 +31,7 @@ _ATTEMPTS: Final = 100
 _AT_ONCE_SECONDS: Final = 0.05
 """A faster request is never recorded as under way."""
 _FIRST_PIECES: Final = 8
-"""Other tasks run after each of the first pieces, so that a stream opens without delay."""
+"""Other tasks run after each of these, so that a stream opens without delay."""
 Result = TypeVar("Result")
 Piece = TypeVar("Piece", bound=Delta)
 Feed: TypeAlias = Callable[[int, Sequence[ItemChange], Delta | None], None]
@@ -71,7 +71,7 @@ class Answer:
             self.claim.end((self.head, self.replies))
             return self.replies
         finally:
-            self.gateway.metrics.tokens.labels("sampled").inc(self.sampled)
+            self.gateway.metrics.sampled.inc(self.sampled)
             self.claim.end()  # if there is no answer, a waiting request samples one
 
     async def _sample_and_store(self, placed: Placement, feed: Feed) -> list[Reply]:
@@ -148,7 +148,7 @@ class Answer:
                     break
                 if request.stream and len(pieces) <= _FIRST_PIECES:
                     await asyncio.sleep(0)  # if pieces arrive together, send each one before reading the next
-        completion = joined(pieces)
+        completion = pieces[0] if isinstance(pieces[0], Completion) else joined(pieces)
         if stream.stopped_by is not None and (len(completion.ids) > count or delta.finish_reason is None):
             past = [span for span in completion.versions if span.start < count]
             spans = tuple(span._replace(stop=min(span.stop, count)) for span in past)
@@ -223,7 +223,7 @@ class Answer:
             await self._store_turn(chosen, reply, details)
 
     async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
-        """Store a turn and add it to the session. Tries again if another gateway was first."""
+        """Store a turn, again if another gateway was first, and add it to the session."""
         gateway, choice = self.gateway, placed.choice
         assert self.sampling is not None
         message = reply.message
@@ -267,9 +267,8 @@ def finish_reply(
 
 def _first(delta: Piece, count: int) -> Piece:
     """The first tokens. Drops channels of another length."""
-    channels = {
-        name: values[:count] for name, values in delta.channels.items() if len(values) == len(delta.ids)
-    }
+    whole = ((name, values) for name, values in delta.channels.items() if len(values) == len(delta.ids))
+    channels = {name: values[:count] for name, values in whole}
     return replace(delta, ids=delta.ids[:count], logprobs=delta.logprobs[:count], channels=channels)
 
 

@@ -87,9 +87,8 @@ def _answer_headers(session_id: str, answer: Answer) -> dict[str, str]:
     for name, values in (("not-enforced", request.wishes), ("ignored", request.ignored)):
         if values:
             line = " ".join(", ".join(values).split())
-            headers[f"x-tokentrace-{name}"] = "".join(each if " " <= each <= "~" else "?" for each in line)[
-                :1000
-            ]
+            printable = (each if " " <= each <= "~" else "?" for each in line[:1000])
+            headers[f"x-tokentrace-{name}"] = "".join(printable)
     return headers
 
 
@@ -155,10 +154,7 @@ _AGENTS: Final = [
 ]
 ENDPOINTS: Final = [
     *(replace(each, path=prefix + each.path) for prefix in PREFIXES for each in _AGENTS),
-    *(
-        Endpoint(answer, *route.partition(" ")[::2])
-        for route, answer in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()
-    ),
+    *(Endpoint(one, *route.partition(" ")[::2]) for route, one in {**ADMIN_ROUTES, **PAGE_ROUTES}.items()),
     Endpoint(_health, "GET", "/healthz", "health"),
     Endpoint(_ready, "GET", "/readyz", "health"),
 ]

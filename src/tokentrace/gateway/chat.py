@@ -126,10 +126,9 @@ class Chat(Dialect):
         self._calls: Final = [0] * head.request.n
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        choices = [self._choice(at, reply) for at, reply in enumerate(replies)]
-        usage = self.usage(replies).openai()
+        choices, usage = list(map(self._choice, range(len(replies)), replies)), self.usage(replies).openai()
         frame = self._frame("chat.completion", choices, usage=usage, system_fingerprint=None)
-        return {**frame, **self.prompt_fields}
+        return frame | self.prompt_fields
 
     def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
         message = self._with_legacy_call(reply.message)

@@ -57,10 +57,10 @@ class ItemStream:
     """Builds the items of one completion and reports every change.
 
     **An attempt is a call once its name is certain**, whatever becomes of its arguments. One without a name is
-    text. Where arguments must be an object (Anthropic's ``input``), a call is sent whole when it has ended, and
-    broken or cut-off arguments are text, so that no tool runs with arguments that the model did not write.
+    text. Where arguments must be an object (Anthropic's ``input``), a call is sent whole at its end, and broken
+    or cut-off arguments are text, so that no tool runs with arguments that the model did not write.
 
-    Engines stop at ids, so this class looks for stop texts.
+    It also looks for stop texts, since engines stop at ids.
     """
 
     def __init__(self, call_id: CallId, options: AnswerOptions, stop: Sequence[str] = ()) -> None:

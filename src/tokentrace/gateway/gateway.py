@@ -1,7 +1,7 @@
-"""The gateway: from a request to a stored turn. It knows nothing of HTTP or of a particular dialect.
+"""The gateway: from a request to a stored turn, whatever the dialect.
 
 `Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and returns once the turn is on
-disk: the end of an answer acknowledges only stored turns.
+disk: only stored turns are acknowledged.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Gateway:
         self.renderer = self.renderer.silent()
 
     async def begin(self, session_id: str, dialect: type[Dialect], request: Request, name: str = "") -> Answer:
-        """Make a prompt, or repeat the answer to an earlier request of this `name`."""
+        """Make a prompt, or repeat the answer to a request of the same `name`."""
         claim = self.admission.admit(session_id)
         try:
             live = await self.sessions.get(session_id)
@@ -104,14 +104,13 @@ class Gateway:
         variables = {name: value for name, value in request.hints.items() if name in read}
         variables |= request.variables
         renderer = self.renderer_with(variables)
-        digests = sorted(renderer.template_digests().items())
+        digests, tools = sorted(renderer.template_digests().items()), request.tools
         template = ",".join(f"{name}={digest}" for name, digest in digests)
-        root = root_key(request.tools, variables, template if request.prompt_ids is None else "ids")
-        messages = with_late_instructions(
-            renderer, request.messages, request.instructions if request.stored else 0
-        )
+        root = root_key(tools, variables, template if request.prompt_ids is None else "ids")
+        apart = request.instructions if request.stored else 0
+        messages = with_late_instructions(renderer, request.messages, apart)
         more = (request.continued, request.prompt_ids, ",".join(digest[:16] for _, digest in digests))
-        return Conversation(messages, request.tools, renderer, root, variables, *more)
+        return Conversation(messages, tools, renderer, root, variables, *more)
 
     def _sampling(
         self, live: LiveSession, dialect: type[Dialect], request: Request, length: int
@@ -154,20 +153,19 @@ class Gateway:
         return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
 
     def _check_variables(self, request: Request) -> None:
-        """Refuse template variables that a request may not set, or without effect."""
+        """Refuse variables that a request may not set, or without effect."""
         if not request.variables:
             return
-        template = self.renderer.study(request.tools or None).template
-        control = self.renderer.tokenizer.vocabulary.control_pattern
+        template, tokenizer = self.renderer.study(request.tools or None).template, self.renderer.tokenizer
+        control, unsupported = tokenizer.vocabulary.control_pattern, "unsupported_parameter"
         for name, value in request.variables.items():
             field = f"chat_template_kwargs.{name[:80]}"
-            if name in OF_RENDER or name in self.renderer.tokenizer.variables:
-                raise RequestError("cannot be set by a request", field=field, code="unsupported_parameter")
+            if name in OF_RENDER or name in tokenizer.variables:
+                raise RequestError("cannot be set by a request", field=field, code=unsupported)
             if control is not None and control.search(json.dumps(value, ensure_ascii=False)):
-                problem = "must not spell a control token"
-                raise RequestError(problem, field=field, code="invalid_value")
+                raise RequestError("must not spell a control token", field=field, code="invalid_value")
             if problem := unread_variable(name, [template]):
-                raise RequestError(problem, field=field, code="unsupported_parameter")
+                raise RequestError(problem, field=field, code=unsupported)
 
     @contextlib.asynccontextmanager
     async def _named(self, id: str, *names: str) -> AsyncIterator[tuple[SessionRecord, list[RecordedTurn]]]:
@@ -177,7 +175,7 @@ class Gateway:
             yield live.session, turns if len(turns) == len(names) else []
 
     async def _with_previous(self, id: str, request: Request) -> Request:
-        """The request with its previous response and stored items filled in."""
+        """Fill in the previous response and stored items."""
         if request.previous is None and not request.references:
             return request
         messages = list(request.messages)
@@ -208,10 +206,10 @@ class Gateway:
     async def _answered(
         self, session: SessionRecord, turns: Sequence[RecordedTurn], request: Request
     ) -> Answered:
-        """The answer whose choices are these turns, parsed again from their tokens."""
-        replies, trajectory = [], session.trajectory
+        """Parse turns, the choices of one answer, again from their tokens."""
+        replies = []
         for turn in turns:
-            record = await anext(self.store.turns(trajectory.name, turn.number))
+            record = await anext(self.store.turns(session.trajectory.name, turn.number))
             sampled, (tools, variables) = session.sampled_turn(turn), session.roots[turn.root]
             completion = Completion(
                 np.array(sampled.tokens.ids),
@@ -222,8 +220,8 @@ class Gateway:
                 sampled.logprobs_kind,
                 unpack_channels(record.channels),
             )
-            prompt_ids = session.prompt_ids(turn)
-            parser = self.renderer_with(variables).streaming_parser(tools=tools, prompt_ids=prompt_ids)
+            renderer, prompt_ids = self.renderer_with(variables), session.prompt_ids(turn)
+            parser = renderer.streaming_parser(tools=tools, prompt_ids=prompt_ids)
             stop = [turn.stopped_by] if turn.stopped_by else ()
             stream = ItemStream(call_ids_of(turn.response, turn.choice), turn.options, stop)
             stream.feed(parser.feed(completion.ids.tolist()))
@@ -231,7 +229,7 @@ class Gateway:
         return self._head(request, session.prompt_ids(turns[0]), turns[0].response, turns[0].created), replies
 
     async def _earlier(self, live: LiveSession, request: Request, name: str, claim: Claim) -> Answered | None:
-        """The answer to an earlier request of this name. If none, claims the name."""
+        """The answer to a request of the same name. If none, claims the name."""
         id, names = live.info.id, [f"{name}#{choice}" for choice in range(request.n)]
         while (under_way := self.admission.under_way.get((id, name))) is not None:
             answered = await asyncio.shield(under_way)
@@ -272,7 +270,7 @@ class Gateway:
 
 
 def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
-    """A message with stored items added. A call stands for all calls of the reply."""
+    """Add stored items to a message. A call stands for all calls of the reply."""
     result = dict(message)
     for item in items:
         kind = item.partition("_")[0]

@@ -1,4 +1,4 @@
-"""HTTP bodies in, answers out, and the log. Refuses bodies that are too long, too deep or not JSON."""
+"""HTTP bodies in, answers out, and the log. Refuses long, deep and invalid bodies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import logging
+import operator
 import time
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
@@ -81,7 +82,7 @@ class Body:
 
 
 def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | None) -> Body:
-    """Parse a body, except the `history` that an `earlier` request with the same tools had."""
+    """Parse a body, less the `history` of an `earlier` request with the same tools."""
     try:
         fields = _FIELDS.decode(raw)
         texts = _TEXTS.decode(fields.pop(history))
@@ -89,9 +90,8 @@ def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | No
         return Body(parse_json(raw))
     tools, past = fields.get("tools"), NOTHING_READ
     if earlier is not None and earlier[0].tools == tools:
-        pairs = zip(texts[:-1], earlier[0].texts, strict=False)  # the last item is always read
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        past = earlier[1].past(shared)
+        same = map(operator.eq, texts[:-1], earlier[0].texts)  # the last item is always read
+        past = earlier[1].past(sum(itertools.takewhile(bool, same)))
     value = {name: parse_json(text) for name, text in fields.items()}
     value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
     return Body(value, past, texts, tools)
@@ -113,7 +113,7 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
 
 
 def as_problem(error: BaseException) -> RequestError:
-    """The error that a client gets. The log gets type and place of an unexpected one, never its message."""
+    """The error for the client. The log gets type and place of an unexpected one, never its message."""
     if isinstance(error, TokentraceError):
         return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)[-12:]
@@ -123,7 +123,7 @@ def as_problem(error: BaseException) -> RequestError:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Wait for work. Cancels it and raises ClientDisconnect if the client disconnects."""
+    """Wait for work. If the client disconnects, cancels it and raises ClientDisconnect."""
     task = asyncio.current_task()
     assert task is not None
 

@@ -77,7 +77,6 @@ class MessagesBody(wire.AgentBody):
 
 
 def read_messages(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body of ``/v1/messages``. Raises RequestError that names a field it cannot serve."""
     request = read_count(raw, headers, past)
     if request.max_tokens is None:
         raise RequestError("is missing", field="max_tokens")
@@ -85,7 +84,7 @@ def read_messages(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory =
 
 
 def read_count(raw: Any, headers: Mapping[str, str], past: wire.ReadHistory = wire.NOTHING_READ) -> Request:
-    """Read a body of ``/v1/messages/count_tokens``, which needs no ``max_tokens``."""
+    """Read a body that needs no ``max_tokens``: ``/v1/messages/count_tokens``."""
     body, shared = wire.read_body(raw, MessagesBody, _REFUSED, _HARMLESS)
     if body.thread is not None:
         problem = "threads are not supported; send the whole conversation"
@@ -150,7 +149,7 @@ def _messages(
 
 
 def _with_texts(message: Message) -> Message:
-    """The message with the original text of each input that Claude Code could not parse."""
+    """Restore the text of inputs that Claude Code could not parse."""
     calls = list(message["tool_calls"])
     for at, call in enumerate(calls):
         match call["function"]["arguments"]:
@@ -171,7 +170,7 @@ def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
 
 
 def _defined(message: Message, deferred: Mapping[str, Message]) -> Message:
-    """The message with definitions of deferred tools in place of references to them."""
+    """Replace references to deferred tools by their definitions."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -185,11 +184,10 @@ def _definition(part: Message, deferred: Mapping[str, Message]) -> Message:
     match part:
         case {"type": "tool_removal", "tool": {"type": "tool_reference", "name": str(name)}}:
             return {"type": "text", "text": f"The function {name} is no longer available.\n"}
-        case {"type": "tool_reference", "tool_name": str(name)} if name in deferred:
-            pass
-        case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if (
-            name in deferred
-        ):
+        case {"type": "tool_reference", "tool_name": str(name)} | {
+            "type": "tool_addition",
+            "tool": {"type": "tool_reference", "name": str(name)},
+        } if name in deferred:
             pass
         case {"type": "tool_reference" | "tool_addition" | "tool_removal" as kind}:
             problem = f"a {kind} block must name a tool of this request with defer_loading"
@@ -209,14 +207,14 @@ def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, 
             raise RequestError(problem, field=f"tools.{at}.input_schema", code="unsupported_parameter")
     with naming_fields():
         functions = openai_tools(tools or None) or []
-    pairs = list(zip(tools, functions, strict=True))
-    visible = [function for tool, function in pairs if tool.get("defer_loading") is not True]
-    late = [function for tool, function in pairs if tool.get("defer_loading") is True]
-    return visible, {function["function"]["name"]: function for function in late}
+    split: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for tool, function in zip(tools, functions, strict=True):
+        split[tool.get("defer_loading") is True].append(function)
+    return split[False], {function["function"]["name"]: function for function in split[True]}
 
 
 def signature(id: str) -> str:
-    """The signature of an answer's thinking: always the same for the same answer."""
+    """The signature of an answer's thinking."""
     digest = hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()
     return base64.b64encode(digest).decode()
 
@@ -250,9 +248,8 @@ class Messages(Dialect):
         empty, kind, field = _BLOCKS[item.kind]
         match change.event:
             case "opened":
-                return [
-                    {"type": "content_block_start", **place, "content_block": {**self._block(item), **empty}}
-                ]
+                block = {**self._block(item), **empty}
+                return [{"type": "content_block_start", **place, "content_block": block}]
             case "grew":
                 return [{"type": "content_block_delta", **place, "delta": {"type": kind, field: change.text}}]
         end = {"type": "content_block_stop", **place}
@@ -301,4 +298,4 @@ _BLOCKS: Final[Mapping[PartKind, tuple[Mapping[str, Any], str, str]]] = {
     PartKind.CONTENT: ({"text": ""}, "text_delta", "text"),
     PartKind.TOOL_CALL: ({"input": {}}, "input_json_delta", "partial_json"),
 }
-"""The fields of a block before its text arrives, and the type and field of its deltas."""
+"""Fields of a block before its text, and type and field of its deltas."""

@@ -18,16 +18,17 @@ class Metrics:
         tokens = "Tokens by kind: reused in prompts (from the record), new in prompts, sampled"
         self.requests = counter("tokentrace_requests", "Requests answered", ["route", "status"])
         self.turns = counter("tokentrace_turns", "Turns stored", ["dialect", "finish_reason"])
-        self.tokens = counter("tokentrace_tokens", tokens, ["kind"])
+        kinds = counter("tokentrace_tokens", tokens, ["kind"])
+        self.reused, self.new = kinds.labels("prompt_reused"), kinds.labels("prompt_new")
+        self.sampled = kinds.labels("sampled")
         self.branches = counter("tokentrace_branches", "Turns that began a branch", ["cause"])
         self.repairs = counter("tokentrace_matcher_repairs", "Echoed fields that differed")
         self.conflicts = counter("tokentrace_store_conflicts", "Writes that lost to another gateway's write")
         self.replayed = counter("tokentrace_replayed", "Requests answered from the record")
         self.placing = seconds("tokentrace_prompt_seconds", "Time to build a prompt")
         self.engine = seconds("tokentrace_engine_seconds", "Time that the engine takes for a completion")
-        self.first_token = seconds(
-            "tokentrace_engine_first_token_seconds", "Time until the engine's first token"
-        )
+        first_token = "tokentrace_engine_first_token_seconds"
+        self.first_token = seconds(first_token, "Time until the engine's first token")
         self.storing = seconds("tokentrace_store_seconds", "Time until a turn is on disk")
         self.in_flight = gauge("tokentrace_in_flight", "Requests being answered")
         self.waiting = gauge("tokentrace_waiting", "Requests waiting for a slot")
@@ -35,8 +36,8 @@ class Metrics:
 
     def placed(self, placed: Placement, seconds: float) -> None:
         self.placing.observe(seconds)
-        self.tokens.labels("prompt_reused").inc(placed.reused)
-        self.tokens.labels("prompt_new").inc(len(placed.new_ids))
+        self.reused.inc(placed.reused)
+        self.new.inc(len(placed.new_ids))
         self.repairs.inc(len(placed.repairs))
 
     def stored(self, dialect: str, turn: RecordedTurn, seconds: float) -> None:

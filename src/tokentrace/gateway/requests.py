@@ -21,7 +21,7 @@ from ..store.store import Closed, KeyConflict, Missing, StoreError
 from ..tokens.tokenizer import Ids
 
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""A template may print these words into the prompt, so others are not allowed."""
+"""Templates may print these words, so others are not allowed."""
 
 TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 
@@ -135,14 +135,14 @@ class Request:
     """How many messages are instructions for this request alone: 0 or 1."""
     stored: bool = False
     starts: Sequence[int] = field(default=(), compare=False)
-    """How many messages come before each item of the history. If empty, nothing is reused."""
+    """How many messages precede each item of the history. If empty, nothing is reused."""
     joined: bool = False
     ignored: tuple[str, ...] = ()
     wishes: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
 
     def past(self, items: int) -> ReadHistory:
-        """The history of the first `items`, or fewer if a later one may join their last message."""
+        """The first `items`, or fewer if a later one may join their last message."""
         messages, end = self.messages, len(self.messages)
         at, starts = min(items, len(self.starts)), [*self.starts, end, end]
         while at and self.joined:
@@ -189,7 +189,7 @@ def read_body(
 
 
 def wishes(**conditions: bool) -> tuple[str, ...]:
-    return tuple(name for name, is_wish in conditions.items() if is_wish)
+    return tuple(filter(conditions.get, conditions))
 
 
 def refuse(body: Mapping[str, Any], refused: Refused) -> None:
@@ -212,7 +212,7 @@ def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: 
 def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
-    """The shapes in which the answer has ids. Raises RequestError for one that is not served."""
+    """The shapes of ids in the answer. Raises RequestError for one that is not served."""
     words = {word.strip() for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(",")}
     ways: set[str] = {"tokentrace" if word in ("true", "1") else word for word in words - {"", "false", "0"}}
     if not ways <= set(TokenFields):
@@ -245,7 +245,7 @@ def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> 
 
 
 def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
-    """Template variables for thinking (None: the effort decides) and its effort."""
+    """Template variables. With `on` None, the effort decides whether to think."""
     if effort is not None and effort not in _EFFORTS:
         raise RequestError(f"must be one of {', '.join(_EFFORTS)}, not {brief(effort)}", field=field)
     hints = {} if effort in (None, "none") else {"reasoning_effort": effort}
@@ -316,17 +316,15 @@ def request_error(error: TokentraceError, messages: str = "messages") -> Request
             return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry=2)
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
-            return RequestError(
-                f"the engine refused the request: {error}", status=status, code="engine_refusal"
-            )
+            refusal = f"the engine refused the request: {error}"
+            return RequestError(refusal, status=status, code="engine_refusal")
         case EngineError():
             return RequestError(f"the engine failed: {error}", status=502, code="engine")
         case Missing():
             return RequestError(str(error), status=404, code="no_session")
         case Closed() | KeyConflict():
-            return RequestError(
-                str(error), status=409, code="closed" if isinstance(error, Closed) else "exists"
-            )
+            code = "closed" if isinstance(error, Closed) else "exists"
+            return RequestError(str(error), status=409, code=code)
         case StoreError():
             return RequestError(f"the store failed: {error}", status=503, code="store", retry=2)
     return RequestError(str(error), code="invalid_value")

@@ -1,7 +1,7 @@
 """OpenAI's Responses API, with ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``. Pure.
 
-The ids of output items contain `Head.id`, so items that come back name their turn. An answer always has an item,
-so that clients have something to repeat. The model does not see tools that OpenAI runs.
+Ids of output items contain `Head.id`, so items that come back name their turn. Every answer has an item, so that
+clients have something to repeat. The model does not see tools that OpenAI runs.
 """
 
 import re
@@ -159,7 +159,7 @@ def _repeated(body: ResponsesBody, reasoning: _Reasoning, text: _Text, form: dic
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, list[str]], list[str]]:
-    """The functions, their namespaces by name, and what the model does not see."""
+    """Functions, their namespaces by name, and what the model does not see."""
     functions: list[dict[str, Any]] = []
     namespaces: dict[str, list[str]] = {}
     hidden: list[str] = []
@@ -219,9 +219,8 @@ _TEXTS: Final = {
 
 
 def output_item(response: str, item: Item) -> dict[str, Any]:
-    id, status = item_id(_PREFIXES[item.kind], response, item.index), "completed"
-    if item.cut_off:
-        status = "incomplete"
+    id = item_id(_PREFIXES[item.kind], response, item.index)
+    status = "incomplete" if item.cut_off else "completed"
     if item.kind is PartKind.TOOL_CALL:
         call = {"call_id": item.id, "name": item.name, "arguments": item.text, "status": status}
         return {"type": "function_call", "id": id, **call}
@@ -297,14 +296,15 @@ class Responses(Dialect):
     def fail(self, error: RequestError) -> list[StreamEvent]:
         """Clients look for either event."""
         code = "invalid_prompt" if error.status < 500 else "server_error"
-        code = "rate_limit_exceeded" if error.status == 429 else code
-        failed = self._response("failed") | {"error": {"code": code, "message": str(error)}}
-        fields = {"code": error.code or code, "message": str(error), "param": error.field}
+        about = {"code": "rate_limit_exceeded" if error.status == 429 else code, "message": str(error)}
+        failed = self._response("failed") | {"error": about}
+        fields = {**about, "code": error.code or about["code"], "param": error.field}
         return [self._event("response.failed", response=failed), self._event("error", **fields)]
 
     def _response(self, status: str) -> dict[str, Any]:
         request = self.head.request
         nothing = {"description": None, "parameters": None}
+        tools = [tool["function"] for tool in request.tools or ()]  # not strict: nothing enforces the schema
         return {
             "id": PREFIX + self.head.id,
             "object": "response",
@@ -316,10 +316,7 @@ class Responses(Dialect):
             "instructions": request.messages[0]["content"] if request.instructions else None,
             "model": self.head.model,
             "output": [],
-            "tools": [  # not strict: nothing enforces the schema
-                {"type": "function", **nothing, **tool["function"], "strict": False}
-                for tool in request.tools or ()
-            ],
+            "tools": [{"type": "function", **nothing, **tool, "strict": False} for tool in tools],
             "usage": None,
             **self.options.repeated,
         }

@@ -54,9 +54,7 @@ class SessionRows:
     def tables(self) -> Iterator[Any]:
         if not self.session.trajectory.num_writes:
             return
-        reward = next(
-            (label.value for label in self.labels if label.name == REWARD and label.turn is None), None
-        )
+        reward = self._reward(None)
         samples, places, tokens = list[Sample](), list[dict[str, Any]](), 0
         try:
             rows = each_trajectory_sample(self.session.trajectory, reward=reward)
@@ -72,13 +70,14 @@ class SessionRows:
         if samples:
             yield samples_table(samples, COLUMNS, places)
 
+    def _reward(self, turn: int | None) -> Any:
+        return next((one.value for one in self.labels if one.name == REWARD and one.turn == turn), None)
+
     def _row(self, sample: Sample, number: int) -> dict[str, Any]:
         trajectory = self.session.trajectory
-        branch = trajectory.branches[sample.branch]
-        along = trajectory.turns(sample.branch)
-        turns = [
-            self.session.turns[self._numbers[turn.write]] for turn in along if turn.branch == sample.branch
-        ]
+        branch, along = trajectory.branches[sample.branch], trajectory.turns(sample.branch)
+        writes = [turn.write for turn in along if turn.branch == sample.branch]
+        turns = [self.session.turns[self._numbers[write]] for write in writes]
         cause, last = turns[0].cause, turns[-1]
         channels: dict[str, list[tuple[int, Any]]] = {}  # what engines reported besides logprobs
         for turn in along:
@@ -106,8 +105,7 @@ class SessionRows:
         }
 
     def _turn(self, turn: RecordedTurn) -> dict[str, Any]:
-        labels = (each.value for each in self.labels if each.name == REWARD and each.turn == turn.number)
-        reward = next(labels, None)
+        reward = self._reward(turn.number)
         return {
             **{name: _utf8(getattr(turn, name)) for name in _TURN_FIELDS},
             "reward": as_float(reward) if is_number(reward) else None,
@@ -202,7 +200,7 @@ class Export:
 async def export_rows(
     store: Store, sessions: Infos, format: ExportFormat, *, keep_state: bool = False
 ) -> AsyncGenerator[bytes]:
-    """Yield a file of rows, then mark sealed sessions as exported, unless `keep_state` is set."""
+    """Yield a file of rows. Then, unless `keep_state`, mark sealed sessions as exported."""
     export, pipe = Export(store, sessions), io.BytesIO()
 
     def take() -> bytes:

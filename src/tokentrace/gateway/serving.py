@@ -48,10 +48,8 @@ class ServeSettings:
         if self.dev and self.keys is not None:
             raise InputError("--dev means no keys: use --dev or --keys FILE, not both")
         if not self.dev and self.keys is None:
-            keys = "--keys FILE (create it with: tokentrace keys FILE --admin)"
-            raise InputError(
-                f"say who may use the gateway: {keys}, or --dev for anyone on this machine, without keys"
-            )
+            ways = "--keys FILE (create it with: tokentrace keys FILE --admin), or --dev for anyone on"
+            raise InputError(f"say who may use the gateway: {ways} this machine, without keys")
         if self.dev and self.host not in _LOOPBACK:
             problem = f"--dev serves this machine only, not {self.host}"
             raise InputError(f"{problem}: use --host 127.0.0.1, or --keys FILE")
@@ -106,11 +104,10 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
         listening.close()
         place = f"{settings.host}:{settings.port}"
         raise InputError(f"cannot listen on {place}: {error.strerror}; use another --port") from error
-    quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+    options |= {"lifespan": "off", "ws": "none"}
     grace = max(1, int(settings.patience) + 1)
-    config = uvicorn.Config(
-        app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet
-    )
+    config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, **options)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listening.getsockname()[1]}"
     app.server = _Server(config, app.gateway.admission, settings.patience, lambda: ready(url))

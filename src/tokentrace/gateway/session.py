@@ -26,7 +26,7 @@ from ..store.packing import pack_channels
 from ..store.store import TurnRecord
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind, Kinds
-from ..tokens.table import message_spans
+from ..tokens.table import TokenTable, message_spans
 from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
@@ -50,10 +50,10 @@ class SessionRecord:
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
     _turn_of: dict[Key, int] = field(default_factory=dict)
-    """For the key of each prefix of a conversation: its first turn."""
+    """The first turn of each prefix of a conversation."""
     _by_reply: dict[Key, list[int]] = field(default_factory=dict)
     _replies_read: int = 0
-    """How many turns are in `_by_reply`, which is rarely needed."""
+    """How many turns `_by_reply`, which is rarely needed, has."""
     _by_reasoning: dict[str, list[int]] = field(default_factory=dict)
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """Whether messages with other fields give the same tokens."""
@@ -61,7 +61,7 @@ class SessionRecord:
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     def place(self, conversation: Conversation) -> Placement:
-        """The stream of the longest recorded conversation that a request repeats, and the rest."""
+        """The stream of the longest conversation that a request repeats, and what is new."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids)
@@ -90,7 +90,7 @@ class SessionRecord:
         return replace(placed, ambiguous=ambiguous, edit=edit) if ambiguous or edit else placed
 
     def _received(self, conversation: Conversation) -> tuple[SentMessages, SentMessages | None]:
-        """The messages with their keys, and the earlier request that they continue."""
+        """The messages with keys, and the earlier request that they continue."""
         originals = list(conversation.messages)
         same, earlier = 0, None
         for sent in reversed(self._latest):
@@ -128,7 +128,7 @@ class SessionRecord:
         return separate if self._is_reply(separate, numbers) else message
 
     def _is_reply(self, message: Message, numbers: Sequence[int] | None = None) -> bool:
-        """True if a message means the same as the reply of one of these turns, or of any."""
+        """True if a message means the same as the reply of these turns, or of any."""
         for turn in self.turns[self._replies_read :]:
             self._by_reply.setdefault(self._key_alone(turn.reply), []).append(turn.number)
         self._replies_read = len(self.turns)
@@ -148,7 +148,7 @@ class SessionRecord:
                         return False
             return True
 
-        candidates = [number for number in numbers if repeats(number)] if len(numbers) > 1 else numbers
+        candidates = list(filter(repeats, numbers)) if len(numbers) > 1 else numbers
         # the agent probably saw the last
         turns = [self.turns[number] for number in reversed(candidates or numbers)]
         if len(turns) > 1 and len({self._stream(turn).tobytes() for turn in turns}) > 1:
@@ -170,10 +170,8 @@ class SessionRecord:
         first = len(earlier.messages) if earlier is not None and turn.number in earlier.answers else 0
         sampled = {each.depth - 1 for each in self._path(turn, first)}
         doubtful: dict[int, Message] = {}
-        for at, recorded in enumerate(
-            self.conversation(turn.number, first)[: max(0, len(echo) - first)], first
-        ):
-            message = echo[at]
+        pairs = zip(echo[first:], self.conversation(turn.number, first), strict=False)
+        for at, (message, recorded) in enumerate(pairs, first):
             by_model = message.get("role") == "assistant"
             if by_model and (at in sampled or self._is_reply(message)):
                 repeated = " ".join(reasoning(message).split())
@@ -191,8 +189,7 @@ class SessionRecord:
     ) -> int | None:
         """The first doubtful message that changes a prompt, or None."""
         path = self._path(turn) if doubtful else []
-        key: Key = b""
-        changed: dict[int, Message] = {}
+        key, changed = b"", dict[int, Message]()
         for at, message in doubtful.items():
             while len(path) > 1 and at >= path[-2].shared:
                 path.pop()
@@ -207,7 +204,6 @@ class SessionRecord:
     def _has_prompt(
         self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]
     ) -> bool:
-        """True if a prompt stays the same with these messages."""
         messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
         base, prompt = None if turn.base is None else self.turns[turn.base], self.prompt_ids(turn)
         try:
@@ -222,35 +218,31 @@ class SessionRecord:
     def _extend(
         self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
     ) -> Placement | str:
-        """The prompt after a turn of the first `count` messages; or why there is none."""
-        new, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
+        """The prompt after a turn of `count` messages; or why there is none."""
+        messages, stream, place = conversation.messages[count:], self._stream(base), f"message {count - 1}"
         echo, reply = conversation.messages[count - 1], base.reply
-        names = sorted(
-            name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None)
-        )
-        repairs = [
-            f"{place}: {name} {'written another way' if echo.get(name) else 'left out'}" for name in names
-        ]
+        changed = [name for name in {*echo, *reply} if (echo.get(name) or None) != (reply.get(name) or None)]
+        ways = ((name, "written another way" if echo.get(name) else "left out") for name in sorted(changed))
+        repairs = [f"{place}: {name} {way}" for name, way in ways]
         if echo is not sent.originals[count - 1]:
             repairs.append(f"{place}: reasoning repeated as content")
         if conversation.continued:
-            if new or base.finish_reason not in _UNFINISHED:
+            if messages or base.finish_reason not in _UNFINISHED:
                 return "the request continues its last message, so the whole conversation is rendered"
-            new_ids, kinds, spans, notes = np.empty(0, np.int32), np.empty(0, np.uint8), [], []
+            new, notes = TokenTable.of(np.empty(0, np.int32), Kind.CONTEXT), []
         else:
-            bridged = self._bridge(conversation, base, new)
+            bridged = self._bridge(conversation, base, messages)
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
-            new_ids, kinds, notes = bridged.new_ids, bridged.kinds, bridged.notes
-            spans = bridged.new.message_spans()
-        ids = np.concatenate([stream, new_ids])
-        placed = Placement(conversation, sent, base, ids, new_ids, kinds, spans)
+            new, notes = bridged.new, bridged.notes
+        ids = np.concatenate([stream, new.ids])
+        placed = Placement(conversation, sent, base, ids, new.ids, new.kinds, new.messages)
         return replace(placed, repairs=tuple(repairs), notes=tuple(notes)) if repairs or notes else placed
 
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
     ) -> BridgedTokens | BridgeRefusal:
-        """Bridge to new messages. `before` replaces those that the turn answered."""
+        """`before` replaces the messages that the turn answered."""
         stream, renderer, tools = self._stream(base), conversation.renderer, conversation.tools
         for at, message in enumerate(new):  # a result names its call by the id that the model wrote
             if (id := base.late_ids.get(str(message.get("tool_call_id")))) is not None:
@@ -264,14 +256,14 @@ class SessionRecord:
 
     def _render(self, conversation: Conversation, sent: SentMessages) -> Placement:
         continued = conversation.continued
-        how = {"tools": conversation.tools, "continue_final_message": continued}
+        how: dict[str, Any] = {"tools": conversation.tools, "continue_final_message": continued}
         how["add_generation_prompt"] = not continued
         rendered, unread = render_readably(conversation.renderer, conversation.messages, **how)
         ids = np.asarray(rendered.ids, np.int32)
         if continued:
             self._check_unfinished(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        return _whole(conversation, sent, ids, message_spans(rendered.messages), notes)
+        return _whole(conversation, sent, ids, rendered.messages, notes)
 
     def _check_unfinished(self, ids: Ids, field: str) -> None:
         if not self.turns:
@@ -281,23 +273,21 @@ class SessionRecord:
             return
         last = self.trajectory.turns(branch)[-1]
         if len(last) and last.finish_reason not in _UNFINISHED:
-            raise InputError(
-                "ends with a recorded turn that the model has finished: add a message", field=field
-            )
+            problem = "ends with a recorded turn that the model has finished: add a message"
+            raise InputError(problem, field=field)
 
     def conversation(self, number: int, first: int = 0) -> list[Message]:
         """The messages that a turn answered, and its reply, from message `first` on."""
         parts: list[Sequence[Message]] = []
         limit = self.turns[number].depth
         for turn in self._path(self.turns[number], first):
-            parts.append(
-                [*turn.messages, turn.reply][max(0, first - turn.shared) : max(0, limit - turn.shared)]
-            )
+            start, stop = (max(0, at - turn.shared) for at in (first, limit))
+            parts.append([*turn.messages, turn.reply][start:stop])
             limit = min(limit, turn.shared)
         return [message for part in reversed(parts) for message in part]
 
     def _path(self, turn: RecordedTurn, first: int = 0) -> list[RecordedTurn]:
-        """A turn and those that it continues, back to the one that has message `first`."""
+        """A turn and those that it continues, back to that of message `first`."""
         path, limit = [turn], turn.shared
         while turn.base is not None and limit > first:
             turn = self.turns[turn.base]
@@ -350,10 +340,10 @@ class SessionRecord:
         if (edited := self._first_edit(conversation, self.turns[number], sent[:shared])) is not None:
             return changed_message(edited, sent[edited], self.conversation(number)[edited])
         longest, tips = number, dict[int, int]()
-        for turn in self.turns[number + 1 :]:  # the longest conversation that continues it
+        for turn in self.turns[number + 1 :]:  # the longest that continues it
             if turn.base == longest and turn.shared == self.turns[longest].depth:
                 longest = turn.number
-        for turn in reversed(self.turns):  # the conversations that were continued last, one per branch
+        for turn in reversed(self.turns):  # those continued last, one per branch
             if len(tips) < _RECENT:
                 tips.setdefault(turn.branch, turn.number)
         recent = [self.conversation(tip) for tip in tips.values()]
@@ -365,12 +355,10 @@ class SessionRecord:
     def prepare(
         self, placed: Placement, completion: Completion, reply: Message, details: Message, sampling: Message
     ) -> PreparedTurn:
-        """Make a turn and the record that a store keeps. Changes nothing until `apply`."""
-        if (
-            placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None
-        ):  # it was changed since
-            placed = replace(placed, sent=self._received(placed.conversation)[0])
+        """Make a turn and its record. Changes nothing until `apply`."""
         conversation, first = placed.conversation, self.trajectory.num_writes
+        if placed.sent.matcher != self.matcher and conversation.prompt_ids is None:  # it was changed since
+            placed = replace(placed, sent=self._received(conversation)[0])
         base = None if placed.base is None else self.turns[placed.base.number]
         trajectory = copy.copy(self.trajectory)
         at_tip = base is not None and self._is_tip(base)
@@ -448,16 +436,17 @@ class SessionRecord:
 def _append_prompt(
     trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
 ) -> int:
-    """Write a prompt's new tokens to the branch that it extends, or to a new one."""
-    count, spans = len(placed.conversation.messages), placed.spans
+    """Write new tokens to the branch that the prompt extends, or to a new one."""
+    count, owners = len(placed.conversation.messages), placed.owners
     kinds: Kinds | Kind = Kind.CONTEXT
     if base is not None and at_tip:
         if not placed.conversation.continued:
-            new, added = placed.new_ids, max(0, count - base.depth)
-            trajectory.append_context(
-                new, placed.kinds, message_spans=spans, messages=added, branch=base.branch
-            )
+            first = trajectory.message_count(base.branch)
+            owners = np.where(owners < 0, -1, owners + first)
+            count = first + max(0, count - base.depth)
+            trajectory.record_context(base.branch, base.stop, placed.new_ids, placed.kinds, owners, count)
         return base.branch
+    spans = message_spans(owners)
     if not trajectory.num_writes:
         trajectory.begin(placed.ids, messages=count, message_spans=spans)
         return 0
@@ -479,6 +468,7 @@ def _are_instructions(messages: Messages) -> bool:
 
 
 def _whole(
-    conversation: Conversation, sent: SentMessages, ids: Ids, spans: Any = (), notes: Any = ()
+    conversation: Conversation, sent: SentMessages, ids: Ids, owners: Ids | None = None, notes: Any = ()
 ) -> Placement:
-    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, list(spans), notes=notes)
+    owners = np.full(len(ids), -1, np.int32) if owners is None else owners
+    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, owners, notes=notes)

@@ -32,15 +32,15 @@ _Name: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00\ud800-\
 Version: TypeAlias = _Name | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A store cannot keep NUL or lone surrogates."""
 _IN_MEMORY: Final = 1000
-Budget: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     matcher: Literal["strict", "normal"] = "normal"
     sampling: dict[str, Any] = {}
-    max_turns: Budget | None = None
-    max_sampled_tokens: Budget | None = None
-    max_prompt_tokens: Budget | None = None
+    max_turns: Count | None = None
+    max_sampled_tokens: Count | None = None
+    max_prompt_tokens: Count | None = None
     version: Version | None = None
 
     @classmethod
@@ -77,7 +77,7 @@ class Sessions:
         return await self.store.session(id) if ID.fullmatch(id) else None
 
     async def info(self, id: str, *, create: bool = False) -> SessionInfo:
-        """Raises RequestError if the session is missing and may not be created."""
+        """Raises RequestError for a missing session that may not be created."""
         info = await self.find(id)
         if info is None and create and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
@@ -114,7 +114,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def locked(self, id: str, live: LiveSession | None = None) -> AsyncIterator[LiveSession]:
-        """Lock an up-to-date session. A `live` one is read again if it has to wait."""
+        """Lock an up-to-date session. After a wait, a `live` one is read again."""
         while True:
             live = live or await self.get(id)
             waits = live.lock.locked()
@@ -128,7 +128,7 @@ class Sessions:
             live = None
 
     async def _catch_up(self, live: LiveSession, info: SessionInfo) -> None:
-        """Read the turns that are in the store but not in memory. The caller holds the lock."""
+        """Read turns that only the store has. The caller holds the lock."""
         if live.stale or len(live.session.turns) >= info.turns:
             return
         try:
@@ -137,9 +137,8 @@ class Sessions:
             if len(live.session.turns) < info.turns:
                 if (await self.info(info.id)).state is State.DROPPED:
                     raise dropped(info.id)
-                raise StoreError(
-                    f"session {info.id} is damaged: the store lacks some of its {info.turns} turns"
-                )
+                problem = f"the store lacks some of its {info.turns} turns"
+                raise StoreError(f"session {info.id} is damaged: {problem}")
         except BaseException:
             self.forget(live)
             raise

@@ -110,8 +110,6 @@ def _choice(delta: Delta) -> dict[str, Any]:
 
 
 def _ending(reply: Reply) -> dict[str, Any]:
-    versions = [
-        {"version": span.version, "start": span.start, "end": span.stop} for span in reply.completion.versions
-    ]
-    reason = str(reply.completion.finish_reason)
+    spans, reason = reply.completion.versions, str(reply.completion.finish_reason)
+    versions = [{"version": version, "start": start, "end": stop} for version, start, stop in spans]
     return {"finish_reason": reason, "stop_reason": None, "weight_versions": versions or None}

@@ -1,8 +1,8 @@
 """OpenTelemetry spans."""
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from ..errors import InputError
@@ -16,14 +16,17 @@ class Tracing:
     def __init__(self, tracer: Any = None) -> None:
         self._tracer = tracer
 
-    @contextlib.contextmanager
     def span(
         self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """Enter it to get attributes to add to. `headers` may name a trace."""
+        no_span = self._tracer is None
+        return nullcontext(attributes) if no_span else self._span(name, headers, attributes)
+
+    @contextmanager
+    def _span(
+        self, name: str, headers: Mapping[str, str] | None, attributes: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Yields attributes to add to. `headers` may name a trace."""
-        if self._tracer is None:
-            yield attributes
-            return
         from opentelemetry.propagate import extract
 
         context = None if headers is None else extract(dict(headers))

@@ -1,4 +1,4 @@
-"""A conversation to continue, the prompt made from it, and the recorded turn. Pure."""
+"""A conversation to continue, its prompt, and the recorded turn. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SentMessages:
     messages: list[Message] = field(default_factory=list)
     """The same, with repeated reasoning in its own field."""
     keys: list[Key] = field(default_factory=list)
-    """The key of each prefix, starting with the empty one."""
+    """The key of each prefix, from the empty one on."""
     matcher: str = ""
     answers: set[int] = field(default_factory=set)
 
@@ -57,8 +57,8 @@ class Placement:
     ids: Ids
     new_ids: Ids
     kinds: Kinds | Kind
-    spans: list[tuple[int, int, int]]
-    """Start and end in `new_ids`, and number, of messages."""
+    owners: Ids
+    """The message of each of `new_ids`, -1 for none."""
     ambiguous: bool = False
     refusal: str = ""
     edit: Finding | None = None
@@ -77,7 +77,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     number: int
     base: int | None
     shared: int
-    """How many messages come from the base's conversation."""
+    """How many messages are the base's."""
     messages: list[Mapping[str, Any]]
     reply: Mapping[str, Any]
     root: Key

@@ -32,7 +32,7 @@ class MarkedBytes:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._control, self._pattern = vocabulary.control, vocabulary.control_pattern
         self._tokens = {mark(token.id): token for token in vocabulary.control.values()}
-        self.token_bytes = functools.cache(lambda index: self._table(np.array([index]))[0])
+        self.token_bytes = functools.cache(self._token)
         control, spelled = [token.id for token in self._tokens.values()], vocabulary.spelled
         starts = np.concatenate([[0], vocabulary.spelled_ends]).astype(np.int32)
         lengths = np.diff(starts, append=starts[-1])
@@ -40,6 +40,12 @@ class MarkedBytes:
         starts[control], lengths[control] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(control)), 5
         table = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(self._tokens)
         self._bytes, self._starts, self._lengths = np.frombuffer(table, np.uint8), starts, lengths
+
+    def _token(self, index: int) -> bytes:
+        last = len(self._starts) - 1
+        index = index if 0 <= index < last else last
+        start = self._starts[index]
+        return self._bytes[start : start + self._lengths[index]].tobytes()
 
     def _table(self, ids: npt.NDArray[Any]) -> tuple[bytes, npt.NDArray[np.int64]]:
         """Tokens as bytes, and where each begins, without a loop over tokens."""

@@ -17,7 +17,7 @@ _COUNT = struct.Struct("<I")
 
 
 def as_json(value: Any) -> str:
-    """JSON in ASCII, which every database can store."""
+    """JSON in ASCII, which all databases store."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 

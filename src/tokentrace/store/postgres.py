@@ -35,13 +35,13 @@ logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # every operation rep
 def postgres_store(url: str, *, connections: int = 8, patience: float = 10.0) -> Store:
     """Open the store in a database. Raises StoreError if that fails.
 
-    `patience` is how many seconds a connection, a lock or a statement may take.
+    `patience`: how many seconds a connection, a lock or a statement may take.
     """
     return Store(_Postgres(url, connections, patience))
 
 
 class _Lost(Exception):  # noqa: N818
-    """The connection was lost, or a row was inserted meanwhile: try once more."""
+    """A lost connection, or a row inserted meanwhile: try once more."""
 
 
 class _Postgres:
@@ -119,9 +119,8 @@ class _Postgres:
 
     def _failed(self, error: BaseException) -> StoreError:
         diagnosis = getattr(error, "diag", None)
-        text = " ".join(
-            ((diagnosis and diagnosis.message_primary) or str(error) or type(error).__name__).split()
-        )
+        text = (diagnosis and diagnosis.message_primary) or str(error) or type(error).__name__
+        text = " ".join(text.split())
         if self._secret:
             text = text.replace(self._secret, "…")
         return StoreError(f"{self.where}: {text[:300]}; nothing was acknowledged")

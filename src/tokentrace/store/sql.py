@@ -35,7 +35,7 @@ class StoreError(TokentraceError):
 
 
 class Database(Protocol):
-    """A database that a store uses. Placeholders in SQL are ``?``."""
+    """A store's database. Placeholders in SQL are ``?``."""
 
     where: str
     temporary: bool

@@ -1,8 +1,7 @@
 """Sessions in one SQLite file: the default store, for one process.
 
-One thread writes. It commits all pending writes together, each in a savepoint: many sessions share one wait for
-the disk. Short reads run on the event loop, since in WAL mode they never wait for a writer; longer ones have
-their own thread.
+One thread writes. It commits all pending writes together, each in a savepoint: sessions share one wait for the
+disk. Short reads run on the event loop, as in WAL mode they never wait for a writer; longer ones have a thread.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ Waiting = tuple[Callable[[Execute], Any], "asyncio.Future[Any]", asyncio.Abstrac
 def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> Store:
     """Open the store in a file that only its owner may read, or a temporary one.
 
-    `patience` is how many seconds to wait while another process locks the file.
+    `patience`: how many seconds to wait while another process locks the file.
     """
     if path is not None:
         if Path(path).is_dir():

@@ -1,8 +1,8 @@
 """The store of sessions, for rollouts and the gateway alike.
 
 A session's record is append-only. A turn is one `append`, and on disk when that returns. If another writer was
-faster, it raises `Conflict`; the writer reads the new turns and tries again. So any number of gateways can serve
-one session, and none can fork its record.
+faster, it raises `Conflict`: read the new turns, and try again. So any number of gateways can serve one session,
+and none can fork its record.
 """
 
 from __future__ import annotations
@@ -61,13 +61,9 @@ class SessionInfo:
     """Prompt tokens of its turns."""
 
     def grown(self, turn: TurnRecord) -> SessionInfo:
-        return replace(
-            self,
-            records=turn.first + len(turn.records),
-            turns=turn.number + 1,
-            sampled=self.sampled + turn.sampled,
-            prompted=self.prompted + turn.prompted,
-        )
+        sampled, prompted = self.sampled + turn.sampled, self.prompted + turn.prompted
+        records = turn.first + len(turn.records)
+        return replace(self, records=records, turns=turn.number + 1, sampled=sampled, prompted=prompted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ class TurnRecord:
     """Packed by `pack_channels`."""
     sampled: int = 0
     prompted: int = 0
-    """Tokens of its completion and of its prompt."""
+    """Tokens of completion and prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +101,10 @@ _BATCH: Final = 500
 
 
 class Store:
-    """Sessions in the tables of a database. Safe to use from many tasks of one event loop.
+    """Sessions in a database. Safe to use from many tasks of one event loop.
 
-    Methods raise StoreError if the store cannot be used; the next call tries again. A failed write has taken
-    effect completely or not at all, and may be repeated.
+    Methods raise StoreError if the store cannot be used; the next call tries again. A failed write took effect
+    completely or not at all, and may be repeated.
     """
 
     def __init__(self, database: Database) -> None:
@@ -132,9 +128,8 @@ class Store:
         def write(execute: Execute) -> Rows:
             owner = execute("SELECT id FROM sessions WHERE key = ?", key) if key is not None else []
             if owner and owner[0][0] != session.id:
-                raise KeyConflict(
-                    f"session {session.id!r} cannot be created: its key belongs to another session"
-                )
+                problem = "cannot be created: its key belongs to another session"
+                raise KeyConflict(f"session {session.id!r} {problem}")
             new = execute(
                 "INSERT INTO sessions (id, state, created, metadata, settings, key) VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO NOTHING RETURNING id",
@@ -254,9 +249,8 @@ class Store:
                 id, State.OPEN.value, turn.first, turn.number,
             )  # fmt: skip
             if not grown:
-                stored = execute(
-                    "SELECT request, records FROM turns WHERE session = ? AND number = ?", id, turn.number
-                )
+                sql = "SELECT request, records FROM turns WHERE session = ? AND number = ?"
+                stored = execute(sql, id, turn.number)
                 if stored == [(request, records)]:
                     return
                 raise _refusal(execute, id, turn)
@@ -278,20 +272,16 @@ class Store:
 
     async def incomplete(self, id: str) -> list[Mapping[str, Any]]:
         """Return the requests without a turn, the oldest first, with why they `ended` or None."""
-        rows = await self._database.read(
-            "SELECT request, began, info, ended FROM requests WHERE session = ? ORDER BY began, request", id
-        )
-        return [
-            {**json.loads(info), "request": request, "began": began, "ended": ended}
-            for request, began, info, ended in rows
-        ]
+        names = ("request", "began", "ended")
+        sql = f"SELECT info, {', '.join(names)} FROM requests WHERE session = ? ORDER BY began, request"
+        rows = await self._database.read(sql, id)
+        return [{**json.loads(info), **dict(zip(names, more, strict=True))} for info, *more in rows]
 
     async def turns(self, id: str, first: int = 0) -> AsyncIterator[TurnRecord]:
         """Yield turns from number `first` on."""
-        sql = (
-            "SELECT number, first, records, info, channels, sampled, prompted FROM turns "
-            f"WHERE session = ? AND number >= ? ORDER BY number LIMIT {_TURNS}"
-        )
+        columns = "number, first, records, info, channels, sampled, prompted"
+        where = f"WHERE session = ? AND number >= ? ORDER BY number LIMIT {_TURNS}"
+        sql = f"SELECT {columns} FROM turns {where}"
         while True:
             rows = await self._database.read(sql, id, first)
             for number, start, records, info, channels, sampled, prompted in rows:
@@ -355,14 +345,12 @@ def _refusal(execute: Execute, id: str, turn: TurnRecord | None = None) -> Store
     state, records, turns = rows[0]
     if turn is None or state != State.OPEN:
         return Closed(f"session {id!r} is {state}")
-    return Conflict(
-        f"session {id!r} has {turns} turns and {records} records, but the new turn expects {turn.number} and "
-        f"{turn.first}: read the new turns, and write again"
-    )
+    problem = f"{turns} turns and {records} records, but the new turn expects {turn.number} and {turn.first}"
+    return Conflict(f"session {id!r} has {problem}: read the new turns, and write again")
 
 
 def _one(rows: Rows) -> SessionInfo | None:
-    return _session(rows[0]) if rows else None
+    return next(map(_session, rows), None)
 
 
 def _session(row: tuple[Any, ...]) -> SessionInfo:

@@ -1,5 +1,6 @@
 """Checks token ids from outside, and compares arrays of them."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -91,8 +92,8 @@ def segments(*columns: npt.NDArray[Any]) -> list[tuple[int, int]]:
     >>> segments(np.asarray([5, 5, 7]), np.asarray([0, 1, 1]))
     [(0, 1), (1, 2), (2, 3)]
     """
-    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    ends = [*(np.flatnonzero(changes) + 1).tolist(), len(columns[0])]
+    changes = functools.reduce(np.logical_or, (column[1:] != column[:-1] for column in columns))
+    ends = [*(changes.nonzero()[0] + 1).tolist(), len(columns[0])]
     return list(zip([0, *ends], ends, strict=False)) if ends[-1] else []
 
 

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -65,9 +67,10 @@ def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> L
     if len(numbers) != length:
         counts = f"{length} sampled ids but {len(numbers)} logprobs"
         raise TrajectoryError(f"{counts}: every sampled token needs its own; nothing was recorded")
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    is_exact = numbers.dtype == np.float32
+    with nullcontext() if is_exact else np.errstate(over="ignore", under="ignore", invalid="ignore"):
         logprobs = numbers.astype(np.float32)
-    fine = np.isfinite(logprobs) & (logprobs <= np.float32(POSITIVE_NOISE))
+    fine = (logprobs > -np.inf) & (logprobs <= POSITIVE_NOISE)
     if not fine.all():
         at = int(fine.argmin())
         raise TrajectoryError(f"logprobs[{at}] is {numbers[at]}: a logprob is finite and at most 0")
@@ -149,12 +152,19 @@ def mapping_json(value: Mapping[str, Any], what: str) -> str:
         raise TrajectoryError(f"{what} must be a mapping, not {type(value).__name__}")
     try:
         text = json.dumps(dict(value), allow_nan=False, separators=(",", ":"))
-        same = bool(from_json(text) == dict(value))
+        read = remembered_json if len(text) < 1000 else from_json
+        same = bool(read(text) == dict(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise TrajectoryError(f"{what} cannot be stored as JSON: {error}") from error
     if not same:
         raise TrajectoryError(f"{what} does not survive JSON: use lists for tuples, and strings as keys")
     return text
+
+
+@lru_cache(256)
+def remembered_json(text: str) -> Any:
+    """Like `from_json`, for texts that repeat. The value is shared: do not change it."""
+    return from_json(text)
 
 
 def from_json(text: str | bytes) -> Any:

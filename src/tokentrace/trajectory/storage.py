@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import TrajectoryError, brief
 from .channels import Packed
-from .checks import as_ids, as_owners, from_json
+from .checks import as_ids, as_owners, from_json, remembered_json
 from .trajectory import Trajectory
 from .turns import Turn, Write
 
@@ -126,7 +126,8 @@ def _write_record(write: Write) -> bytes:
     if isinstance(write, Turn):
         channels = [_Channel(name, len(one.data), one.dtype, list(one.shape)) for name, one in write.channels]
         version = write.version if len(write.versions) < 2 else write.versions
-        how = (write.sampling, write.logprobs_kind, write.cached_tokens)
+        sampling = None if write.sampling_json is None else remembered_json(write.sampling_json)
+        how = (sampling, write.logprobs_kind, write.cached_tokens)
         logprobs = [] if tokens.logprobs is None else [np.asarray(tokens.logprobs, _LOGPROBS).tobytes()]
         completion = _Completion(*place, write.finish_reason, version, write.continues, *how, channels)
         return _record(completion, ids, *logprobs, *(packed.data for _, packed in write.channels))

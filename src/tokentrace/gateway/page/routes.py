@@ -54,18 +54,14 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, query: Query) -> d
     turns = np.full(stop - start, -1, np.int64)
     numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
     for turn in trajectory.turns(branch):  # inherited ones included
-        turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get(
-            (turn.branch, turn.start), -1
-        )
+        begin, end = max(0, turn.start - start), max(0, turn.stop - start)
+        turns[begin:end] = numbers.get((turn.branch, turn.start), -1)
     logprobs = [None] * len(turns)
     if trajectory.has_logprobs:
         logprobs = trajectory.logprobs(branch)[start:stop].tolist()
     counts = np.bincount(table.kinds, minlength=len(Kind)).tolist()
-    first, last = (
-        max(0, start - _AROUND),
-        min(len(ids), stop + _AROUND),
-    )  # so that texts do not depend on the cut
-    columns = token_columns(tokenizer, ids[first:last])
+    first = max(0, start - _AROUND)  # texts must not depend on the cut
+    columns = token_columns(tokenizer, ids[first : stop + _AROUND])
     inside = slice(start - first, stop - first)
     kinds = table.kinds[start:stop]
     pieces = [
@@ -148,8 +144,8 @@ async def _sessions(gateway: Gateway, http: HTTPRequest) -> Any:
     under_way = Counter(claim.session_id for claim in gateway.admission.claims)
     glances = [_glance(gateway, info, rewards.get(info.id), under_way[info.id]) for info in listed]
     if chosen is not None:  # when these counts change, the page reads the session again
-        counts = {"labels": len(await store.labels(chosen.id))}
-        counts["incomplete"] = len(await store.incomplete(chosen.id))
+        id = chosen.id
+        counts = {"labels": len(await store.labels(id)), "incomplete": len(await store.incomplete(id))}
     about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
     return {
         "sessions": glances[: len(infos[: query.limit])],
@@ -173,12 +169,9 @@ def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) ->
     if live is None or not live.session.turns:
         return glance
     trajectory = live.session.trajectory
-    tree = {
-        "tokens": trajectory.num_tokens,
-        "rows": trajectory.num_samples,
-        "branches": trajectory.num_branches,
-    }
-    return {**glance, **tree, "last": live.session.turns[-1].time}
+    tree = {"tokens": trajectory.num_tokens, "rows": trajectory.num_samples}
+    last = live.session.turns[-1].time
+    return {**glance, **tree, "branches": trajectory.num_branches, "last": last}
 
 
 async def _tokens(gateway: Gateway, http: HTTPRequest) -> Any:
