@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -30,7 +31,7 @@ from .finding import WordedEnum
 
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
-"""Texts of replies. Capitals and the ï reveal a template that alters them."""
+"""Capitals and the ï reveal a template that alters texts."""
 _PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
 _SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
 TOOLS: Final[Sequence[Message]] = [
@@ -41,10 +42,10 @@ _CALLING: Final = (
     *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
     *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
-"""Reasoning, content and arguments. Every pair of values occurs together."""
+"""Reasoning, content and arguments. Every pair of values occurs."""
 NO_END: Final = "the row ends before the model's stop token (final_stop=True adds it)"
 _ALTERED: Final = " is not written verbatim"
-"""Follows the name of a field whose text the template changes."""
+"""Follows a field's name."""
 _EXCERPT: Final = 48
 _DECLARED: Final = "with declared tools"
 _LONG: Final = 6
@@ -58,7 +59,7 @@ _ARGUMENTS: Final[Mapping[str, Any]] = {
 
 
 class Append(WordedEnum):
-    """What follows an assistant turn: results of its `calls`, then perhaps other messages."""
+    """What follows an assistant turn: results of its `calls`, then `messages`."""
 
     words: str
     calls: int
@@ -76,13 +77,11 @@ class Style(StrEnum):
     PLAIN = ""
     SPACED = "white space around content"
     INLINE = "reasoning inside content"
-    """As sent by clients that keep the sampled text and do not separate reasoning."""
+    """As sent by clients that do not separate reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """The kind of an assistant turn, and what is appended to it."""
-
     append: Append
     reasoning: bool = False
     content: bool = True
@@ -137,7 +136,7 @@ class AppendCell:
     """A conversation for one kind of turn, and its outcome.
 
     The turn is message `index`, after a `history`. `lost` and `lost_after` name fields of the turn and of
-    appended messages. `flaws` are those after any history; after `holding` of them, the append holds.
+    appended messages. `flaws` are those after any history; the append holds after `holding` of them.
     """
 
     turn: TurnForm
@@ -159,7 +158,7 @@ class AppendCell:
 
     @property
     def requests(self) -> tuple[Request, Request, Request]:
-        """The requests for the turn's prompt, for the turn, and for the next prompt."""
+        """For the turn's prompt, the turn, and the next prompt."""
         tools, until = TOOLS if self.tools else None, self.messages[: self.index + 1]
         whole = Request(self.messages, tools, self.append is not Append.ASSISTANT)
         return Request(until[:-1], tools, True), Request(until, tools), whole
@@ -172,8 +171,8 @@ class AppendCell:
         words = [str(one) for one in self.breaks if one.at_turn or not in_turn]
         words[-1:] = [f"{one}{after}" for one in words[-1:]]
         lost = [*self.lost, *(() if in_turn else self.lost_after)]
-        if "tool_calls.0" in lost:
-            lost = ["tool_calls" if field.startswith("tool_calls.") else field for field in lost]
+        whole = "tool_calls.0" in lost
+        lost = ["tool_calls" if whole and field.startswith("tool_calls.") else field for field in lost]
         lost = ["the second call" if field == "tool_calls.1" else field for field in dict.fromkeys(lost)]
         words += [field for field in lost if field.endswith(_ALTERED)]
         gone = ", ".join(field for field in lost if not field.endswith(_ALTERED))
@@ -182,13 +181,11 @@ class AppendCell:
 
 
 def cases(turn: TurnForm, study: TemplateStudy) -> Iterator[AppendCell]:
-    """Yield conversations, smallest first. Only plain turns get the longest."""
-    tags = study.grammar(True).reasoning
-    thought = f"{tags.open}{THOUGHT}{tags.close}" if tags and tags.open and tags.close else ""
-    contents = {
-        Style.SPACED: _SPACED,
-        Style.INLINE: (thought or f"<think>\n{THOUGHT}\n</think>\n\n") + ANSWER,
-    }
+    """Conversations, smallest first. Only plain turns get the longest."""
+    tags, thought = study.grammar(True).reasoning, f"<think>\n{THOUGHT}\n</think>\n\n"
+    if tags and tags.open and tags.close:
+        thought = f"{tags.open}{THOUGHT}{tags.close}"
+    contents = {Style.SPACED: _SPACED, Style.INLINE: thought + ANSWER}
 
     def reply(turn: TurnForm) -> Message:
         fields = {"role": "assistant", "content": contents.get(turn.style, ANSWER) if turn.content else ""}
@@ -224,9 +221,8 @@ class AppendMatrix:
         self._cache: dict[str, RenderedTokens] = {}
 
     def cell(self, turn: TurnForm) -> AppendCell:
-        """Return the worst case. Leaves out histories that the template refuses on their own."""
-        study = self._renderer.study(TOOLS)
-        every = [self._try(case) for case in cases(turn, study)]
+        """The worst case, without histories that the template refuses on their own."""
+        every = [self._try(case) for case in cases(turn, self._renderer.study(TOOLS))]
         accepted = [one for one in every if one.outcome is not AppendOutcome.REFUSED or self._accepts(one)]
         cells = accepted or every[:1]
         worst = min(cells, key=lambda cell: (list(AppendOutcome).index(cell.outcome), -len(cell.flaws)))
@@ -234,11 +230,11 @@ class AppendMatrix:
         return replace(worst, flaws=flaws, holding=sum(cell.outcome is AppendOutcome.HOLDS for cell in cells))
 
     def blamed(self, cell: AppendCell) -> AppendCell:
-        """Find the template lines behind a cell's breaks. This is slow."""
+        """Add the template's lines behind the breaks. This is slow."""
         return replace(cell, breaks=tuple(replace(one, blame=self._blame(cell, one)) for one in cell.breaks))
 
     def _blame(self, cell: AppendCell, one: AppendBreak) -> Blame | None:
-        """Find the line of a break, best without the next prompt."""
+        """The line of a break, best without the next prompt."""
         if one.where is Where.SEAM:
             return None
         first, second = cell.requests[:2] if one.at_turn else cell.requests[1:]
@@ -248,10 +244,9 @@ class AppendMatrix:
         return find(second._replace(prompt=False), rewrites=rewrites) or find(second, rewrites=rewrites)
 
     def _accepts(self, case: AppendCell) -> bool:
-        try:
+        with contextlib.suppress(TokentraceError):
             return bool(self._render(case.requests[0]).text)
-        except TokentraceError:
-            return False
+        return False
 
     def _render(self, request: Request) -> RenderedTokens:
         key = json.dumps(request)
@@ -266,32 +261,31 @@ class AppendMatrix:
             cell = replace(case, messages=tuple(adapted.messages))
             rendered = [*map(self._render, cell.requests)]
         except TokentraceError as error:
-            line = getattr(error, "line", None)
-            problem = getattr(error, "problem", str(error))
-            problem = problem.removeprefix("the template refused the conversation: ")
-            reason = problem if line is None else f"{problem} (line {line})"
+            line, problem = getattr(error, "line", None), getattr(error, "problem", str(error))
+            reason = problem.removeprefix("the template refused the conversation: ")
+            reason += "" if line is None else f" (line {line})"
             return replace(case, outcome=AppendOutcome.REFUSED, reason=reason, flaws=("refused",))
         _, turn, after = rendered
-        lost = tuple(_missing(turn, cell))
+        lost, breaks = tuple(_missing(turn, cell)), tuple(self._breaks(cell, rendered))
         follows = tuple(
             f"{one.field} of the {cell.messages[one.message]['role']} message that follows"
             for one in after.lost
             if one.message is not None and one.message > cell.index
         )
-        breaks = tuple(self._breaks(cell, rendered))
         outcome = AppendOutcome.LOSES if lost or follows else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
-        flaws = {"turn" if one.at_turn else "past" for one in breaks}
-        flaws |= {"lost"} if lost else set()
-        flaws |= {"lost after"} if follows else set()
-        flaws |= {"end" for one in turn.turns[-1:] if one.message == cell.index and one.stop_token is None}
-        return replace(cell, outcome=outcome, breaks=breaks, lost=lost, lost_after=follows, flaws=tuple(flaws))
+        flaws = ["turn" if one.at_turn else "past" for one in breaks]
+        flaws += ["lost"] * bool(lost) + ["lost after"] * bool(follows)
+        flaws += ["end" for one in turn.turns[-1:] if one.message == cell.index and one.stop_token is None]
+        cell = replace(cell, outcome=outcome, breaks=breaks, lost=lost, lost_after=follows)
+        return replace(cell, flaws=tuple(dict.fromkeys(flaws)))
 
     def _breaks(self, cell: AppendCell, rendered: Sequence[RenderedTokens]) -> Iterator[AppendBreak]:
         encoded = [one.encoded for one in rendered]
+        turn = encoded[1]
         for end in rendered[1].turns[-1:]:
-            if end.message == cell.index and end.stop < len(encoded[1].ids):
-                spans = encoded[1].rendering.spans(0, encoded[1].position(end.stop))
+            if end.message == cell.index and end.stop < len(turn.ids):
+                spans = turn.rendering.spans(0, turn.position(end.stop))
                 encoded[1] = self._renderer.study().encode(Rendering.of(spans))
         for at, (one, other) in enumerate(itertools.pairwise(encoded)):
             token = common_ids(one.ids, other.ids)
@@ -308,7 +302,6 @@ class AppendMatrix:
 
 
 def _field(lost: Lost, cell: AppendCell) -> str:
-    """Name a lost field, or reasoning inside content."""
     is_content = lost.message == cell.index and lost.field == "content" and ANSWER not in lost.text
     return str(Style.INLINE) if is_content and cell.turn.style is Style.INLINE else lost.field
 
@@ -344,7 +337,7 @@ def with_ids(messages: Messages, study: TemplateStudy) -> tuple[Message, ...]:
 
 
 def text_from(rendering: Rendering, message: int, field: str) -> str:
-    """Return a field's text, and all text of unknown origin."""
+    """A field's text, and all text of unknown origin."""
     names = {*REASONING_FIELDS} if field in REASONING_FIELDS else {field.replace("arguments", "tool_calls")}
     fields = {("messages", message, name) for name in names} | {UNKNOWN[:3]}
     return "".join(text for text, _, origin in rendering.spans() if origin is not None and origin[:3] in fields)

@@ -7,6 +7,7 @@ differs. It is proven if the second run, with that answer forced, continues like
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A template's line. A condition in it was `before`; if that is None, it writes the text."""
+    """A line that writes the text or, unless None, has a condition that was `before`."""
 
     line: int
     source: str
@@ -61,7 +62,7 @@ class Blame:
 def find_blame(
     study: TemplateStudy, first: Request, second: Request, at: int, *, rewrites: bool
 ) -> Blame | None:
-    """Find the line behind a difference at character `at`, or else the line that writes there."""
+    """The line behind a difference at character `at`, or else the line that writes there."""
     one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or common_prefix(one.text, other.text) != at:
         return None
@@ -78,43 +79,39 @@ def find_blame(
     flips = flip_tests(study, second, other)
     lengths = [(common_prefix(one.text, flipped.text), test) for test, flipped in flips]
     length, test = max(lengths, key=itemgetter(0), default=(0, one.events[0]))
-    if length <= at:
-        return _blame_writer(one, at)
-    return Blame(test.part.line, test.part.source, not test.value)
+    return Blame(test.part.line, test.part.source, not test.value) if length > at else _blame_writer(one, at)
 
 
 def flip_tests(study: TemplateStudy, request: Request, run: TracedRun) -> Iterator[tuple[Event, TracedRun]]:
-    """Yield each test of a run with the run in which its answer is flipped."""
-    tests = [(number, event) for number, event in enumerate(run.events) if event.part.kind == TEST]
-    for number, test in tests[:_FLIPS]:
+    """Each test of a run, and the run in which its answer is flipped."""
+    tests = ((number, event) for number, event in enumerate(run.events) if event.part.kind == TEST)
+    for number, test in itertools.islice(tests, _FLIPS):
         flipped = run_traced(study, request, forced={number: not test.value})
         if flipped is not None:
             yield test, flipped
 
 
 def _changed_test(one: TracedRun, other: TracedRun, at: int) -> tuple[int, Event] | None:
-    """Find the test that differs after the last common text, and its number in `other`."""
+    """The test that differs after the last common text, and its number in `other`."""
     offsets = {event.offset for event in one.events} & {event.offset for event in other.events}
     start = max((offset for offset in offsets if offset <= at), default=0)
-    left, right = (
-        [pair for pair in enumerate(run.events) if pair[1].offset >= start and pair[1].part.kind != SET]
-        for run in (one, other)
-    )
-    for (_, event), (number, changed) in zip(left, right, strict=False):
+
+    def after(run: TracedRun) -> Iterator[tuple[int, Event]]:
+        return (pair for pair in enumerate(run.events) if pair[1].offset >= start and pair[1].part.kind != SET)
+
+    for (_, event), (number, changed) in zip(after(one), after(other), strict=False):
         if event[:2] != changed[:2]:
             return (number, event) if event.part.kind == TEST and event.part == changed.part else None
     return None
 
 
 def _blame_writer(run: TracedRun, at: int) -> Blame | None:
-    """Blame the innermost output that wrote character `at`."""
+    """The innermost output that wrote character `at`."""
     offsets = {event.offset for event in run.events} | {len(run.text)}
     start = max(offset for offset in offsets if offset <= at)
-    end = min(offset for offset in offsets if offset > at)
-    text = run.text[at:end][:20]
-    writes = [
-        event for event in run.events if event.part.kind == WRITE and event.offset == start and event.value
-    ]
+    text = run.text[at : min(offset for offset in offsets if offset > at)][:20]
+    events = (event for event in run.events if event.offset == start and event.value)
+    writes = [event for event in events if event.part.kind == WRITE]
     event = next((event for event in writes if text in event.value), writes[-1] if writes else None)
     return None if event is None else Blame(event.part.line, event.part.source)
 
@@ -138,7 +135,7 @@ class Event(NamedTuple):
 
 
 class TracedRun(NamedTuple):
-    """One run of a template's copy. `random`: it drew a random number."""
+    """A run of a template's copy. `random`: it drew a random number."""
 
     text: str
     events: Sequence[Event]
@@ -217,10 +214,9 @@ class _Instrument(NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        values = [nodes.Const(one.data) if isinstance(one, nodes.TemplateData) else one for one in node.nodes]
-        node.nodes = [
-            self._hook(WRITE, value, one.lineno) for value, one in zip(values, node.nodes, strict=True)
-        ]
+        for at, one in enumerate(node.nodes):
+            value = nodes.Const(one.data) if isinstance(one, nodes.TemplateData) else one
+            node.nodes[at] = self._hook(WRITE, value, one.lineno)
         return self.generic_visit(node)
 
     def _tested(self, node: Any) -> Any:

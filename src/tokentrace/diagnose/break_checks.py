@@ -27,11 +27,12 @@ from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 from .appends import TOOLS
+from .conversation_diff import INSTRUCTIONS
 from .finding import Cause
 from .records import Mask
 
 READ: Final = 65_536
-"""How many tokens on either side of a difference to read as text."""
+"""Tokens on either side of a difference to read as text."""
 _ROLE: Final = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
 )
@@ -47,9 +48,8 @@ REASONING_TAGS: Final[tuple[tuple[str, str], ...]] = (
     *((frame.open, frame.close) for frame in REASONING.values() if frame is not None),
     (_HARMONY.opening(_HARMONY.reasoning), f"{_HARMONY.end}{_HARMONY.start}assistant"),
 )
-"""Texts that open and close reasoning, if the renderer's grammar has no others."""
+"""Texts that open and close reasoning, besides those of a renderer's grammar."""
 _OPENING: Final = 16
-_INSTRUCTIONS: Final = frozenset({"system", "developer"})
 _LITERAL: Final = re.compile(
     r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)"
 )
@@ -57,7 +57,7 @@ _LITERAL: Final = re.compile(
 _PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
 _DECODER: Final = json.JSONDecoder()
 _OPENERS: Final = 64
-"""How many braces and brackets before a difference to try as the start of a JSON value."""
+"""Braces and brackets before a difference to try as the start of a JSON value."""
 
 
 class Match(NamedTuple):
@@ -72,8 +72,8 @@ class Match(NamedTuple):
 class Case:
     """One difference between a stream and the next prompt.
 
-    `ours` and `theirs` are the texts around it; character `at` is the first that differs. `completion` is
-    the one around it; `region` is None if the sampled tokens are unknown.
+    `ours` and `theirs` are the texts around it; character `at` is the first that differs. It lies in
+    `completion`; `region` is None if the sampled tokens are unknown.
     """
 
     def __init__(
@@ -118,10 +118,8 @@ class Case:
         role = self.roles[0] or self.roles[1]
         turn = f" in the turn of the {role}" if role and not self.completion else ""
         if match.cause is Cause.UNKNOWN and self.hunk.other_start == len(self.prompt):
-            gone = counted(len(self.stream) - self.hunk.start)
-            return (
-                f"the prompt ends {gone} before the stream: the request was repeated, or goes back in history"
-            )
+            end = f"the prompt ends {counted(len(self.stream) - self.hunk.start)} before the stream"
+            return f"{end}: the request was repeated, or goes back in history"
         meaning = (match.cause.meaning or str(match.cause)).rstrip(".")
         return f"{meaning}: the stream has {ours}{turn}, the next prompt {theirs}"
 
@@ -131,16 +129,14 @@ class Case:
 
     @functools.cached_property
     def roles(self) -> tuple[str | None, str | None]:
-        hunk = self.hunk
-        return self.heads.role(self.stream, hunk.start), self.heads.role(self.prompt, hunk.other_start)
+        return self.heads.roles_at(self.hunk, self.stream, self.prompt)
 
     @functools.cached_property
     def reasoning(self) -> tuple[tuple[str, str], ...]:
-        try:
+        frame = None
+        with contextlib.suppress(TokentraceError):
             frame = None if self.model is self.tokenizer else self.model.grammar().reasoning
-        except TokentraceError:
-            frame = None
-        return (*(((frame.open, frame.close),) if frame is not None and frame.open else ()), *REASONING_TAGS)
+        return (*([(frame.open, frame.close)] if frame is not None and frame.open else []), *REASONING_TAGS)
 
     def token_at(self, character: int) -> int:
         size = len(self.ours[len(self.lead) : character].encode("utf-8", "surrogatepass"))
@@ -153,8 +149,8 @@ class Case:
     # -- ids
 
     def no_token(self) -> Match | None:
-        wrong = [side[side >= self.vocabulary.size] for side in self.sides]
-        first, second = (f"id {ids[0]}" if len(ids) else "" for ids in wrong)
+        outside = (side[side >= self.vocabulary.size] for side in self.sides)
+        first, second = (f"id {ids[0]}" if len(ids) else "" for ids in outside)
         return Match(Cause.NO_TOKEN, (first, second)) if first or second else None
 
     def first_token(self) -> Match | None:
@@ -176,10 +172,10 @@ class Case:
         ours, theirs = ([*accumulate(map(len, side))] for side in sides)
         for end in sorted({*ours} & {*theirs}):
             at, other = start + bisect_left(ours, end) + 1, other_start + bisect_left(theirs, end) + 1
-            shared = (
-                other < len(self.prompt) and at < len(self.stream) and self.stream[at] == self.prompt[other]
+            agree = at == len(self.stream) or np.array_equal(
+                self.stream[at : at + 1], self.prompt[other : other + 1]
             )
-            if 0 < end <= same and (at == len(self.stream) or shared):
+            if 0 < end <= same and agree:
                 return Match(Cause.BPE_REMERGE, hunk=Hunk(start, at, other_start, other))
         return None
 
@@ -217,12 +213,10 @@ class Case:
         if opened and opened not in {opening for opening, _ in self.reasoning}:  # the prompt may open reasoning
             return None
         completion = self.stream[slice(*last)].tolist()
-        solid = next(
-            (index for index in following.tolist() if self.vocabulary.token_bytes(index).strip()), None
-        )
-        if solid not in self.heads.structural or solid in completion[:-1] or len(completion) < 2:
-            return None
-        return Match(Cause.ZEROED_ANCHOR)
+        solid = (index for index in following.tolist() if self.vocabulary.token_bytes(index).strip())
+        first = next(solid, None)
+        gone = first in self.heads.structural and first not in completion[:-1] and len(completion) > 1
+        return Match(Cause.ZEROED_ANCHOR) if gone else None
 
     def stop_token(self) -> Match | None:
         at, other = self.hunk.start, self.hunk.other_start
@@ -259,25 +253,22 @@ class Case:
         turns = self.heads.count(ours)
         if turns < least or turns <= self.heads.count(theirs) or len(ours) < 2 * len(theirs):
             return False
-        return turns > 1 or self.heads.role(self.stream, hunk.start) not in _INSTRUCTIONS
+        return turns > 1 or self.heads.role(self.stream, hunk.start) not in INSTRUCTIONS
 
     def changed_tools(self) -> Match | None:
         """Different or missing tools where the renderer's template declares them."""
-        if self.completion or (_INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
+        if self.completion or (INSTRUCTIONS.isdisjoint(self.roles) and None not in self.roles):
             return None  # other messages may mention tools
-        if self.model is self.tokenizer or not (opening := self._tools_opening()):
+        if self.model is self.tokenizer:
             return None
+        opening: str = self.model.cache.once(("tools opening",), lambda: _before_tools(self.model))
         pattern, start = self.vocabulary.control_pattern, self.lead.rfind(opening)
         inside = start >= 0 and (pattern is None or not pattern.search(self.lead, start + len(opening)))
         gone = (opening in self.ours) != (opening in self.theirs)
-        return Match(Cause.CHANGED_TOOLS) if inside or gone else None
-
-    def _tools_opening(self) -> str:
-        opening: str = self.model.cache.once(("tools opening",), lambda: _before_tools(self.model))
-        return opening
+        return Match(Cause.CHANGED_TOOLS) if opening and (inside or gone) else None
 
     def changed_system(self) -> Match | None:
-        context = self.completion is None and not _INSTRUCTIONS.isdisjoint(self.roles)
+        context = self.completion is None and not INSTRUCTIONS.isdisjoint(self.roles)
         return Match(Cause.CHANGED_SYSTEM) if context else None
 
     # -- values
@@ -311,11 +302,9 @@ class Case:
             return None
         heads = np.flatnonzero(np.isin(self.stream[: self.hunk.start], self.heads.heads)).tolist()
         start, stop = self.completion or ([0, *heads][-1], self._turn_stop(self.stream, self.hunk.start))
-        sides = (
-            self.stream[start:stop],
-            self.prompt[start : self._turn_stop(self.prompt, self.hunk.other_start)],
-        )
-        turns = [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
+        other_stop = self._turn_stop(self.prompt, self.hunk.other_start)
+        sides = self.stream[start:stop], self.prompt[start:other_stop]
+        turns = (self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides)
         ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
         match = next(filter(None, map(_compare_calls, ours, theirs)), None)
         if match is None and len(ours) > len(theirs):
@@ -327,15 +316,12 @@ class Case:
         return at + (int(stops.argmax()) + 1 if stops.any() else len(stops))
 
     def whitespace(self) -> Match | None:
-        one, other = self.ours[self.at :], self.theirs[self.at :]
-        ours, theirs = one.lstrip(), other.lstrip()
-        if len(ours) == len(one) and len(theirs) == len(other):
-            return None
-        solid, other_solid = ("".join(text[:256].split()) for text in (ours, theirs))
+        texts = self.ours[self.at :], self.theirs[self.at :]
+        spaces, other_spaces = (text[: len(text) - len(text.lstrip())] for text in texts)
+        solid, other_solid = ("".join(text.lstrip()[:256].split()) for text in texts)
         size = min(8, len(solid)) if self.ended else 8
-        if solid[:size] != other_solid[:size]:
-            return None
-        return Match(Cause.WHITESPACE, (one[: len(one) - len(ours)], other[: len(other) - len(theirs)]))
+        same = (spaces or other_spaces) and solid[:size] == other_solid[:size]
+        return Match(Cause.WHITESPACE, (spaces, other_spaces)) if same else None
 
 
 def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[str, int] | None:
@@ -406,9 +392,8 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     if list(ours) != list(theirs):
         return Match(Cause.JSON_FORMAT)
     same = "".join(one.raw.split()) == "".join(other.raw.split())
-    if same and (one.arguments is None) == (other.arguments is None):
-        return None
-    return Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
+    same = same and (one.arguments is None) == (other.arguments is None)
+    return None if same else Match(Cause.EMPTY_PARAMETER, (one.raw, other.raw))
 
 
 # -- tokens as text, and the turns around them
@@ -434,6 +419,9 @@ class TurnHeads:
 
     def count(self, ids: Ids) -> int:
         return int(np.isin(ids, self.heads).sum())
+
+    def roles_at(self, hunk: Hunk, ours: Ids, theirs: Ids) -> tuple[str | None, str | None]:
+        return self.role(ours, hunk.start), self.role(theirs, hunk.other_start)
 
     def role(self, ids: Ids, at: int) -> str | None:
         """The role of the turn around a token; None if no head names it."""

@@ -32,8 +32,8 @@ _CONTEXT: Final = frozenset(
 class Break(ShowsItself):
     """Where and why a prompt diverges from the stream. ``str()`` gives a readable report.
 
-    `position` is the first id that differs; both ranges end where the sides agree again. `region` is a part of
-    the stream, such as ``completion 2``. `later` has the next few causes.
+    `position` is the first id that differs; both ranges end where the sides agree again. `region`: such as
+    ``completion 2``. `later` has the next few causes.
     """
 
     cause: Cause
@@ -64,16 +64,15 @@ class Break(ShowsItself):
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         later = ", ".join(dict.fromkeys(map(str, self.later)))
-        more = [f"further on: {later}"] if later else []
         region = f" ({self.region})" if self.region else ""
-        headline = f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}"
-        return Document(
-            f"Break: {self.cause}",
-            "tokentrace check",
-            summary=[headline, self.words, *more, f"to do: {self.advice}"],
-            tone="bad",
-            contrasts=[self.contrast()],
-        )
+        summary = [
+            f"break at token {self.position:,} of {len(self.stream):,}{region}: {self.cause}",
+            self.words,
+        ]
+        summary += [f"further on: {later}"] * bool(later) + [f"to do: {self.advice}"]
+        contrasts = [self.contrast()]
+        title = f"Break: {self.cause}"
+        return Document(title, "tokentrace check", summary=summary, tone="bad", contrasts=contrasts)
 
 
 def explain_break(
@@ -88,12 +87,12 @@ def explain_break(
 ) -> Break | None:
     """Find where and why `next_prompt` does not begin with `stream`; None if it does.
 
-    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls. `sampled` marks the
+    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads calls. `sampled` marks the
     stream's sampled tokens. `anchor` has the ids that the client took for the stream. `before` and `after` are
     the conversations of both requests (``{"messages": […], "tools": […]}``, the first with its reply if known).
 
     An empty stream is a break only if `sampled` or `before` shows that there was a request.
-    Raises TrajectoryError if arguments are malformed or do not fit each other.
+    Raises TrajectoryError if arguments are malformed or contradict each other.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -112,8 +111,8 @@ def explain_break(
     except (TypeError, ValueError) as error:
         raise TrajectoryError(f"sampled must be one bool per token, not {kind_of(sampled)}") from error
     if mask is not None and mask.shape != ours.shape:
-        problem = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens"
-        raise TrajectoryError(f"{problem}; pass one entry per token")
+        problem = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; pass one entry per token"
+        raise TrajectoryError(problem)
     if not isinstance(getattr(tokenizer, "tokenizer", tokenizer), Tokenizer):
         raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not {kind_of(tokenizer)}")
     position = common_prefix(ours, theirs)
@@ -127,8 +126,8 @@ def explain_break(
     anchored = ours if anchor is None else check_ids(anchor, "anchor", error=TrajectoryError)
     same = common_prefix(anchored, ours)
     if same <= position and same < len(ours) and not anchored[same:].any():
-        anchor_size = f"the client's anchor has {same:,} of {len(ours):,} ids"
-        words, cause = f"{anchor_size}; the client rendered the history again: {cause}", Cause.ZEROED_ANCHOR
+        words = f"the client's anchor has {same:,} of {len(ours):,} ids; it rendered the history again: {cause}"
+        cause = Cause.ZEROED_ANCHOR
     hunk = match.hunk or case.hunk
     later = [
         Case(ours, theirs, tokenizer, one, mask, reach=4096).explain().cause
@@ -140,18 +139,15 @@ def explain_break(
 
 
 def _prove(cause: Cause, words: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Cause, str]:
-    """Confirm or correct a cause by the two conversations."""
     change = conversation_change(before, after)
-    vague = (Cause.RETRY,) if cause is Cause.UNKNOWN else (Cause.RETRY, Cause.SUB_AGENT)
     if change is not None:
-        return (cause, words) if change.cause in vague else (change.cause, change.words)
+        vague = change.cause is Cause.RETRY or (change.cause is Cause.SUB_AGENT and cause is not Cause.UNKNOWN)
+        return (cause, words) if vague else (change.cause, change.words)
     no_tools = before.get("tools") is None and after.get("tools") is None
     if cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (cause is Cause.CHANGED_TOOLS and no_tools):
         return cause, words
-    return (
-        Cause.UNKNOWN,
-        f"it looks like {cause}, but messages and tools of both requests are the same: {words}",
-    )
+    words = f"it looks like {cause}, but messages and tools of both requests are the same: {words}"
+    return Cause.UNKNOWN, words
 
 
 def conversation_change(

@@ -1,4 +1,4 @@
-"""`audit_template`: run every check of an audit on a template, and report the results."""
+"""`audit_template`: run every check on a template, and report the results."""
 
 import itertools
 import shlex
@@ -47,7 +47,7 @@ class AuditReport(ShowsItself):
     """The certificate of a template: its matrix, facts, and a verdict for each use.
 
     `conclusion` says what to do, then what to type. `grades` are those of each append (None if refused) and use.
-    `findings` has what does not hold, once per cause, `switches` the verdicts with each setting that changes a
+    `findings` has what does not hold, once per cause; `switches` the verdicts with each setting that changes a
     probe. `bridging` counts breaks that can be bridged, and reasons why others cannot.
     """
 
@@ -106,7 +106,10 @@ class AuditReport(ShowsItself):
                 _overview([self]),
                 *[Table("What goes wrong", ["", " "], findings, words=2, code=True)] * bool(findings),
                 Table(
-                    "What else is known", ["", " "], [(name, _words(facts[name])) for name in facts], words=2
+                    "What else is known",
+                    ["", " "],
+                    [*zip(facts, map(_words, facts.values()), strict=True)],
+                    words=2,
                 ),
             ],
         )
@@ -185,9 +188,8 @@ def _conclude(
         sft = f"safe{with_them} for some turns only: {turn.against[0]}"
     else:
         sft = f"not safe{f', even{with_them}' if options else ''}: {turn.against[0]}"
-    commands = []
-    if not sft.startswith("not"):
-        commands.append(f"tokenize chats.jsonl -o rows.parquet -t {' '.join([name, *options])}")
+    tokenize = f"tokenize chats.jsonl -o rows.parquet -t {' '.join([name, *options])}"
+    commands = [] if sft.startswith("not") else [tokenize]
     rl = f"safe{scope}, every prompt only appends"
     if against := (*tools.against, *users.against):
         refused = broken - bridging.get(_BRIDGED, 0)
@@ -259,18 +261,17 @@ def _bridge(renderer: Renderer, cell: AppendCell) -> str:
     try:
         prompt = renderer.render(before, tools=tools, add_generation_prompt=True)
         answered = renderer.render(until, tools=tools)
-        turn = next((turn for turn in answered.turns if turn.message == cell.index), None)
-        if turn is None:
-            return "the template writes no turn"
-        sampled = answered.ids[turn.start : turn.stop]
-        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[cell.index + 1 :], tools=tools)
+        for turn in (turn for turn in answered.turns if turn.message == cell.index):
+            sampled, new = answered.ids[turn.start : turn.stop], cell.messages[cell.index + 1 :]
+            bridged = renderer.bridge(prompt.ids, sampled, new, tools=tools)
+            return _BRIDGED if isinstance(bridged, BridgedTokens) else str(bridged.reason)
+        return "the template writes no turn"
     except TokentraceError as error:
         return str(error)
-    return _BRIDGED if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
 def _run_switches(renderer: Renderer, study: TemplateStudy) -> tuple[dict[str, tuple[Verdict, ...]], list[str]]:
-    """Judge settings that change a probe; also return those that fail."""
+    """The verdicts with settings that change a probe; and variables that fail."""
     audits: dict[str, tuple[Verdict, ...]] = {}
     refused, plain = [], _texts(study)
     forms = [form for form in turns() if form.arguments == "object"]
@@ -292,7 +293,7 @@ def _texts(study: TemplateStudy) -> list[str]:
 
 
 def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]:
-    """Map each switch to the texts that it is compared with, or to true and false."""
+    """Each switch, and the texts that it is compared with, or false and true."""
     template, settings = study.template, renderer.template_kwargs
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     compared = defaultdict[str, list[Any]](list)
@@ -310,7 +311,6 @@ def _variables(renderer: Renderer, study: TemplateStudy) -> dict[str, list[Any]]
     renderings = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name, tools in probes)
     printed = {name for name, rendering in renderings if rendering is not None and _VALUE in rendering.text}
     names -= printed - compared.keys()
-    choices = {
-        name: dict.fromkeys(compared.get(name, (False, True))) for name in sorted(names)[:_MAX_VARIABLES]
-    }
-    return {name: [one for one in choices[name] if repr(settings.get(name)) != repr(one)] for name in choices}
+    choices = {name: dict.fromkeys(compared.get(name, (False, True))) for name in sorted(names)}
+    chosen = itertools.islice(choices.items(), _MAX_VARIABLES)
+    return {name: [one for one in each if repr(settings.get(name)) != repr(one)] for name, each in chosen}

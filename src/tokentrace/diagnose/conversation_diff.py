@@ -25,13 +25,13 @@ _DISTINCT: Final = 20
 def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()) -> Finding:
     """Why `sent` diverges from the `recorded` conversation, with its last reply, after `shared` messages.
 
-    One of the `recent` conversations may have called a sub-agent, or been compacted into `sent`.
+    A `recent` conversation may have called a sub-agent, or been compacted into `sent`.
     """
     if shared == len(sent):
-        dropped = len(recorded) - shared
-        words = f"the request goes back to an earlier point and leaves out the last {dropped} messages"
-        again = "the same messages were sent again, for another reply"
-        return Finding(Cause.RETRY, words=words if dropped > 1 else again)
+        words, dropped = "the same messages were sent again, for another reply", len(recorded) - shared
+        if dropped > 1:
+            words = f"the request goes back to an earlier point and leaves out the last {dropped} messages"
+        return Finding(Cause.RETRY, words=words)
     if shared == len(recorded):
         return Finding(Cause.RETRY, message=shared, words="the conversation continues from an earlier point")
     opening = all(_is_instruction(message) for message in sent[:shared])
@@ -52,7 +52,6 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Seque
 
 
 def changed_message(at: int, new: Message, old: Message) -> Finding:
-    """The finding for the same meaning with another printed field."""
     return _finding(Cause.EDIT, at, new, _changes(new, old))
 
 
@@ -62,9 +61,8 @@ def changed_tools(
     variables: Mapping[str, Any] | None = None,
     recorded_variables: Mapping[str, Any] | None = None,
 ) -> Finding:
-    """The finding for other tools or template variables."""
-    named = ({str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded))
-    ours, theirs = named
+    both = ({str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded))
+    ours, theirs = both
     now, before = variables or {}, recorded_variables or {}
     changes = {
         "new tools": [name for name in ours if name not in theirs],
@@ -72,11 +70,10 @@ def changed_tools(
         "changed tools": [name for name in ours if name in theirs and ours[name] != theirs[name]],
         "template variables": sorted(name for name in {*now, *before} if now.get(name) != before.get(name)),
     }
-    words = [
-        f"{what}: {', '.join(name[:60] for name in names[:9])}" for what, names in changes.items() if names
-    ]
-    text = "; ".join(words) or "the tools are in another order, or formatted differently"
-    return Finding(Cause.CHANGED_TOOLS, words=f"the same conversation: {text}")
+    named = (f"{what}: {', '.join(one[:60] for one in names[:9])}" for what, names in changes.items() if names)
+    text = "; ".join(named)
+    words = f"the same conversation: {text or 'the tools are in another order, or formatted differently'}"
+    return Finding(Cause.CHANGED_TOOLS, words=words)
 
 
 def text_of(message: Message) -> str:
@@ -115,7 +112,7 @@ class _Side:
         self.question: Message = next((one for one in messages if not _is_instruction(one)), {})
 
     def gone(self, other: _Side) -> tuple[int, int]:
-        """How many messages are missing, and how many follow in both."""
+        """The number of missing messages, and of those that follow in both."""
         for gone in range(1, len(self.keys)):
             if self.keys[gone] == other.keys[0]:
                 same = shared_prefix(other.keys, self.keys[gone:])
@@ -135,8 +132,8 @@ class _Divergence:
         self.same_next = new.keys[1:2] == old.keys[1:2] != []
         self.nonce = is_nonce(new.text, old.text)
         self.after_user = [message.get("role") for message in before[-1:]] == ["user"]
-        # If a later message was recorded after an answer, the messages before it were replaced. (opencode asks
-        # for a title of the user's question, then asks the question itself.)
+        # if a later message was recorded after an answer, those before it were replaced (opencode asks for a
+        # title of the user's question, then asks the question itself)
         places = {key: at for at, key in enumerate(old.keys)}
         roles = [*(message.get("role") for message in old.messages), "assistant"]
         answered = roles.index("assistant")
@@ -172,19 +169,17 @@ class _Divergence:
         if not new.is_instruction and not old.is_instruction:
             alike = self.same_role and (self.nonce or similar)
             replaced = self.summary or self.keeps_later
-            return (
-                (replaced and not self.same_next, Cause.COMPACTION),
-                (not alike and not self.same_next, Cause.SUB_AGENT),
-            )
+            cause = Cause.COMPACTION if replaced else Cause.SUB_AGENT
+            return [(not self.same_next and (replaced or not alike), cause)]
         both = bool(new.question and old.question)
-        same = both and _keys([new.question]) == _keys([old.question])
+        same = not both or _keys([new.question]) == _keys([old.question])
         text, old_text = text_of(new.question), text_of(old.question)
-        alike = same or not both or self.keeps_later or is_nonce(text, old_text)
-        summary = self.summary or (both and not same and self.fewer and is_summary(text))
+        alike = same or self.keeps_later or is_nonce(text, old_text)
+        summary = self.summary or (not same and self.fewer and is_summary(text))
         return (
             (self.same_role and self.nonce and alike, Cause.NONCE),
-            (summary or (self.keeps_later and not same), Cause.COMPACTION),
-            (not both or same or (similar and is_similar(text, old_text)), Cause.CHANGED_SYSTEM),
+            (summary or (self.keeps_later and not (both and same)), Cause.COMPACTION),
+            (same or (similar and is_similar(text, old_text)), Cause.CHANGED_SYSTEM),
             (True, Cause.SUB_AGENT),
         )
 
@@ -237,10 +232,12 @@ def _closest(
     ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if not _is_instruction(message)}
     candidates = [(recorded, shared, _keys(recorded))]
-    candidates += ((other, shared_prefix(ours, keys), keys) for other in recent for keys in [_keys(other)])
-    # a conversation that is a prefix of the other was not rewritten
-    rewritten = [one for at, one in enumerate(candidates) if not at or one[1] < min(len(sent), len(one[0]))]
-    return max(rewritten, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))[:2]
+    for other in recent:
+        keys = _keys(other)
+        same = shared_prefix(ours, keys)
+        if same < min(len(ours), len(keys)):  # else it was continued, not rewritten
+            candidates.append((other, same, keys))
+    return max(candidates, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[2])))[:2]
 
 
 def _keys(messages: Iterable[Message]) -> list[Key]:

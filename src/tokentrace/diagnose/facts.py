@@ -1,5 +1,6 @@
 """What a template does besides appending."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ class TemplateFacts:
     """What a template does besides appending.
 
     `prefill` is the generation prompt after the turn's head. `roles` are written, rewritten, dropped or refused.
-    `content` and `arguments` are the forms that it reads. `date` names the line that writes the current date.
+    `content` and `arguments` are forms that it reads. `date` names the line that writes the current date.
     """
 
     prefill: str
@@ -86,7 +87,6 @@ class TemplateFacts:
 
 
 def find_facts(renderer: Renderer) -> TemplateFacts:
-    """Return the facts about a renderer's template for tools."""
     study = renderer.study(TOOLS)
     grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
     roles = {role: _role(study, role) for role in _ROLES}
@@ -109,7 +109,7 @@ def find_facts(renderer: Renderer) -> TemplateFacts:
 
 
 def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], bool, bool]:
-    """Return the stop tokens, and whether last and past turns may lack one."""
+    """The stop tokens, and whether last and past turns may lack one."""
     last, past = set[int | None](), set[int | None]()
     for messages, tools in (([USER, REPLY, USER, REPLY], None), ([USER, calling(), result(), REPLY], TOOLS)):
         try:
@@ -131,9 +131,9 @@ def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
 
 
 def _forgeable(study: TemplateStudy) -> Iterator[str]:
-    """Yield the scaffold's control tokens that a user message can spell."""
-    probes = [study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None]
-    for index in dict.fromkeys(index for one in probes for index in one.ids[one.control].tolist()):
+    """The scaffold's control tokens that a user message can spell."""
+    encodings = (study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None)
+    for index in dict.fromkeys(index for one in encodings for index in one.ids[one.control].tolist()):
         text = study.tokenizer.vocabulary.added[index].text
         rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
         if rendering is not None:
@@ -154,7 +154,7 @@ def _role(study: TemplateStudy, role: str) -> str:
 
 
 def _system(study: TemplateStudy) -> str:
-    """Return the text before a lone question, without control tokens."""
+    """The text before a lone question, without control tokens."""
     rendering, pattern = study.probe((USER,)), study.tokenizer.vocabulary.control_pattern
     if rendering is None or not (turns := turn_spans(rendering)):
         return ""
@@ -164,7 +164,7 @@ def _system(study: TemplateStudy) -> str:
 
 
 def _changes(study: TemplateStudy) -> tuple[str, bool]:
-    """Return where the template writes the date, and whether it uses randomness."""
+    """Where the template writes the date, and whether it uses randomness."""
     date, random = "", False
     for messages, tools in itertools.product(_DATED, (None, TOOLS)):
         one, other = (run_traced(study, Request(messages, tools, True), now=now) for now in _TIMES)
@@ -173,10 +173,9 @@ def _changes(study: TemplateStudy) -> tuple[str, bool]:
         random |= one.random or other.random
         if not date and one.text != other.text:
             pairs = zip(one.events, other.events, strict=False)
-            changed = (
-                event.part for event, later in pairs if event[:2] != later[:2] and event.part.kind != TEST
-            )
-            date = next((f"line {part.line}: `{part.source}`" for part in changed), "an unknown line")
+            changed = (event.part for event, later in pairs if event[:2] != later[:2])
+            lines = (f"line {part.line}: `{part.source}`" for part in changed if part.kind != TEST)
+            date = next(lines, "an unknown line")
     return date, random
 
 
@@ -198,14 +197,12 @@ _ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
     {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}},
 )
 """Arguments to read back: a plain one, strings, other values."""
-_STRING: Final = {"type": "string"}
 _SIMPLE: Final = "value"
 _KEY: Final = "someKey"
 _LATER: Final = "later system"
 
 
 def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
-    """Return the fields whose texts do not arrive unchanged."""
     called, returned = with_ids((calling(), result()), renderer.study(TOOLS))
     altered: dict[Any, Altered] = {}
     reported: set[tuple[str, str]] = set()
@@ -235,7 +232,6 @@ def _find_altered(renderer: Renderer) -> tuple[Altered, ...]:
 
 
 def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Probe) -> Altered | None:
-    """Report the first text that a field does not pass on."""
     study, is_call = renderer.study(TOOLS), field == "arguments"
     verb = "are not {} verbatim" if is_call else "is not {} verbatim"
 
@@ -276,7 +272,7 @@ def _alteration(renderer: Renderer, role: str, field: str, at: int, messages: Pr
 
 
 def _writing(study: TemplateStudy, text: str, request: Callable[[str], Request]) -> Event | None:
-    """Find the first line whose value differs with a simple text."""
+    """The first line whose value differs with a simple text."""
     run, simple = (run_traced(study, request(one)) for one in (text, _SIMPLE))
     if run is None or simple is None:
         return None
@@ -287,7 +283,7 @@ def _writing(study: TemplateStudy, text: str, request: Callable[[str], Request])
 
 
 def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None:
-    """Find the last condition that, flipped, would write the text."""
+    """The last condition that, flipped, would write the text."""
     run = run_traced(study, request)
     flips = flip_tests(study, request, run) if run is not None else ()
     tests = [test for test, flipped in flips if contains_text(text, flipped.text)]
@@ -295,18 +291,15 @@ def _dropping(study: TemplateStudy, text: str, request: Request) -> Event | None
 
 
 def _unread(renderer: Renderer) -> str:
-    """Name the first argument that cannot be read back."""
+    """The first argument that cannot be read back."""
     for arguments in _ARGUMENTS:
-        types = {key: _STRING if isinstance(value, str) else {} for key, value in arguments.items()}
+        types = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
         schema = {"type": "object", "properties": types}
         function = {"name": "probe1", "description": "a tool", "parameters": schema}
         [message] = with_ids([calling(call(1, arguments))], renderer.study(TOOLS))
-        try:
-            unread = renderer.find_unreadable(
-                [USER, message], tools=[{"type": "function", "function": function}]
-            )
-        except TokentraceError:
-            continue
+        tools, unread = [{"type": "function", "function": function}], []
+        with contextlib.suppress(TokentraceError):
+            unread = renderer.find_unreadable([USER, message], tools=tools)
         for one in unread:
             field = one.field.removeprefix("tool_calls.0.function.")
             if field.startswith("arguments") or field == "tool_calls":

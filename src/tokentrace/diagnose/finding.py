@@ -6,13 +6,11 @@ from itertools import zip_longest
 from typing import Any, Final, Self
 
 _BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
-_BRANCH: Final = (
-    "the model now sees a different context: start a new branch here, or keep the history as it was"
-)
+_BRANCH: Final = "the model now sees another context: start a new branch here, or keep the history as it was"
 _ENCODER: Final = "the ids come from another tokenizer, or from other settings: compare who encoded each prompt"
 _PRESERVE: Final = 'bridge to the next turn, or render with past="preserve"'
-_KEEP: Final = "keep the ids of a turn that is too long; cut samples when you build them, not the record"
-_REPAIR: Final = "no bridge can fix it: switch off the repair in the agent, or start a new branch here"
+_KEEP: Final = "keep the ids of long turns; cut samples when you build them, not the record"
+_REPAIR: Final = "no bridge can fix it: switch off the agent's repair, or start a new branch here"
 _COMPARE: Final = "compare the two requests; with the messages of both, tokentrace can say more"
 
 
@@ -38,19 +36,9 @@ class Cause(WordedEnum):
         return self.label or self.value.replace("_", " ")
 
     # A prompt does not begin with the stream so far: what the tokens show.
-    BOOLEAN_CASE = (
-        "boolean_case",
-        "boolean or None case",
-        "One side is JSON, the other Python's str().",
-        _BRIDGE,
-    )
+    BOOLEAN_CASE = "boolean_case", "boolean or None case", "One side is JSON, the other Python.", _BRIDGE
     BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _BRIDGE
-    JSON_FORMAT = (
-        "json_format",
-        "JSON spacing or key order",
-        "The same JSON value, written another way.",
-        _BRIDGE,
-    )
+    JSON_FORMAT = "json_format", "JSON spacing or key order", "Equal JSON values, written another way.", _BRIDGE
     EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks an argument.", _BRIDGE
     WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
     STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
@@ -106,19 +94,15 @@ class Cause(WordedEnum):
     @property
     def group(self) -> str:
         """The name that ``check --allow`` takes: ids, masks, logprobs or breaks."""
-        name = self.value
         if self in (Cause.NO_TOKEN, Cause.NOTHING_SAMPLED, Cause.DUPLICATE_CALL):
             return "ids"
-        masks = "mask" in name or "trained" in name or "labels" in name
-        return "logprobs" if "logprobs" in name else "masks" if masks else "breaks"
+        masks = any(word in self.value for word in ("mask", "trained", "labels"))
+        return "logprobs" if "logprobs" in self.value else "masks" if masks else "breaks"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. JSON is ``asdict``.
-
-    `where` names a file, line or call; `words` explain. `position` is the first of the `tokens` affected tokens.
-    """
+    """One thing that is wrong, in a file, line or call. `position`: the first of the `tokens` affected."""
 
     cause: Cause
     where: str = ""
@@ -129,6 +113,5 @@ class Finding:
     tokens: int = 0
 
     def __str__(self) -> str:
-        at = "" if self.position is None else f"token {self.position:,}: "
-        place = f"{self.where}: " if self.where else ""
-        return f"{place}{at}{self.cause}: {self.words}"
+        position = [] if self.position is None else [f"token {self.position:,}"]
+        return ": ".join([*filter(None, [self.where]), *position, str(self.cause), self.words])

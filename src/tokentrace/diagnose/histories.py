@@ -1,4 +1,4 @@
-"""The three histories of one conversation: where production, rollout and training differ.
+"""Where the three histories of one conversation differ.
 
 *Production* is what the shipped template shows at each turn, *rollout* the append-only stream, bridged turn by
 turn, and *training* one row over the whole conversation.
@@ -82,8 +82,9 @@ class ViewTokens(NamedTuple):
         )
         cuts = [(0, 0)]
         for at, message in sorted((int(at), message) for message, at in starts.items() if message >= 0):
+            last, other_last = cuts[-1]
             there = int(other_starts.get(message, -1))
-            if at > cuts[-1][0] and there > cuts[-1][1] and self.ids[at] == other.ids[there]:
+            if at > last and there > other_last and self.ids[at] == other.ids[there]:
                 cuts.append((at, there))
         cuts += [(self.prompt, other.prompt), (len(self.ids), len(other.ids))]
         for (start, other_start), (stop, other_stop) in itertools.pairwise(cuts):
@@ -93,7 +94,7 @@ class ViewTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What each view holds up to the end of a turn; `refusal`: why it starts a `branch`."""
+    """The views up to the end of a turn. `refusal`: why it starts a `branch`."""
 
     index: int
     message: int | None
@@ -115,7 +116,7 @@ class Step:
         return "the turn to come" if self.message is None else f"message {self.message}"
 
     def compare(self, left: View | str, right: View | str) -> Sequence[Hunk] | None:
-        """Return where the ids of two views differ; None if one of them lacks the turn."""
+        """Return where the ids of two views differ; None if one lacks the turn."""
         pair = View(left), View(right)
         swapped = self.differences.get(pair[::-1])
         return self.differences.get(pair) if swapped is None else [Hunk(*one[2:], *one[:2]) for one in swapped]
@@ -123,7 +124,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class HistoryFinding:
-    """What `views` do at `steps`: they drop, add or change (`verb`) text of the rollout's `messages`.
+    """At `steps`, `views` drop, add or change (`verb`) text of the rollout's `messages`.
 
     `tokens` counts each message once. `in_turn`: not in the prompt. `texts`: theirs and the rollout's, if short.
     """
@@ -150,8 +151,6 @@ class HistoryFinding:
 
 
 class _Change(NamedTuple):
-    """Tokens of both sides in one field, and their texts."""
-
     view: int
     rollout: int
     texts: frozenset[tuple[str, str]]
@@ -167,7 +166,7 @@ class HistoryReport(ShowsItself):
 
     @property
     def equal(self) -> bool:
-        """True if all three agree at every step, and the rollout never breaks."""
+        """True if all agree at every step, and the rollout never breaks."""
         return all(step.equal and step.refusal is None for step in self.steps)
 
     @property
@@ -204,9 +203,8 @@ class HistoryReport(ShowsItself):
             messages, steps = (tuple(sorted(set(column))) for column in (tokens, [step for step, *_ in group]))
             texts = pairs.pop() if is_short else None
             findings.append(HistoryFinding(views, verb, what, messages, tokens.total(), steps, in_turn, texts))
-        return tuple(
-            sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
-        )
+        findings.sort(key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
+        return tuple(findings)
 
     def _changes(self, step: Step, view: View) -> Iterator[tuple[int, str, bool, _Change]]:
         """Yield the changed fields. Scaffold counts toward its hunk's field."""
@@ -231,16 +229,16 @@ class HistoryReport(ShowsItself):
         """The conclusions, one sentence per line."""
         if not self.steps:
             return "There is no turn to compare: the model is never asked for one."
-        out = [str(one) for one in self.findings]
+        lines = [*map(str, self.findings)]
         for step in self.steps:
             if step.refusal is not None:
-                out.append(f"The rollout breaks at {step.place}: {step.refusal}.")
+                lines.append(f"The rollout breaks at {step.place}: {step.refusal}.")
             if View.TRAINING not in step.views:
-                out.append(f"The training row holds no turn for {step.place}.")
-        steps = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the only step"
-        size = len(self.steps[-1].rollout.ids)
-        same = f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the end."
-        return "\n".join(out) or same
+                lines.append(f"The training row holds no turn for {step.place}.")
+        where = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the only step"
+        end = f"{len(self.steps[-1].rollout.ids):,} at the end"
+        same = f"Production, rollout and training hold the same tokens at {where}: {end}."
+        return "\n".join(lines) or same
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data. A step's rollout and training are prefixes of its branch and the row."""
@@ -249,7 +247,7 @@ class HistoryReport(ShowsItself):
             "summary": self.summary.split("\n"),
             "branches": [ids.tolist() for ids in self.branches],
             "row": self.row.token_ids,
-            "steps": [self._step_json(step) for step in self.steps],
+            "steps": [*map(self._step_json, self.steps)],
             "findings": [asdict(one) | {"text": str(one)} for one in self.findings],
             "notes": self.notes,
         }
@@ -270,8 +268,7 @@ class HistoryReport(ShowsItself):
 
     def document(self, _: Any = None) -> Document:
         last = {step.branch: step.rollout.rows for step in self.steps}
-        names = {at: f"rollout, stream {at}" if at else "rollout" for at in last}
-        streams = {at: self._track(names[at], rows) for at, rows in last.items()}
+        streams = {at: self._track("rollout" + f", stream {at}" * bool(at), rows) for at, rows in last.items()}
         row = replace(rendering_track(self.row), name="training row")
         contrasts: list[Contrast] = []
         table: list[list[str | Cell]] = []
@@ -281,10 +278,9 @@ class HistoryReport(ShowsItself):
                 if not (hunks := step.compare(View.ROLLOUT, view)):
                     continue
                 parts = [step.views[view].rows[one.other_start : one.other_stop] for one in hunks]
-                starts = [0, *itertools.accumulate(map(len, parts))]
-                hunks = [
-                    one.moved(0, start - one.other_start) for one, start in zip(hunks, starts, strict=False)
-                ]
+                starts = itertools.accumulate(map(len, parts), initial=0)
+                shifts = (start - one.other_start for one, start in zip(hunks, starts, strict=False))
+                hunks = [one.moved(0, shift) for one, shift in zip(hunks, shifts, strict=True)]
                 links[view] = f"diff={len(contrasts)}"
                 name, sides = (
                     f"step {step.index}, {step.place}: rollout → {view}",
@@ -339,8 +335,8 @@ def _sizes(rows: Rows) -> Counter[tuple[int, str]]:
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
     """Compare production, rollout and training of a conversation, token by token.
 
-    A step is an assistant turn, or the turn to come. Every assistant message counts as sampled, with
-    the ids that its turn has when it is the last one. Raises what `render` raises.
+    A step is an assistant turn, or the turn to come. Every assistant message counts as sampled, with the ids
+    that its turn has as the last one. Raises what `render` raises.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -376,9 +372,8 @@ class _Walk:
         branch, last, stream = 0, 0, ViewTokens(row[:0], 0)
         for index, message in enumerate(self.targets):
             at = len(self.messages) if message is None else message
-            prompt = self._prompt(self.shipped, at)
+            prompt, refusal = self._prompt(self.shipped, at), None
             before = self._continued(stream, last, at, prompt) if index else self._prompt(self.renderer, at)
-            refusal = None
             if isinstance(before, BridgeRefusal):
                 refusal, before, branch = before, self._prompt(self.renderer, at), branch + 1
             turn = self._turn(message, prompt["ids"][prompt["fields"] == "generation_prompt"])
@@ -403,7 +398,6 @@ class _Walk:
         return self._rows(rendered, at)
 
     def _continued(self, stream: ViewTokens, last: int, at: int, production: Rows) -> Rows | BridgeRefusal:
-        """Continue the stream from message `last` to `at`."""
         prompt, completion = stream.ids[: stream.prompt], stream.ids[stream.prompt :]
         if not len(completion):
             return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template writes no turn for message {last}")
@@ -421,7 +415,7 @@ class _Walk:
         return np.concatenate([stream.rows, rows])
 
     def _turn(self, message: int | None, prefill: Ids) -> Rows:
-        """Return a message's sampled tokens, as if it were the last."""
+        """A message's sampled tokens, as if it were the last."""
         rendered = self.row
         if message is not None and message + 1 < len(self.messages):
             rendered = self.renderer.render(self.messages[: message + 1], tools=self.tools)
@@ -432,7 +426,7 @@ class _Walk:
         rows = self._after_prompt(turn.message, rows, rendered.ids[: turn.start], prefill)
         closed = self.turns.get(turn.message)
         if turn.stop_token is None and closed is not None and closed.stop_token is not None:
-            # The head of the next turn ends this one, and the model samples it.
+            # the model samples the head of the next turn, which ends this one
             return np.concatenate([rows, token_rows([closed.stop_token], turn.message)])
         return rows
 
@@ -455,7 +449,7 @@ class _Walk:
         return turn
 
     def _rows(self, rendered: RenderedTokens, at: int) -> Rows:
-        """Return a rendering's tokens; its prompt belongs to `at`."""
+        """A rendering's tokens; its prompt belongs to `at`."""
         rows = token_rows(rendered.ids, rendered.messages, rendered.fields)
         if 0 <= at < len(self.messages):
             rows["messages"][rows["fields"] == "generation_prompt"] = at

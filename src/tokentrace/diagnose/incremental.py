@@ -1,4 +1,4 @@
-"""Fixed-base and delta tokenization, message by message, for comparison with a full render."""
+"""Fixed-base and delta tokenization, for comparison with a full render."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ class TokenizationMismatchWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncrementalTokens:
-    """The ids, a mask that is True for assistant tokens, and what the sanity check reports."""
+    """Ids, a mask of assistant tokens, and what the sanity check reports."""
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
@@ -66,9 +66,9 @@ def tokenize_incrementally(
 ) -> IncrementalTokens:
     """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    Everything before the first assistant is one render. The mask covers what an assistant message adds after its
-    prompt. Issues a TokenizationMismatchWarning if ids differ. Raises TemplateError if the template refuses a
-    message in every context.
+    All before the first assistant is one render. The mask covers what an assistant message adds after its prompt.
+    Issues a TokenizationMismatchWarning if ids differ. Raises TemplateError if the template refuses a message in
+    every context.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -102,20 +102,16 @@ def tokenize_incrementally(
 def _mismatches(
     tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens
 ) -> Iterator[Finding]:
-    """Yield the differences from a full render. `owners` has the message of each id."""
+    """Compare with a full render. `owners` has the message of each id."""
     for hunk in hunks(ids, full.ids):
         sides = hunk.sides(ids, full.ids)
         here, there = (spell(tokenizer.vocabulary, side) for side in sides)
         cause = Cause.UNKNOWN if b"".join(here.split()) != b"".join(there.split()) else Cause.WHITESPACE
-        message = int(full.messages[hunk.other_start] if len(sides[1]) else owners[hunk.start])
+        cause = Cause.BPE_REMERGE if here == there else cause
+        owner = int(full.messages[hunk.other_start] if len(sides[1]) else owners[hunk.start])
         texts = [quoted(tokenizer.decode(side.tolist())) for side in sides]
-        yield Finding(
-            Cause.BPE_REMERGE if here == there else cause,
-            message=message if message >= 0 else None,
-            words=f"{texts[0]} where the full render has {texts[1]}",
-            position=hunk.start,
-            tokens=len(sides[0]),
-        )
+        words, message = f"{texts[0]} where the full render has {texts[1]}", owner if owner >= 0 else None
+        yield Finding(cause, message=message, words=words, position=hunk.start, tokens=len(sides[0]))
 
 
 class _Piece(NamedTuple):
@@ -148,7 +144,7 @@ class _Pieces:
             start, prompted = stop, False
 
     def _piece(self, start: int, stop: int) -> _Piece:
-        """Encode what messages add; if none, the generation prompt."""
+        """What messages add; for none, the generation prompt."""
         unit = self.messages[start:stop]
         role = unit[0]["role"] if unit else ""
         tried: dict[int, Ids] = {}
@@ -175,14 +171,14 @@ class _Pieces:
         raise TemplateError(problem, message=start if unit else start - 1, line=refusals[0].line)
 
     def _added(self, context: Messages, unit: Messages, sampled: bool) -> tuple[Ids, int]:
-        """Encode what a unit adds, and count possible problems."""
+        """What a unit adds, and the number of possible problems."""
         render, vocabulary = self.renderer.render, self.renderer.tokenizer.vocabulary
         before = render(context, tools=self.tools, add_generation_prompt=sampled).text
         after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit).rendering
         spans = after.spans(len(before))
         base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
         rewrites, repeats = not after.text.startswith(before), any(origin in base for *_, origin in spans)
-        # A control token goes first if the tokenizer adds a space to the first word.
+        # a control token goes first if the tokenizer adds a space to the first word
         control = vocabulary.control.values() if vocabulary.first_prefixed else ()
         guard = next((one.text for one in control if not (one.lstrip or one.rstrip or one.single_word)), "")
         piece = Rendering.of([(guard, -1, None), *spans])
@@ -190,7 +186,7 @@ class _Pieces:
         return encoded.ids[bool(guard) :], rewrites + repeats
 
     def _contexts(self, start: int, unit: Messages, role: str) -> Iterator[Messages]:
-        """Yield contexts; before an assistant, they end with a user."""
+        """Contexts; before an assistant, they end with a user."""
         if not self.has_base:
             yield self.messages[:start]
             return

@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 Key = bytes
 """A digest of a conversation, with its tools and template variables."""
 Meaning = Callable[[Message], Any]
-"""Reduces a message to the parts that count."""
+"""Reduces a message to what counts."""
 
 _PART_NOISE: Final = {"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"}
 NOISE: Final = _PART_NOISE | {"extra", "extra_content", "id", "index", "parsed", "status", "train", "weight"}
@@ -50,9 +50,8 @@ def meaning(message: Message) -> Any:
     if message.get("role") != "assistant":
         return [message.get("role"), _content(content)]
     parts = content if isinstance(content, (list, tuple)) else [content or ""]
-    values = [
-        part if isinstance(part, str) else _part(part, "text") for part in parts if not _is_reasoning(part)
-    ]
+    printed = (part for part in parts if not _is_reasoning(part))
+    values = [part if isinstance(part, str) else _part(part, "text") for part in printed]
     text = "".join(value for value in values if isinstance(value, str))  # a model writes one text
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     extras = [value for value in values if not isinstance(value, str)]
@@ -72,9 +71,7 @@ def same_fields(one: Message, other: Message) -> bool:
     """True if two messages have the same fields, `NOISE` aside."""
 
     def fields(message: Message) -> Any:
-        printed = {
-            name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"
-        }
+        printed = {name: message[name] for name in message if name not in NOISE and name != "tool_call_id"}
         return strict_meaning({**printed, "content": _content(message.get("content"), strict=True)})
 
     return identical(one, other) or bool(fields(one) == fields(other))
@@ -103,9 +100,9 @@ def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> l
         except RecursionError:
             raise InputError("is nested too deeply", message=at) from None
         if message.get("role") == "assistant":
-            results, ids = 0, call_ids(message)
-            are_unique = len(set(ids)) == len(message.get("tool_calls") or ())
-            answered = {name: at for at, name in enumerate(ids)} if are_unique else {}
+            results, answered = 0, {name: at for at, name in enumerate(call_ids(message))}
+            if len(answered) != len(message.get("tool_calls") or ()):
+                answered = {}
         elif message.get("role") in RESULT_ROLES:
             value = [value, str(answered.get(str(message.get("tool_call_id")), results))]
             results += 1
@@ -131,7 +128,7 @@ def identical(one: Any, other: Any) -> bool:
 
 
 def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many keys, or identical JSON values, two sequences begin with."""
+    """The number of keys, or identical JSON values, that two sequences begin with."""
     for at, (left, right) in enumerate(zip(one, other, strict=False)):
         if left is not right and (left != right or not identical(left, right)):
             return at
@@ -143,14 +140,14 @@ def _call(call: Message) -> Any:
     function = call.get("function") or call.get("custom") or call
     arguments = function.get("arguments")
     arguments = function.get("input") if arguments is None else arguments
+    name, is_text = str(function.get("name")), isinstance(arguments, str)
     try:
         value = _decoded(arguments)
-        text = _SORTED.encode(value) if isinstance(arguments, str) else canonical(value)
-        return [str(function.get("name")), "json", text]
+        return [name, "json", _SORTED.encode(value) if is_text else canonical(value)]
     except (ValueError, RecursionError):
-        if not isinstance(arguments, str):
+        if not is_text:
             raise
-        return [str(function.get("name")), "text", arguments]
+        return [name, "text", arguments]
 
 
 def _strict_call(call: Message) -> Any:

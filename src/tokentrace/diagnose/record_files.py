@@ -21,7 +21,7 @@ from .records import IDS, ROWS, Call, Rollout, UnknownShapeError, exchange, line
 from .rows import has_conversation
 
 _FIRST_LINES: Final = 100
-"""A file is rejected if none of these lines has a known shape."""
+"""One of these lines must have a known shape."""
 _SQLITE: Final = b"SQLite format 3\0"
 _RUN_STORE: Final = "rollouts.db"
 
@@ -32,11 +32,10 @@ Note = Callable[[str], None]
 def read_rollouts(
     inputs: Sequence[str], *, progress: Progress = lambda *_: None, note: Note = lambda _: None
 ) -> Iterator[Rollout]:
-    """Read all rollouts in `inputs`; some may have a `problem`. `note` gets a description of each input.
+    """Read all rollouts; some may have a `problem`. `note` gets a description of each input.
 
     Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``, a store of
-    sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet. Raises InputError for
-    anything else.
+    sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet. Raises InputError else.
     """
     for name in inputs:
         if store := _store_of(name):
@@ -74,9 +73,11 @@ def holds_rollouts(name: str) -> bool:
 
 def highest_id(inputs: Sequence[str]) -> int:
     """The highest id of the first rollout that can be read."""
-    rollouts = (one for one in read_rollouts(inputs) if not one.problem)
-    arrays = ([*(call.stream for call in one.calls), *(row.ids for row in one.rows)] for one in rollouts)
-    return max((int(ids.max(initial=-1)) for ids in next(arrays, [])), default=-1)
+    for one in read_rollouts(inputs):
+        if not one.problem:
+            arrays = [*(call.stream for call in one.calls), *(row.ids for row in one.rows)]
+            return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
+    return -1
 
 
 def _store_of(name: str) -> str:
@@ -122,16 +123,13 @@ def _read_trajectory(path: Path, where: str, note: Note) -> Rollout:
 
 
 def _turn_call(trajectory: Trajectory, turn: Turn, where: str, cause: str = "", **request: Any) -> Call:
-    branch = trajectory.branches[turn.branch]
     first = next(one for one in trajectory.turns(turn.branch) if one.branch == turn.branch)
+    cause = (cause or trajectory.branches[turn.branch].cause) if first.write == turn.write else ""
+    place = f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else "")
+    stream, temperature = trajectory.stream(turn.branch), as_float((turn.sampling or {}).get("temperature"))
+    logprobs = None if turn.tokens.logprobs is None else turn.tokens.logprobs.astype(np.float64)
     return Call(
-        trajectory.stream(turn.branch)[: turn.stop],
-        turn.start,
-        f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else ""),
-        None if turn.tokens.logprobs is None else turn.tokens.logprobs.astype(np.float64),
-        **request,
-        recorded=(cause or branch.cause) if first.write == turn.write else "",
-        temperature=as_float((turn.sampling or {}).get("temperature")),
+        stream[: turn.stop], turn.start, place, logprobs, **request, recorded=cause, temperature=temperature
     )
 
 
@@ -202,26 +200,26 @@ def _recognise(source: Source) -> str:
 
 
 def _key(row: FileRow) -> str:
-    """The rollout of a row; a row that names none is its own rollout."""
+    """A row that names no rollout is its own."""
     name = line_key(row.value)
     return f"\0{row.number}" if name is None else name
 
 
 def _line_groups(source: Source) -> Iterator[list[FileRow]]:
     """Yield the lines of each rollout. A first pass notes where they are in the file."""
-    places: dict[str, list[tuple[int, int, int]]] = {}
+    groups: dict[str, list[tuple[int, int, int]]] = {}
     start = 0
     for row in read_rows(source):
-        places.setdefault(_key(row), []).append((row.number, start, row.end))
+        groups.setdefault(_key(row), []).append((row.number, start, row.end))
         start = row.end
     with open(source.path, "rb") as file:
-        for group in places.values():
-            rows = []
-            for number, start, end in group:
-                file.seek(start)
-                row = FileRow(number, number, text=file.read(end - start), end=end, source=source.name)
-                rows.append(row.parsed())
-            yield rows
+
+        def read(number: int, start: int, end: int) -> FileRow:
+            file.seek(start)
+            text = file.read(end - start)
+            return FileRow(number, number, text=text, end=end, source=source.name).parsed()
+
+        yield from ([read(*place) for place in group] for group in groups.values())
 
 
 def _place(row: FileRow) -> str:

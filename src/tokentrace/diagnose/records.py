@@ -56,15 +56,7 @@ _IGNORED: Final = (
     *("responses_create_params", "tools", "metadata"),
 )
 """Fields with messages and settings. Their tokens belong to no call."""
-_MALFORMED: Final = (
-    InputError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-    OverflowError,
-    RecursionError,
-)
+_BAD_VALUES: Final = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 ROWS: Final = "rows of ids"
 
 
@@ -74,7 +66,7 @@ class UnknownShapeError(InputError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A prompt and, from `start` on, sampled tokens. `recorded`: the record's own cause."""
+    """A prompt and, from `start` on, sampled tokens. `recorded`: the cause that the record names."""
 
     stream: Ids
     start: int
@@ -98,7 +90,7 @@ class Call:
 
 
 class Row(NamedTuple):
-    """A training row, and its trained runs as calls. `sampled`: what it calls sampled."""
+    """A training row, and its trained runs as calls."""
 
     ids: Ids
     mask: Mask
@@ -109,7 +101,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """Calls, rows made from them, and what is wrong. `problem`: why it is unreadable."""
+    """Calls, and rows made from them. `problem`: why it is unreadable."""
 
     name: str
     where: str
@@ -149,9 +141,9 @@ class Fields:
     def where(self, name: str = "") -> str:
         return ", ".join(filter(None, (self.rollout.where, self.field(name))))
 
-    def report(self, cause: Cause, name: str, words: str, tokens: int, position: int | None = None) -> None:
-        place = self.where(name), None, self.field(name)
-        self.rollout.findings.append(Finding(cause, *place, words, position, tokens))
+    def report(self, cause: Cause, name: str, words: str, tokens: int, at: int | None = None) -> None:
+        where, field = self.where(name), self.field(name)
+        self.rollout.findings.append(Finding(cause, where, None, field, words, at, tokens))
 
     def ids(self, names: Sequence[str]) -> Ids:
         name = first_of(self.value, names)
@@ -160,7 +152,7 @@ class Fields:
         return check_ids(self.value[name], self.field(name))
 
     def mask(self, count: int, before: int = 0) -> Mask | None:
-        """The mask. The record may leave out the prompt's `before` tokens."""
+        """The record may leave out the prompt's `before` tokens."""
         name = first_of(self.value, MASKS)
         if name is None:
             return None
@@ -168,10 +160,10 @@ class Fields:
         words = [f"entry {at} is {brief(one)}" for at, one in enumerate(values) if one not in (0, 1)]
         if len(values) not in (count, before + count):
             words = [f"{len(values):,} entries for {counted(before + count)}"]
-        if words:
-            self.report(Cause.BAD_MASK, name, words[0], len(values))
-            return None
-        return np.asarray([False] * (before + count - len(values)) + values, np.bool_)
+        if not words:
+            return np.asarray([False] * (before + count - len(values)) + values, np.bool_)
+        self.report(Cause.BAD_MASK, name, words[0], len(values))
+        return None
 
     def trained(self, ids: Ids, first: int = 0) -> Mask | None:
         """The trained tokens; None without mask and labels."""
@@ -185,13 +177,12 @@ class Fields:
             return mask
         trained: Mask = labels != IGNORE
         mask = trained if mask is None else mask
-        wrong_ids, contradicting = trained & (labels != ids), mask != trained
-        for wrong, what in ((wrong_ids, "is not the id there"), (contradicting, "contradicts the mask")):
-            if wrong.any():
-                at = int(wrong.argmax())
-                words = f"label {at:,} is {labels[at]}, which {what}"
-                if np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
-                    words += "; every label is the next token's id, but models shift labels themselves"
+        problems = {"is not the id there": trained & (labels != ids), "contradicts the mask": mask != trained}
+        shifted = np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]])
+        shift = "; every label is the next token's id, but models shift labels themselves" * shifted
+        for problem, wrong in problems.items():
+            for at in np.flatnonzero(wrong)[:1].tolist():
+                words = f"label {at:,} is {labels[at]}, which {problem}{shift}"
                 self.report(Cause.BAD_LABELS, "labels", words, int(wrong.sum()), at)
         return mask
 
@@ -213,11 +204,10 @@ class Fields:
         scores[slice(len(sampled) - len(values), None) if len(values) in sizes else sampled] = values
         for start, stop in runs(sampled):
             run = scores[start:stop]
-            wrong = ~np.isfinite(run) | (run > POSITIVE_NOISE)
-            if wrong.any():
-                at = int(wrong.argmax())
+            wrong = np.flatnonzero(~np.isfinite(run) | (run > POSITIVE_NOISE)).tolist()
+            for at in wrong[:1]:
                 words = f"token {at} of the completion: {run[at]:g}"
-                self.report(Cause.BAD_LOGPROBS, name, words, int(wrong.sum()), at)
+                self.report(Cause.BAD_LOGPROBS, name, words, len(wrong), at)
             if len(run) >= 4 and not run.any():
                 self.report(Cause.ZERO_LOGPROBS, name, "a whole completion", len(run))
         return scores
@@ -225,19 +215,20 @@ class Fields:
     def calls(
         self, ids: Ids, sampled: Mask, mask: Mask | None = None, sizes: Sequence[int] = (), **more: Any
     ) -> list[Call]:
-        scores, calls = self.logprobs(sampled, sizes), []
+        scores, calls, where = self.logprobs(sampled, sizes), [], self.where()
         for start, stop in runs(sampled):
             logprobs = None if scores is None else scores[start:stop]
-            trained = None if mask is None else mask[:stop]
-            calls.append(Call(ids[:stop], start, self.where(), logprobs, trained, **more))
+            calls.append(
+                Call(ids[:stop], start, where, logprobs, None if mask is None else mask[:stop], **more)
+            )
         return calls
 
     def add_row(self, ids: Ids, first: int = 0, requests: Sequence[Line] = ()) -> None:
         """Add a row; without mask and labels, all after `first` is trained."""
         total, sampled, mask = len(ids), None, self.trained(ids, first)
         if mask is None:
-            marked = first_of(self.value, (*MASKS, "labels"))
-            mask = np.arange(total) >= (first if marked is None else total)
+            unmarked = first_of(self.value, (*MASKS, "labels")) is None
+            mask = np.arange(total) >= (first if unmarked else total)
         if self.value.get("kinds") is not None:
             kinds = check_integers(self.value["kinds"], self.field("kinds"))
             if len(kinds) != total:
@@ -257,7 +248,7 @@ class Fields:
 
 
 def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
-    """The rollouts of some lines. Lines that name a rollout are merged into one."""
+    """The rollouts of some lines; those that name a rollout become one."""
     parts: list[Rollout] = []
     streams: dict[Any, list[int]] = {}
     captured = any("model_call_id" in line for line, _ in lines)
@@ -266,26 +257,23 @@ def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout]:
     for line, where in lines:
         try:
             parts += read_line(_complete_prompt(line, streams) if captured else line, where)
-        except _MALFORMED as error:
-            problem = str(error) if isinstance(error, InputError) else f"has a malformed field ({error})"
-            yield Rollout("", where, problem=problem)
+        except InputError as error:
+            yield Rollout("", where, problem=str(error))
+        except _BAD_VALUES as error:
+            yield Rollout("", where, problem=f"has a malformed field ({error})")
     if len(parts) > 1 and line_key(lines[0][0]) is not None:
-        whole = replace(parts[0], ordered=False)
-        for part in parts[1:]:
-            whole.calls += part.calls
-            whole.rows += part.rows
-            whole.findings += part.findings
-        parts = [whole]
+        for name in ("calls", "rows", "findings"):
+            setattr(parts[0], name, [one for part in parts for one in getattr(part, name)])
+        parts = [replace(parts[0], ordered=False)]
     yield from parts
 
 
 def read_line(line: Any, where: str) -> Iterator[Rollout]:
-    """The rollouts of a line: prime-rl's episodes and TRL's batches have several."""
+    """prime-rl's episodes and TRL's batches have several rollouts."""
     columns = line if isinstance(line, Mapping) else {}
     traces, prompts = columns.get("traces"), columns.get("prompt_ids")
     if isinstance(traces, list):
-        for at, trace in enumerate(traces):
-            yield _rollout(trace, f"{where}, traces[{at}]")
+        yield from (_rollout(trace, f"{where}, traces[{at}]") for at, trace in enumerate(traces))
     elif isinstance(prompts, list) and prompts and isinstance(prompts[0], list):
         columns = {name: values for name, values in columns.items() if isinstance(values, list)}
         columns["response_ids"] = columns.pop("completion_ids", [])
@@ -300,9 +288,8 @@ def read_line(line: Any, where: str) -> Iterator[Rollout]:
 def _rollout(line: Any, where: str) -> Rollout:
     if not isinstance(line, Mapping):
         raise UnknownShapeError(f"a line of a record must be an object, not {brief(line)}")
-    field = first_of(line, ("id", "example_id"))
+    field, tokenizer = first_of(line, ("id", "example_id")), line.get("tokenizer")
     name = _rollout_name(line) or (where.rpartition(", ")[2] if field is None else str(line[field]))
-    tokenizer = line.get("tokenizer")
     rollout = Rollout(name, where, tokenizer=tokenizer if isinstance(tokenizer, str) else None)
     _read(Fields(line, rollout), line.get("tools"))
     if not rollout.calls and not rollout.rows and "nodes" not in line:
@@ -317,7 +304,7 @@ def recognise(line: Any) -> str:
         next(read_line(line, ""), None)
     except UnknownShapeError:
         raise
-    except _MALFORMED:  # is reported when the line is read
+    except (InputError, *_BAD_VALUES):  # is reported when the line is read
         pass
     return ROWS if _is_row(line) else "calls, one per line" if _is_call(line) else "rollouts, one per line"
 
@@ -339,7 +326,7 @@ def _rollout_name(line: Line) -> str | None:
 
 
 def _is_call(line: Line, inner: bool = False) -> bool:
-    """True if an object has a prompt and a completion; inside a rollout (`inner`), one of them."""
+    """True if an object has a prompt and a completion or, inside a rollout (`inner`), one of them."""
     parts = [any(name in line for name in names) for names in (PROMPTS, ("response_ids", *COMPLETIONS))]
     return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
 
@@ -381,9 +368,8 @@ def _read(line: Fields, tools: Any) -> None:
 def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
     value = line.value
     choices = (value.get("response") or {}).get("choices") or [{}]
-    replies = (value.get("reply"), value.get("completion"), choices[0].get("message"))
-    reply = next((one for one in replies if one), None)
-    reply = reply[-1] if isinstance(reply, list) else reply
+    reply = value.get("reply") or value.get("completion") or choices[0].get("message")
+    reply = reply[-1] if isinstance(reply, list) and reply else reply
     request = value.get("request") or value
     if "messages" not in request and isinstance(request.get("prompt"), list):
         request = {"messages": request["prompt"], "tools": tools}
@@ -399,14 +385,11 @@ def _read_call(line: Fields, tokens: Fields, tools: Any) -> None:
 def _read_session(line: Fields) -> None:
     """OpenEnv: rows and the turns that they were built from."""
     turns = {str(turn.get("node_id")): turn for turn in line.value.get("turns") or ()}
+    names = ("request_messages", "request_tools", "response_message")
     for at, sequence in enumerate(line.value["sequences"]):
-        requests = []
-        for node in sequence.get("node_ids") or ():
-            turn = turns.get(str(node)) or {}
-            names = ("request_messages", "request_tools", "response_message")
-            requests.append(exchange(*map(turn.get, names)))
+        of_row = (turns.get(str(node)) or {} for node in sequence.get("node_ids") or ())
         row = line.inner(f"sequences[{at}]", sequence)
-        row.add_row(row.ids(IDS), requests=requests)
+        row.add_row(row.ids(IDS), requests=[exchange(*map(turn.get, names)) for turn in of_row])
 
 
 def _read_trace(line: Fields) -> None:
@@ -446,6 +429,5 @@ def _complete_prompt(line: Line, streams: dict[Any, list[int]]) -> Line:
             raise InputError(words, field="parent_call_id")
         prompt = streams[parent] + prompt
     stream = prompt + completion
-    is_unique = streams.get(name, stream) == stream
-    streams[name] = stream if is_unique else []
+    streams[name] = stream if streams.get(name, stream) == stream else []
     return {**line, "prompt_token_ids": prompt}

@@ -16,8 +16,6 @@ _MOST: Final = 1000
 
 
 class Example(NamedTuple):
-    """A place to look at: a sentence, the findings there, and their tokens."""
-
     where: str
     words: str
     findings: Sequence[Finding] = ()
@@ -36,8 +34,6 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """How often something was seen, and in how many `units`."""
-
     places: int = 0
     tokens: int = 0
     units: int = 0
@@ -48,8 +44,6 @@ Tallies = dict[Any, Tally]
 
 
 class Report(ShowsItself):
-    """Counts by name, and tables of tallies by title."""
-
     unit: ClassVar[str]
     title: ClassVar[str]
     remedy: ClassVar[str] = ""
@@ -101,12 +95,12 @@ class Report(ShowsItself):
         return sorted(getattr(self, table).items(), key=lambda item: -item[1].places)
 
     def to_json(self) -> dict[str, Any]:
-        tables: dict[str, Any] = {name: [] for name in self.tables}
+        def row(key: Any, one: Tally) -> dict[str, Any]:
+            numbers = {"places": one.places, "tokens": one.tokens, f"{self.unit}s": one.units}
+            return {"name": key, **numbers, "examples": [example.to_json() for example in one.examples]}
+
+        tables = {name: [row(*pair) for pair in self.ranked(name)] for name in self.tables}
         more = {name: value for name, value in vars(self).items() if name not in tables}
-        for name, rows in tables.items():
-            for key, one in self.ranked(name):
-                row = {"name": key, "places": one.places, "tokens": one.tokens, f"{self.unit}s": one.units}
-                rows.append({**row, "examples": [example.to_json() for example in one.examples]})
         return {"verdict": self.verdict, **more, **tables}
 
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
@@ -127,15 +121,14 @@ class Report(ShowsItself):
             "tokentrace check",
             summary=[verdict, *self.figures()],
             tone=tone,
-            notes=[*self.notes, *([f"stopped after {counted(self.total, self.unit)}"] if self.stopped else [])],
+            notes=self.notes + [f"stopped after {counted(self.total, self.unit)}"] * self.stopped,
             tables=[table for table in tables if table.rows],
             contrasts=contrasts,
         )
 
     def _table(self, name: str) -> Table:
-        """A row per tally. Leaves out columns that say nothing."""
         ranked = self.ranked(name)
-        total = self.total + (self.counts["unreadable"] if name == "unread" else 0)
+        total = self.total + self.counts["unreadable"] * (name == "unread")
         columns = {what: [getattr(one, what) for _, one in ranked] for what in ("places", "units", "tokens")}
         if columns["places"] == columns["units"]:
             del columns["places"]
@@ -144,9 +137,9 @@ class Report(ShowsItself):
         for at, (key, tally) in enumerate(ranked):
             text = " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
             numbers = [f"{values[at]:,}" for values in columns.values()]
-            share = f"{100 * tally.units / max(1, total):.1f} %"
             repeated = name != "causes" and key in self.causes
             advice = key.advice if isinstance(key, Cause) and not repeated else ""
-            rows.append([Cell(text, small=advice and (self.remedy or advice)), *numbers, share])
+            text_cell = Cell(text, small=advice and (self.remedy or advice))
+            rows.append([text_cell, *numbers, f"{100 * tally.units / max(1, total):.1f} %"])
         heads = [f"{self.unit}s" if what == "units" else what for what in columns]
         return Table(self.tables[name], ["", *heads, "of all"], rows)

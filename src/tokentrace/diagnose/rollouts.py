@@ -30,9 +30,9 @@ from .records import Call, Line, Mask, Rollout, Row
 from .report import Example, Report, Seen, Tallies, Tally
 
 _RECENT: Final = 3
-"""How many recent conversations to search for the origin of a request."""
+"""Recent conversations to search for the origin of a request."""
 _TRACE: Final = 8
-"""How many tokens at either end of a completion to search for in a later prompt."""
+"""Tokens at either end of a completion to search for in a later prompt."""
 _OTHER_TOKENIZER: Final = "rollouts were recorded with another tokenizer, so the causes of breaks may be wrong"
 
 
@@ -72,11 +72,10 @@ class CheckedRollout:
         self.steps: list[Relation] = []
         self.tips: list[Tip] = []
         self.breaks: list[Finding] = []
-        self.findings = [*rollout.findings]
+        self.findings, self._derived = [*rollout.findings], not rollout.calls
         self.seen: list[Seen] = []
         self._calls: list[Call] = []
         self._gone: set[int] = set()
-        self._derived = not rollout.calls
         calls = rollout.calls if rollout.ordered else sorted_calls(rollout.calls)
         for call in calls or [call for row in rollout.rows for call in row.calls]:
             self._add_call(call)
@@ -88,20 +87,17 @@ class CheckedRollout:
         for one in self.findings:
             self.seen.append(Seen("faults", one.cause, one.tokens, Example(one.where, one.words, [one])))
 
-    def _report(
-        self, cause: Cause, where: str, words: str, tokens: int = 0, position: int | None = None
-    ) -> None:
-        self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
+    def _report(self, cause: Cause, where: str, words: str, tokens: int, at: int | None = None) -> None:
+        self.findings.append(Finding(cause, where, words=words, position=at, tokens=tokens))
 
     def _train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
-        """Count what a mask trains, and where it is not what was sampled."""
+        """Count what a mask trains. Report where it is not what was sampled."""
         self.counts |= Counter(masked=1, unproven=int(sampled is None))
         self.counts["trained"] += int(mask.sum())
         sampled = mask if sampled is None else sampled
         differing = {Cause.TRAINED_UNSAMPLED: mask & ~sampled, Cause.SAMPLED_UNTRAINED: sampled & ~mask}
         for cause, wrong in differing.items():
-            if wrong.any():
-                at = int(wrong.argmax())
+            for at in np.flatnonzero(wrong)[:1].tolist():
                 self._report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
     def _add_call(self, call: Call) -> None:
@@ -116,7 +112,7 @@ class CheckedRollout:
                 self.steps.append(Relation.TWICE)
                 return
         if call.start == len(stream):
-            self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty")
+            self._report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty", 0)
         if len(outside := stream[stream >= self._size]):
             words = f"id {int(outside[0])}, but the vocabulary has {self._size:,} ids"
             self._report(Cause.NO_TOKEN, call.where, words, len(outside))
@@ -131,11 +127,11 @@ class CheckedRollout:
             new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
             self._train(call.where, call.mask & new_tokens, (numbers >= 0) & new_tokens)
         self._calls.append(call)
-        calls = [call]
+        earlier_calls: list[Call] = []
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             self.tips.remove(tip)
-            calls = [*tip.calls, call]
-        self.tips.append(Tip(calls, numbers))
+            earlier_calls = tip.calls
+        self.tips.append(Tip([*earlier_calls, call], numbers))
 
     def _check_mask(self, row: Row) -> None:
         sampled = np.zeros(len(row.ids), np.bool_)
@@ -150,8 +146,7 @@ class CheckedRollout:
         if not self.tips:
             return Relation.FIRST, None, 0
         prompt = call.prompt
-        shares = [common_prefix(tip.stream, prompt) for tip in self.tips]
-        pairs = list(zip(self.tips, shares, strict=True))
+        pairs = [(tip, common_prefix(tip.stream, prompt)) for tip in self.tips]
         # the last stream that the prompt begins with, or else the stream that it shares the most tokens with
         tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
@@ -164,9 +159,8 @@ class CheckedRollout:
         last, requests, history = tip.calls[-1], {}, None
         if last.conversation is not None and call.request is not None:
             requests = {"before": last.conversation, "after": call.request}
-            recent = [one.calls[-1] for one in self.tips[: -_RECENT - 1 : -1]]
-            answered = [one.conversation for one in recent if one.reply and one is not last]
-            recorded = [one["messages"] for one in answered if one is not None]
+            recent = (one.calls[-1] for one in self.tips[: -_RECENT - 1 : -1] if one is not tip)
+            recorded = [one.conversation["messages"] for one in recent if one.reply and one.conversation]
             history = conversation_change(**requests, recent=recorded) if last.reply is not None else None
         if history is not None and history.cause is Cause.RETRY:
             return Relation.REPEATS, tip, shared
@@ -179,19 +173,14 @@ class CheckedRollout:
         return Relation.BREAKS, tip, shared
 
     def _explain(self, call: Call, tip: Tip, shared: int, requests: Line, history: Finding | None) -> None:
-        stream, broken = tip.stream, None
-        cause, why, region, contrasts = Cause.UNKNOWN, "", "", []
-        ranges, after = [], (shared, shared)
+        stream, cause, why, region = tip.stream, Cause.UNKNOWN, "", ""
+        ranges, after, contrasts, broken = [], (shared, shared), [], None
         if self.model is not None:
             broken = explain_break(stream, call.prompt, self.model, sampled=tip.sampled, **requests)
         if broken is not None:
-            cause, why, region, contrasts = (
-                broken.cause,
-                broken.words,
-                f" ({broken.region})",
-                [broken.contrast()],
-            )
+            cause, why, region = broken.cause, broken.words, f" ({broken.region})"
             ranges, after = [broken.stream_range], (broken.stream_range[1], broken.prompt_range[1])
+            contrasts = [broken.contrast()]
         ranges += [(hunk.start, hunk.stop) for hunk in hunks(stream, call.prompt, *after)]
         gone = {number for start, stop in ranges for number in tip.numbers[start:stop].tolist()}
         gone -= self._gone | {-1}
@@ -201,23 +190,22 @@ class CheckedRollout:
         named, _, detail = call.recorded.partition(": ")
         if cause is Cause.UNKNOWN and named in list(Cause):
             cause, why = Cause(named), why.removeprefix(f"{Cause.UNKNOWN.meaning}: ")
-        sentences = [one for one in (why, history.words if history else "") if one]
-        if named and detail not in sentences:
+        sentences = [why, history.words if history else ""]
+        if named and detail not in filter(None, sentences):
             sentences.append(f"recorded: {call.recorded}")
         sentences.append(f"{counted(again)} read again, {counted(lost, 'sampled token')} gone")
-        words = f"token {shared:,} of {len(stream):,}{region}: {'; '.join(dict.fromkeys(sentences))}"
+        reasons = "; ".join(dict.fromkeys(filter(None, sentences)))
+        words = f"token {shared:,} of {len(stream):,}{region}: {reasons}"
         where = f"{call.where}, call {len(self.steps) + 1} of {self.rollout.name}"
         finding = Finding(cause, where, words=words, position=shared, tokens=lost)
         self.breaks.append(finding)
         self.seen.append(Seen("causes", cause, lost, Example(where, words, [finding], contrasts)))
-        if history is not None:
-            self.seen.append(Seen("histories", history.cause))
-        if call.recorded:
-            self.seen.append(Seen("recorded", named))
+        self.seen += [Seen("histories", history.cause)] if history is not None else []
+        self.seen += [Seen("recorded", named)] * bool(call.recorded)
 
 
 def sorted_calls(calls: Sequence[Call]) -> list[Call]:
-    """Calls in a possible order: prompts before longer ones."""
+    """Order calls: prompts before longer ones."""
 
     def comes_before(call: Call, one: Call) -> bool:
         return call is one or (call.start < one.start and _begins(one.prompt, call.prompt))
@@ -292,10 +280,8 @@ class RolloutReport(Report):
             return tone, f"no prompt breaks in {rollouts}, but other things are wrong"
         if self.calls > self.count(Relation.FIRST):
             return "good", f"every prompt extends its stream, in {rollouts} with {counted(self.calls, 'call')}"
-        join = (
-            "to join calls on separate lines, give them the same rollout_id (or session_id, trajectory_id, …)"
-        )
-        return tone, f"no prompt was compared with another: each of {rollouts} has one call; {join}"
+        why = f"no prompt was compared with another: each of {rollouts} has one call"
+        return tone, f"{why}; to join calls on separate lines, give them the same rollout_id (or session_id, …)"
 
     def figures(self) -> Iterator[str]:
         counts = self.counts
@@ -326,10 +312,10 @@ def check_rollouts(
 ) -> RolloutReport:
     """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
 
-    - `inputs` are what `read_rollouts` takes.
-    - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
-    - `limit` is the maximum number of rollouts to check.
-    - `engine` connects to an `Engine` to compare logprobs with.
+    - `inputs`: what `read_rollouts` takes.
+    - `model`: the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
+    - `limit`: the most rollouts to check.
+    - `engine`: connects to an `Engine` to compare logprobs with.
 
     Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
@@ -355,12 +341,10 @@ def check_rollouts(
             checked = CheckedRollout(rollout, model)
             report.add(checked.counts, checked.seen)
             for tip in checked.tips if connected is not None else ():
-                scored = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
+                pairs = [(call, call.logprobs) for call in tip.calls if call.logprobs is not None]
                 # an engine scores at temperature 1
-                usable = [
-                    one for one in scored if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()
-                ]
-                skipped += len(scored) - len(usable)
+                usable = [one for one in pairs if one[0].temperature in (None, 1) and np.isfinite(one[1]).all()]
+                skipped += len(pairs) - len(usable)
                 scores = np.asarray(runner.run(connected.score(tip.stream)) if usable else [], np.float64)
                 for call, logprobs in usable:
                     differences.append((scores[call.start : len(call.stream)] - logprobs).astype(np.float32))
@@ -373,14 +357,13 @@ def _summary(differences: Sequence[Any]) -> dict[str, float]:
     values = np.concatenate(differences).astype(np.float64)
     if not len(values):
         return {"tokens": 0}
-    ratio = float(np.exp(np.clip(values, -60, 60)).mean())
-    names = ("mean", "median", "most")
-    figures = (float(function(np.abs(values))) for function in (np.mean, np.median, np.max))
-    return {"tokens": len(values), "mean_ratio": ratio, **dict(zip(names, figures, strict=True))}
+    ratio, sizes = float(np.exp(np.clip(values, -60, 60)).mean()), np.abs(values)
+    figures = {"mean": np.mean(sizes), "median": np.median(sizes), "most": np.max(sizes)}
+    return {"tokens": len(values), "mean_ratio": ratio, **{name: float(figures[name]) for name in figures}}
 
 
 def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
-    """The tokenizer that the output folder of a run names, if an input is such a folder."""
+    """The tokenizer that a run names, if an input is its output folder."""
     from ..pocket import POCKET
 
     for name in inputs:

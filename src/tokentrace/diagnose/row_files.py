@@ -1,5 +1,6 @@
 """`check_dataset`: files of rows, and their conversations."""
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -43,8 +44,7 @@ class CheckReport(Report):
         return self.total == self.count(Outcome.SAME)
 
     def judge(self) -> tuple[str, str]:
-        rows, masks = self.total, self.counts["masks"]
-        same, unchecked = self.count(Outcome.SAME), self.count(Outcome.UNCHECKED)
+        rows, masks, unchecked = self.total, self.counts["masks"], self.count(Outcome.UNCHECKED)
         if not rows:
             return "poor", "there are no rows"
         if self.clean:
@@ -53,18 +53,18 @@ class CheckReport(Report):
         if self.differing:
             more = f"; {unchecked:,} have no conversation" if unchecked else ""
             return "bad", f"{self.differing:,} of {rows:,} rows do not match the template{more}"
-        more = f", {same:,} are the same" if same else ""
+        more = f", {rows - unchecked:,} are the same" * (rows > unchecked)
         return "poor", f"{unchecked:,} of {rows:,} rows have no conversation to compare them with{more}"
 
     def figures(self) -> Iterator[str]:
         for name in ("tokens", "trained", "padding"):
-            expected = f" ({self.counts[f'expected_{name}']:,} expected)" if name != "padding" else ""
+            expected = f" ({self.counts[f'expected_{name}']:,} expected)" * (name != "padding")
             if self.counts[name]:
                 yield f"{name} {self.counts[name]:,}{expected}"
 
 
 class _Conversations:
-    """Files of conversations: those of `names`, or where the metadata of `ours` says they are."""
+    """Files of conversations: `names`, or where the metadata of `ours` says they are."""
 
     def __init__(self, names: Sequence[str], ours: Sequence[_OwnFile], tokenizer: RowTokenizer) -> None:
         self._tokenizer, self._reading = tokenizer, dict[str, tuple[Iterator[Row], Row]]()
@@ -100,20 +100,16 @@ class _Conversations:
         source = sources[0]
         rows, line = self._reading.get(source.path, (iter(()), _END))
         if number < line.number:
-            rows = self._rows(source)
+            rows = read_rows(source)
         if number != line.number:
             line = next((one for one in rows if one.number >= number), _END)
         self._reading[source.path] = rows, line
         return self._tokenizer.tokenize(line) if line.number == number else f"{source.name} has no row {number}"
 
-    def _rows(self, source: Source) -> Iterator[Row]:
-        return read_rows(source)
-
     def in_order(self) -> Iterator[RowResult]:
-        for source in self.sources:
-            for row in self._rows(source):
-                result = self._tokenizer.tokenize(row)
-                yield from (replace(result, samples=(sample,)) for sample in result.samples)
+        for row in itertools.chain.from_iterable(map(read_rows, self.sources)):
+            result = self._tokenizer.tokenize(row)
+            yield from (replace(result, samples=(sample,)) for sample in result.samples)
 
 
 def _recorded_source(file: Source, entry: Metadata) -> Source | None:
@@ -154,8 +150,8 @@ def check_dataset(
     - `settings`: what rows should have been made with. None: what our files say, or else the defaults,
       with this `tokenizer` and these `changes` (named as in `TokenizeSettings.described`).
     - `sources`: the files that rows name, if our files do not say where they are.
-    - `columns`: the column of ids, then that of mask or labels; None takes the first usual name.
-    - `pad_token`: what rows are padded with; by default the tokenizer's own.
+    - `columns`: those of ids, and of mask or labels; None takes the first usual name.
+    - `pad_token`: by default the tokenizer's own.
     - `assumed`: the tokenizer is a default, so rows of another one raise InputError.
 
     Raises InputError if nothing can be read, TokentraceError without a working template.

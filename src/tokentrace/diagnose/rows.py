@@ -27,6 +27,7 @@ from ..tokens.ids import check_ids, check_integers, common_prefix, runs
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
 from .break_checks import Case, TurnHeads
+from .conversation_diff import INSTRUCTIONS
 from .finding import Cause, Finding
 from .records import IDS, MASKS, Fields, Mask, Rollout, first_of
 from .report import Example, Seen
@@ -53,7 +54,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """The result for one row: findings in its ids, with `contrasts`, then in its mask."""
+    """Findings in a row's ids, with `contrasts`, then in its mask."""
 
     where: str
     outcome: Outcome = Outcome.SAME
@@ -71,22 +72,20 @@ class CheckedRow:
         return [one for one in self.findings if one.cause in _MASK_CAUSES]
 
     def seen(self) -> Iterator[Seen]:
-        words = (
-            f"token {one.position:,}: {one.words}" if one.cause in _MASK_CAUSES else str(one)
-            for one in self.findings
-        )
+        mask = self.mask
+        words = (f"token {one.position:,}: {one.words}" if one in mask else str(one) for one in self.findings)
         example = Example(self.where, self.reason or "; ".join(words), self.findings, self.contrasts)
         differs = self.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
         yield Seen("outcomes", self.outcome, 0, example if differs else None)
         yield from (Seen("causes", cause) for cause in self.causes)
-        yield from (Seen("mask", (one.where, one.field, one.cause), one.tokens) for one in self.mask)
+        yield from (Seen("mask", (one.where, one.field, one.cause), one.tokens) for one in mask)
         if self.reason:
             yield Seen("reasons", self.reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdsRow:
-    """A row of ids; padding lies outside `start` to `stop`."""
+    """Padding lies outside `start` to `stop`."""
 
     ids: Ids
     mask: Mask | None
@@ -96,7 +95,7 @@ class IdsRow:
     columns: Mapping[str, Any]
 
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
-        """The row without surplus pad tokens at its ends."""
+        """Leave out surplus pad tokens at both ends."""
         if self.attended or pad is None:
             return self
         pads = self.ids == pad
@@ -136,16 +135,16 @@ def read_ids_row(value: Any, ids_column: str | None = None, mask_column: str | N
     for problem in fields.rollout.findings:
         raise InputError(problem.words, field=problem.field)
     used = {name, "labels", ATTENTION, *MASKS, mask_column}
-    row = IdsRow(ids, mask, 0, len(ids), False, {key: value[key] for key in value if key not in used})
+    columns = {key: value[key] for key in value if key not in used}
     if value.get(ATTENTION) is None:
-        return row
+        return IdsRow(ids, mask, 0, len(ids), False, columns)
     attention = check_integers(value[ATTENTION], ATTENTION) != 0
     attended = runs(attention)
     if len(attention) != len(ids) or not attended:
         raise InputError(f"has {len(attention):,} entries for {len(ids):,} ids, or only zeros", field=ATTENTION)
     if len(attended) > 1:
         raise InputError("has a gap: padding may only come before and after the row", field=ATTENTION)
-    return replace(row, start=attended[0][0], stop=attended[0][1], attended=True)
+    return IdsRow(ids, mask, *attended[0], True, columns)
 
 
 def has_conversation(row: Mapping[str, Any], columns: Columns = USUAL_NAMES) -> bool:
@@ -173,7 +172,7 @@ class RowChecker:
         self.tokenizer, self._columns = RowTokenizer(settings), columns
         self.renderer = renderer = self.tokenizer.renderer
         tokenizer = renderer.tokenizer
-        self.vocabulary, self.heads = tokenizer.vocabulary, TurnHeads(tokenizer)
+        self.vocabulary, self.decode, self.heads = tokenizer.vocabulary, tokenizer.decode, TurnHeads(tokenizer)
         self._pad = tokenizer.token_id(pad_token or tokenizer.variables.get("pad_token", ""))
         if pad_token and self._pad is None:
             raise InputError(f"{pad_token!r} is not a control token of {tokenizer.name or 'the tokenizer'}")
@@ -183,7 +182,7 @@ class RowChecker:
         self.prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
     def check(self, row: Row, origin: RowResult | str | None = None) -> CheckedRow:
-        """Check a row by its own conversation, or else by `origin`, the result for its source."""
+        """Compare a row with its own conversation, or with `origin`, the result for its source."""
         checked = CheckedRow(f"{row.source}, row {row.number}", Outcome.BAD, counts=Counter(rows=1))
         try:
             if row.problem is not None:
@@ -199,41 +198,36 @@ class RowChecker:
         if isinstance(origin, RowResult):
             return replace(checked, reason=f"its conversation gives no row: {origin.problems[0].reason}")
         size = self.vocabulary.size
-        for at in (np.flatnonzero(actual.ids[actual.start : actual.stop] >= size)[:1] + actual.start).tolist():
+        outside = np.flatnonzero(actual.ids >= size)
+        for at in outside[(outside >= actual.start) & (outside < actual.stop)][:1]:
             words = f"token {at} is {actual.ids[at]}, but the vocabulary has {size:,} ids"
             return replace(checked, reason=words)
         reason = origin or "the row has no conversation and does not name its source"
         return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
 
     def _compare(self, actual: IdsRow, samples: Sequence[Sample], checked: CheckedRow) -> CheckedRow:
-        """Compare a row with its own or the closest sample."""
         _, _, number = origin_of(actual.columns) or ("", 0, None)
-        reason = ""
+        ids, reason = actual.ids[actual.start : actual.stop], ""
         if number is not None and 0 <= number < len(samples):
             sample = samples[number]
         else:
-            ids = actual.ids[actual.start : actual.stop]
             sample = max(samples, key=lambda one: (common_prefix(one.ids, ids), -abs(len(one) - len(ids))))
+            count = counted(len(samples), "sample")
             if number is not None:
-                count = counted(len(samples), "sample")
                 reason = f"it says it is sample {number} of its conversation, which gives {count}"
         row = actual.without_padding(self._pad, sample.ids)
-        case = _Comparison(self, sample, row)
-        causes = case.differences()
+        case, size = _Comparison(self, sample, row), row.stop - row.start
+        causes, wrong = case.differences(), case.mask_findings()
         findings = [case.finding(cause, hunk) for cause, hunk in causes]
-        wrong = case.mask_findings()
+        mask = row.mask[row.start : row.stop] if row.mask is not None else np.zeros(0, np.bool_)
         shifts = {"right": np.append(False, sample.mask[:-1]), "left": np.append(sample.mask[1:], False)}
-        for moved, mask in shifts.items() if wrong and not case.hunks else ():
-            if row.mask is not None and np.array_equal(row.mask[row.start : row.stop], mask):
-                findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
+        for side, shifted in shifts.items() if wrong and not case.hunks else ():
+            if np.array_equal(mask, shifted):
+                findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {side}"))
         outcome = Outcome.CUT if {cause for cause, _ in causes} == {Cause.CUT} else Outcome.IDS
         if wrong or not causes:
             outcome = Outcome.BOTH if causes else Outcome.MASK if wrong else Outcome.SAME
-        size, trained = (
-            row.stop - row.start,
-            0 if row.mask is None else int(row.mask[row.start : row.stop].sum()),
-        )
-        counts = Counter(compared=1, tokens=size, trained=trained, padding=len(row.ids) - size)
+        counts = Counter(compared=1, tokens=size, trained=int(mask.sum()), padding=len(row.ids) - size)
         counts.update(checked.counts, expected_tokens=len(sample), expected_trained=sample.trained)
         tokens, names = (self.renderer.tokenizer, sample.ids, row.ids), ("expected", "found")
         contrasts = tuple(excerpt(*tokens, hunk, names) for _, hunk in causes)
@@ -261,7 +255,7 @@ class _Comparison:
     @cached_property
     def has_system(self) -> bool:
         roles = map(self.rendered.role, np.unique(self.messages).tolist())
-        return not {"system", "developer"}.isdisjoint(roles)
+        return not INSTRUCTIONS.isdisjoint(roles)
 
     def origin(self, at: int) -> tuple[str, str, int]:
         if at in _UNEXPECTED:
@@ -270,8 +264,7 @@ class _Comparison:
         return self.rendered.role(message) or "template", _PARTS[int(self.parts[at])], message
 
     def roles(self, hunk: Hunk) -> tuple[str | None, str | None]:
-        role = self.checker.heads.role
-        return role(self.ids, hunk.start), role(self.other, hunk.other_start)
+        return self.checker.heads.roles_at(hunk, self.ids, self.other)
 
     def differences(self) -> list[tuple[Cause, Hunk]]:
         at, other = 0, self.row.start
@@ -307,31 +300,31 @@ class _Comparison:
             cause = Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL if there - here else cause
         if cause is Cause.STRIPPED_REASONING and len(ours) <= len(theirs):
             cause = Cause.REASONING_ADDED
-        role, other_role = self.roles(better)
-        if cause is Cause.CHANGED_SYSTEM and not self.has_system and role != other_role:
-            added = Cause.SYSTEM_ADDED if other_role == "system" else cause
-            cause = Cause.SYSTEM_MISSING if role == "system" else added
+        if cause is Cause.CHANGED_SYSTEM and not self.has_system:
+            system, other_system = (role == "system" for role in self.roles(better))
+            if system != other_system:
+                cause = Cause.SYSTEM_MISSING if system else Cause.SYSTEM_ADDED
         return cause, better
 
     def _by_place(self, hunk: Hunk) -> Cause | None:
-        bos_token, heads = self.checker.bos, self.checker.heads
+        start, bos_token, heads = hunk.start, self.checker.bos, self.checker.heads
         ours, theirs = hunk.sides(self.ids, self.other)
-        parts, messages = (column[hunk.start : hunk.stop] for column in (self.parts, self.messages))
+        parts, messages = (column[start : hunk.stop] for column in (self.parts, self.messages))
         gone, new = not len(theirs), not len(ours)
         last = hunk.stop == len(self.ids) and hunk.other_stop == len(self.other)
         declared, tools = int((self.parts == Part.TOOLS).sum()), int((parts == Part.TOOLS).sum())
-        bos = new and hunk.start <= 1 and bool((theirs == bos_token).all())
+        bos = new and start <= 1 and bool((theirs == bos_token).all())
         role, other_role = self.roles(hunk)
         turn = role == "system" and heads.count(ours) and len(ours) > 3
         scaffold = gone and not self.has_system and bool((parts == Part.SCAFFOLD).all())
-        first = not self.has_system and not (self.messages[: hunk.start] > 0).any()
-        other_turn = other_role in ("system", "developer") and heads.count(theirs) and len(theirs) > 3
+        first = not self.has_system and not (self.messages[:start] > 0).any()
+        other_turn = other_role in INSTRUCTIONS and heads.count(theirs) and len(theirs) > 3
         ends, other_ends = self._ends_turn(ours), self._ends_turn(theirs)
         ending = None not in (ends, other_ends)
         causes = {
             Cause.NO_TOKEN: (theirs >= self.checker.vocabulary.size).any(),
             Cause.TOOLS_MISSING: tools and tools == declared and 2 * len(theirs) < tools,
-            Cause.BOS_MISSING: gone and hunk.start == 0 and ours.tolist() == [bos_token],
+            Cause.BOS_MISSING: gone and not start and ours.tolist() == [bos_token],
             Cause.BOS_DOUBLED: bos and self.ids[0] == bos_token,
             Cause.BOS_ADDED: bos,
             Cause.GENERATION_PROMPT: new and last and np.array_equal(theirs, self.checker.prompt),
@@ -354,9 +347,8 @@ class _Comparison:
         return bool(ends.intersection(ids.tolist())) if ends.issuperset(solid) else None
 
     def finding(self, cause: Cause, hunk: Hunk) -> Finding:
-        """A difference in words, with message and field."""
         ours, theirs = hunk.sides(self.ids, self.other)
-        vocabulary, cut, message = self.checker.vocabulary, cause is Cause.CUT, -1
+        cut, message = cause is Cause.CUT, -1
         at = hunk.stop if cut and not hunk.start else hunk.start
         place = name = "after the end"
         if at < len(self.ids):
@@ -364,15 +356,13 @@ class _Comparison:
             fields = self.rendered.fields[self.sample.offset + at :][:1]
             name = next((one for one in fields if one != "scaffold"), name)
             place = f"message {message} ({role}), {name}" if message >= 0 else "the template's own text"
-        one, other = (quoted(self.checker.renderer.tokenizer.decode(side[:256])) for side in (ours, theirs))
+        one, other = (quoted(self.checker.decode(side[:256])) for side in (ours, theirs))
         size = f" ({len(ours):,} of {counted(len(self.ids))})" if cut else ""
-        outside = theirs[theirs >= vocabulary.size]
+        outside = theirs[theirs >= self.checker.vocabulary.size]
         words = f"{place}: expected {one}{size}, found {f'id {outside[0]}' if len(outside) else other}"
-        number = message if message >= 0 else None
-        return Finding(cause, "", number, name, words, hunk.other_start, len(ours))
+        return Finding(cause, "", message if message >= 0 else None, name, words, hunk.other_start, len(ours))
 
     def mask_findings(self) -> list[Finding]:
-        """Findings by role and part whose mask is wrong."""
         mask, groups = self.row.mask, dict[tuple[str, str, bool], list[tuple[int, int]]]()
         if mask is None:
             return []
@@ -391,9 +381,9 @@ class _Comparison:
         return findings
 
     def _expected_mask(self, mask: Mask) -> tuple[Mask, list[int]]:
-        """The mask that the row should have, and which expected token each of its tokens replaces.
+        """The mask that the row should have, and the expected token that each of its tokens replaces.
 
-        A stretch of other ids is wrong only if it is trained and the expected one is not, or vice versa.
+        Other ids are wrong only if they are trained and the expected ones are not, or vice versa.
         """
         expected, other, stop = self.sample.mask, self.row.start, self.row.stop
         target, places = np.zeros(len(mask), np.bool_), np.full(len(mask), -2)

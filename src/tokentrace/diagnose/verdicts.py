@@ -46,7 +46,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a template is safe for a use, reasons against it, and settings with which it is."""
+    """Is a template safe for a use? Reasons `against` it, and settings that it `holds_with`."""
 
     use: Use
     grade: Grade
@@ -70,33 +70,28 @@ def judge(cells: Sequence[AppendCell], facts: TemplateFacts) -> tuple[Verdict, .
 
 
 def _judge(use: Use, cells: Sequence[AppendCell], facts: TemplateFacts) -> Verdict:
-    """Judge a use. It fails if an append goes wrong for every turn; a refusal is an error."""
+    """A use fails if an append goes wrong for every turn; a refusal is an error."""
     cells = [cell for cell in cells if use.renders or cell.turn.style is not Style.SPACED]
     groups = {append: [cell for cell in cells if cell.append is append] for append in use.appends}
     against = [finding.why for finding in find_flaws(groups, use.flaws)]
-    good = {append for append, group in groups.items() if _some_fit(group, use.flaws)}
-    refused = {
-        append
-        for append, group in groups.items()
-        if all(cell.outcome is AppendOutcome.REFUSED for cell in group)
-    }
-    fails = bool(against) and (not good or not groups.keys() <= good | refused)
+    unfit = [group for group in groups.values() if not _some_fit(group, use.flaws)]
+    errors = all(cell.outcome is AppendOutcome.REFUSED for cell in itertools.chain(*unfit))
+    fails = bool(against) and (len(unfit) == len(groups) or not errors)
     if facts.date and use is Use.PRODUCTION_PARITY:
         against.append(f"the prompt contains the current date ({facts.date})")
     if facts.random:
         against.append("the template uses randomness: it may write one conversation in several ways")
     # The assistant's text counts for every use: an altered text is not what was sampled.
     against += [str(one) for one in facts.altered if use.messages or one.roles == ("assistant",)]
-    if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
-        against.append("a past turn ends without a stop token")
-        fails = True
-    elif use is Use.SFT_ONE_ROW and facts.last_turn_without_stop:
-        against.append(f"the last turn: {NO_END}")
+    if use is Use.SFT_ONE_ROW:
+        fails = fails or facts.past_turn_without_stop
+        past = ["a past turn ends without a stop token"] * facts.past_turn_without_stop
+        against += past or [f"the last turn: {NO_END}"] * facts.last_turn_without_stop
     return Verdict(use, Grade.FAILS if fails else Grade.PARTLY if against else Grade.HOLDS, tuple(against))
 
 
 def grade(cells: Sequence[AppendCell]) -> Grade | None:
-    """Grade some turns; None if the template refuses them after every history."""
+    """None if the template refuses all of these turns after every history."""
     if all(cell.outcome is AppendOutcome.REFUSED and not cell.holding for cell in cells):
         return None
     if all(cell.outcome is AppendOutcome.HOLDS for cell in cells):
@@ -113,14 +108,12 @@ def _some_fit(cells: Sequence[AppendCell], flaws: frozenset[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AppendFinding:
-    """One way to go wrong, and the smallest conversation."""
-
     why: str
     smallest: AppendCell
 
 
 def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str]) -> list[AppendFinding]:
-    """Return each way in which appends go wrong."""
+    """Each way to go wrong, and the smallest conversation that shows it."""
     in_turn = flaws is _TURN_FLAWS
     ways = defaultdict[str, list[AppendCell]](list)
     for cell in itertools.chain(*groups.values()):

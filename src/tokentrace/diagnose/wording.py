@@ -12,13 +12,12 @@ from typing import Any, Final
 from ..study.turns import common_prefix
 
 _END: Final = 10_000
-"""How many characters at either end of a text to read."""
+"""Characters at either end of a text to read."""
 _QUOTED: Final = 80
 _SHORT_NOTE: Final = 300
 
-_NAMES: Final = "|".join(
-    [*calendar.day_name, *calendar.day_abbr, *calendar.month_name[1:], *calendar.month_abbr[1:]]
-)
+_DAYS: Final = (*calendar.day_name, *calendar.day_abbr)
+_NAMES: Final = "|".join((*_DAYS, *calendar.month_name[1:], *calendar.month_abbr[1:]))
 _WORD: Final = rf"(?<![^\W_])(?:[^\W_]*\d[^\W_]*|[0-9a-f]{{4,}}|am|pm|utc|gmt|{_NAMES})(?![^\W_])"
 _INCIDENTAL: Final = re.compile(rf"{_WORD}(?:[\W_]{{1,2}}{_WORD})*", re.IGNORECASE)
 
@@ -52,16 +51,13 @@ def changed_words(new: str, old: str) -> str:
     for _ in range(2):  # drop what both begin with, then what both end with
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False)))
         words = [side[same:][::-1] for side in words]
-    one, other = ("".join(side) for side in words)
-    if one.strip() != other.strip():
-        one, other = one.strip(), other.strip()
-    if not other:
-        return f"{_quoted(one)} is new"
-    return f"{_quoted(one)} in place of {_quoted(other)}" if one else f"{_quoted(other)} was left out"
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _QUOTED else f"{text[: _QUOTED - 20]}…{text[-20:]}")
+    texts = ["".join(side) for side in words]
+    stripped = [text.strip() for text in texts]
+    texts = texts if stripped[0] == stripped[1] else stripped
+    one, other = (repr(f"{text[:60]}…{text[-20:]}" if len(text) > _QUOTED else text) for text in texts)
+    if not texts[1]:
+        return f"{one} is new"
+    return f"{one} in place of {other}" if texts[0] else f"{other} was left out"
 
 
 def _ends(text: str) -> str:
@@ -74,11 +70,10 @@ def is_summary(text: str) -> bool:
 
 def is_similar(one: str, other: str) -> bool:
     """True if two texts share at least half of their pairs of words."""
-    pairs = []
-    for words in (_ends(text).split() for text in (one, other)):
-        pairs.append(Counter(pairwise(words) if len(words) >= 4 else ((word,) for word in words)))
-    total = pairs[0].total() + pairs[1].total()
-    return total > 0 and 4 * (pairs[0] & pairs[1]).total() >= total
+    texts = (_ends(text).split() for text in (one, other))
+    ours, theirs = (Counter[Any](pairwise(words) if len(words) >= 4 else words) for words in texts)
+    total = ours.total() + theirs.total()
+    return total > 0 and 4 * (ours & theirs).total() >= total
 
 
 def is_nonce(one: str, other: str) -> bool:
@@ -87,7 +82,7 @@ def is_nonce(one: str, other: str) -> bool:
 
 
 def is_cut(new: str, old: str) -> bool:
-    """True if a text is a shortened or blanked form of another."""
+    """True if a text is shortened or blanked."""
     if not old.strip() or new == old:
         return False
     noted = len(old) <= _SHORT_NOTE and _BLANK.search(old)
@@ -103,8 +98,9 @@ def is_cut(new: str, old: str) -> bool:
 
 def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> bool:
     """True if a text names a tool and most of its values."""
-    form = rf"\b{re.escape(name)}\s*\(|[\"'`]{re.escape(name)}[\"'`]"
-    if not name or not re.search(form if by_user else rf"{form}|\b{re.escape(name)}\b", text):
+    word = re.escape(name)
+    form = rf"\b{word}\s*\(|[\"'`]{word}[\"'`]"
+    if not name or not re.search(form if by_user else rf"{form}|\b{word}\b", text):
         return False
     values = [_unquoted(value)[:200] for value in leaves(arguments)]
     if not any(values):

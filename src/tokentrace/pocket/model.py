@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 BLOCK: Final = 256
-"""How many tokens of a sequence attend at a time, so that memory does not grow with the square of its length."""
+"""Tokens of a sequence that attend at a time, so that memory does not grow with the square of its length."""
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
 SMALLEST: Final = 256
@@ -32,7 +32,7 @@ SMALLEST: Final = 256
 
 
 class Cache:
-    """The keys and values of the first `length` tokens of one sequence, without their ids. Grows as needed."""
+    """The keys and values of the first `length` tokens of a sequence. Grows as needed."""
 
     __slots__ = ("keys", "length", "values")
 
@@ -114,9 +114,8 @@ class PocketModel:
         scale = np.ones((self._heads + self._kv_heads, 1), np.float32)
         scale[: self._heads] = 1 / math.sqrt(size)
         heads = [self._heads, self._kv_heads]
-        self._qk_norms = [
-            np.repeat(np.stack((one.q_norm, one.k_norm)), heads, axis=0) * scale for one in self._layers
-        ]
+        norms = (np.stack((one.q_norm, one.k_norm)) for one in self._layers)
+        self._qk_norms = [np.repeat(pair, heads, axis=0) * scale for pair in norms]
         # In float32 from the start, as in other engines: at a thousand tokens the rounding is visible.
         powers = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         frequencies = np.float32(1) / np.float32(config["rope_theta"]) ** powers
@@ -124,7 +123,7 @@ class PocketModel:
         self._cos, self._sin = np.cos(angles), np.sin(angles)
 
     def with_weights(self, weights: Mapping[str, Floats]) -> PocketModel:
-        """Return the model with new weights, perhaps with a head that equals the embedding.
+        """Return the model with new weights; a head must equal the embedding.
 
         Raises InputError if any is missing, unknown or of another shape.
         """
@@ -137,9 +136,7 @@ class PocketModel:
             if name not in shapes:
                 raise InputError(f"the new weights have {name!r}, which the model does not have")
             if arrays[name].shape != shapes[name]:
-                raise InputError(
-                    f"{name}: the new weights are {arrays[name].shape}, the model's {shapes[name]}"
-                )
+                raise InputError(f"{name} has shape {arrays[name].shape}, but the model's has {shapes[name]}")
         if head is not None and not np.array_equal(head, arrays[_EMBEDDING]):
             raise InputError(f"{_HEAD} differs from {_EMBEDDING}: the model has one matrix for both")
         return PocketModel(self._config, arrays)
@@ -166,9 +163,8 @@ class PocketModel:
         counts = [len(row) for row in rows]
         ends = np.cumsum(counts)
         flat = np.concatenate(rows)
-        places = np.concatenate(
-            [np.arange(len(row)) + cache.length for cache, row in zip(caches, rows, strict=True)]
-        )
+        begins = np.repeat([cache.length for cache in caches] - ends + counts, counts)
+        places = begins + np.arange(len(flat))
         for cache, count in zip(caches, counts, strict=True):
             cache.reserve(cache.length + count)
         x = self._embedding[flat]
@@ -208,10 +204,8 @@ class PocketModel:
                 raise InputError(f"sequence {at}: the ids are not a list of at least one number")
             if row.min() < 0 or row.max() >= self.vocabulary_size:
                 raise InputError(f"sequence {at}: an id is outside of the vocabulary of {self.vocabulary_size}")
-            if cache.length + len(row) > self.longest:
-                raise InputError(
-                    f"sequence {at}: {cache.length + len(row)} tokens are more than {self.longest}"
-                )
+            if (length := cache.length + len(row)) > self.longest:
+                raise InputError(f"sequence {at}: {length} tokens are more than {self.longest}")
             rows.append(row.astype(np.intp))
         return rows
 
@@ -256,11 +250,11 @@ class PocketModel:
             for start in range(0, count, BLOCK):
                 stop = min(start + BLOCK, count)
                 length = cache.length + stop
-                block = q[begin + start : begin + stop]
-                block = block.reshape(stop - start, self._kv_heads, groups, self._head_size).transpose(
-                    1, 2, 0, 3
+                block: Floats = q[begin + start : begin + stop].reshape(
+                    -1, self._kv_heads, groups, self._head_size
                 )
-                scores = block.reshape(self._kv_heads, -1, self._head_size) @ cache.keys[index, :, :, :length]
+                block = block.transpose(1, 2, 0, 3).reshape(self._kv_heads, -1, self._head_size)
+                scores = block @ cache.keys[index, :, :, :length]
                 scores = scores.reshape(self._kv_heads, groups, stop - start, length)
                 later = np.arange(length) > np.arange(cache.length + start, length)[:, None]
                 scores[..., later] = -np.inf
@@ -291,7 +285,7 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def read_safetensors(path: Path) -> dict[str, Floats]:
-    """Read all tensors of a file as float32. It has a length, a JSON header and raw numbers."""
+    """Read all tensors of a file as float32."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
@@ -314,7 +308,7 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
 
 
 def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
-    """Return all tensors of a folder of safetensors, or copies of a mapping's arrays or tensors, as float32."""
+    """Return a folder's safetensors, or copies of a mapping's arrays or tensors, as float32."""
     if isinstance(source, Mapping):
         return {str(name): _array(name, value) for name, value in source.items()}
     if not isinstance(source, str | Path):
