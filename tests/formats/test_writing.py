@@ -229,3 +229,5 @@ def test_a_call_without_a_name_or_arguments_is_refused(name: str) -> None:
     for field, place in required.items():
         with pytest.raises(InputError, match=place):
             DIALECTS[name].format([{key: value for key, value in whole.items() if key != field}])
+    with pytest.raises(InputError, match=r"tool_calls\.0"):
+        DIALECTS[name].format([5])  # type: ignore[list-item]

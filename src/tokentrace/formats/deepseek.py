@@ -3,11 +3,10 @@
 Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for character,
 and refuse what it refuses. Differences:
 
-- Tools are an argument. They go on the first message if that is a system message, else before everything, as in
-  SGLang.
+- Tools are an argument. They go on a first message of the system, else before everything, as in SGLang.
 - The references end a user's message with ``<｜Assistant｜>`` and a think token. Here that opener belongs to the
-  turn of the assistant that answers. It is always written, so ``add_generation_prompt`` changes nothing.
-- Content in parts becomes their texts. In user and tool messages V4 puts an empty line between them.
+  assistant's turn. It is always written, so ``add_generation_prompt`` changes nothing.
+- Content in parts becomes their texts, in V4's user and tool messages with an empty line between them.
 - Unknown roles are refused. (V4's encoder drops such a message where it drops reasoning.)
 """
 
@@ -28,10 +27,11 @@ USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_rem
 THINK, END_THINK = "<think>", "</think>"
 DSML: Final = "｜DSML｜"
 
+Tools = TracedList | None
 V32_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 V4_ROLES: Final = (*V32_ROLES, "latest_reminder")
 ASKING: Final = ("user", "developer")
-"""The roles whose last message begins the turns that keep their reasoning."""
+"""Turns after the last message of these roles keep their reasoning."""
 TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
 """What a message's ``task`` can ask V4 for instead of an answer."""
 RESPONSE_FORMAT: Final = (
@@ -40,13 +40,13 @@ RESPONSE_FORMAT: Final = (
 
 
 class ToolMarkup(NamedTuple):
-    """How the two formats differ in showing and calling tools; `block` is the tag around calls."""
+    """How the formats differ in showing and calling tools; `block` is the tag around calls."""
 
     block: str
     before_schemas: str
     after_schemas: str
     tolerant: bool
-    """True if arguments that are not JSON become one parameter; else they are refused."""
+    """Arguments that are not JSON become one parameter, and are not refused."""
 
 
 def _example(block: str, name: str) -> str:
@@ -111,7 +111,7 @@ MAX_EFFORT: Final = (
 
 
 class MessageText(NamedTuple):
-    """What one message writes, and the opener of the answer that may follow it."""
+    """What a message writes, and the opener of the answer that may follow it."""
 
     message: Any
     pieces: Iterable[str]
@@ -122,48 +122,41 @@ class MessageText(NamedTuple):
 
 
 def deepseek_v32(
-    messages: TracedList, tools: TracedList | None, add_generation_prompt: bool, trace: Trace, **variables: Any
+    messages: TracedList, tools: Tools, add_generation_prompt: bool, trace: Trace, **variables: Any
 ) -> Iterator[str]:
     """The pieces of a DeepSeek V3.2 prompt.
 
     Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or "thinking");
     ``drop_thinking`` (default True). Reasoning is written only after the last user message. With `drop_thinking`
-    the reference fails at an earlier developer message, so it is refused. An assistant's message with ``prefix``
-    set is left open to be continued.
+    an earlier developer message, at which the reference fails, is refused. An assistant's message with ``prefix``
+    is left open.
     """
     thinking = _thinking("DeepSeek V3.2", messages, V32_ROLES, variables)
-    last = _last_asking([message.get("role") for message in messages])
-    earlier = (index for index in range(last) if messages[index].get("role") == "developer")
-    dropped = next(earlier, None) if thinking and variables.get("drop_thinking", True) else None
-    if dropped is not None:
+    roles = [plain(message.get("role")) for message in messages]
+    last = _last_asking(roles)
+    if thinking and variables.get("drop_thinking", True) and "developer" in roles[: max(last, 0)]:
         problem = "DeepSeek V3.2 cannot drop a developer message that comes before the last user message"
-        raise TemplateError(
-            f"{problem}; pass drop_thinking=False, or make it a system message", message=dropped
-        )
+        advice = "pass drop_thinking=False, or make it a system message"
+        raise TemplateError(f"{problem}; {advice}", message=roles.index("developer"))
     yield BOS
     yield from _turn_pieces(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
 
-def _v32_turns(
-    messages: TracedList, tools: TracedList | None, thinking: bool, last: int
-) -> Iterator[MessageText]:
+def _v32_turns(messages: TracedList, tools: Tools, thinking: bool, last: int) -> Iterator[MessageText]:
     caller = -1  # the message that a run of tool results answers
     for index, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         pieces: Iterable[str]
         opener = ""
         if role == "tool":
-            answered = messages[caller].get("tool_calls") if caller >= 0 else None
-            nth, calls = (
-                index - caller,
-                len(answered or ()) if messages[caller].get("role") == "assistant" else 0,
-            )
+            answered = messages[caller] if caller >= 0 else {}
+            nth, is_call = index - caller, answered.get("role") == "assistant"
+            calls = len(answered.get("tool_calls") or ()) if is_call else 0
             if calls < nth:
-                problem = "this tool message answers no tool call"
                 advice = (
                     "DeepSeek V3.2 needs results right after the assistant's calls, and at most one per call"
                 )
-                raise TemplateError(f"{problem}; {advice}", message=index)
+                raise TemplateError(f"this tool message answers no tool call; {advice}", message=index)
             before = "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
             after = "</result>\n</function_results>" if nth == calls else "</result>"
             pieces = (before, _text(content, index), after)
@@ -175,7 +168,7 @@ def _v32_turns(
         else:
             pieces = [USER]
             if role == "developer":
-                pieces += _attachments(V32, message, index, message.get("tools"))
+                pieces += _attachments(V32, message, index)
                 pieces.append("\n\n# The user's message is: ")
             pieces.append(_text(content, index))
             opener = ASSISTANT + _think(thinking and index == last)
@@ -206,14 +199,14 @@ class Group:
 
 
 def deepseek_v4(
-    messages: TracedList, tools: TracedList | None, add_generation_prompt: bool, trace: Trace, **variables: Any
+    messages: TracedList, tools: Tools, add_generation_prompt: bool, trace: Trace, **variables: Any
 ) -> Iterator[str]:
     """The pieces of a DeepSeek V4 prompt.
 
-    Variables: as V3.2's. In thinking mode without tools, ``drop_thinking`` leaves out the reasoning and the
-    developer messages before the last user or tool message. ``reasoning_effort`` is None, "high" (the same) or
-    "max". Messages may have ``task`` (one of `TASKS`), an assistant's also ``wo_eos`` (leave the turn open).
-    Tool results are part of a user's turn, in the order of the calls they answer.
+    Variables: V3.2's. In thinking mode without tools, ``drop_thinking`` leaves out reasoning and developer
+    messages before the last user or tool message. ``reasoning_effort`` is None, "high" (the same) or "max". A
+    message may have ``task`` (one of `TASKS`), an assistant's also ``wo_eos`` (leave the turn open). Tool results
+    are part of a user's turn, in the order of their calls.
     """
     thinking = _thinking("DeepSeek V4", messages, V4_ROLES, variables)
     effort = variables.get("reasoning_effort")
@@ -232,9 +225,7 @@ def deepseek_v4(
     yield from _turn_pieces(V4, messages, tools, _v4_turns(groups, tools, thinking, drop), trace)
 
 
-def _v4_turns(
-    groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool
-) -> Iterator[MessageText]:
+def _v4_turns(groups: list[Group], tools: Tools, thinking: bool, drop: bool) -> Iterator[MessageText]:
     last = _last_asking([group.role for group in groups])
     for at, group in enumerate(groups):
         follower = groups[at + 1].role if at + 1 < len(groups) else None
@@ -250,14 +241,13 @@ def _v4_turns(
                 lead, text = "\n\n" if nth else USER, _text(content, index, blocks=True)
                 pieces = (lead, "<tool_result>", text, "</tool_result>") if is_result else (lead, text)
             elif group.role == "assistant":
-                # The answer to a task is not a chain of thought: it comes right after the task's own token.
+                # the answer to a task comes right after the task's own token, without reasoning
                 thinks = thinking and (not drop or at > last) and (at == 0 or groups[at - 1].task is None)
                 pieces = _assistant(V4, message, index, thinks=thinks, ends=not message.get("wo_eos"))
             elif group.role == "system":
                 pieces = _system(V4, message, index, tools)
             elif group.role == "developer":
-                tools_here = _attachments(V4, message, index, message.get("tools"))
-                pieces = (USER, _text(message.get("content"), index), *tools_here)
+                pieces = (USER, _text(message.get("content"), index), *_attachments(V4, message, index))
             else:
                 pieces = (REMINDER, _text(message.get("content"), index))
             yield MessageText(message, pieces, opener if nth + 1 == len(group.members) else "")
@@ -305,11 +295,7 @@ def _order_results(groups: list[Group]) -> None:
 
 
 def _turn_pieces(
-    markup: ToolMarkup,
-    messages: TracedList,
-    tools: TracedList | None,
-    turns: Iterator[MessageText],
-    trace: Trace,
+    markup: ToolMarkup, messages: TracedList, tools: Tools, turns: Iterator[MessageText], trace: Trace
 ) -> Iterator[str]:
     """The tools, if no system message has them; then the turns with their openers."""
     if tools and not (messages and messages[0].get("role") == "system"):
@@ -329,16 +315,16 @@ def _turn_pieces(
     yield opener
 
 
-def _system(markup: ToolMarkup, message: Any, index: int, tools: TracedList | None) -> Iterator[str]:
+def _system(markup: ToolMarkup, message: Any, index: int, tools: Tools) -> Iterator[str]:
     yield _text(message.get("content") or "", index)
-    yield from _attachments(markup, message, index, tools if index == 0 and tools else message.get("tools"))
+    yield from _attachments(markup, message, index, None if index else tools)
 
 
-def _attachments(markup: ToolMarkup, message: Any, index: int, tools: Any) -> Iterator[str]:
+def _attachments(markup: ToolMarkup, message: Any, index: int, tools: Tools = None) -> Iterator[str]:
     if message.get("role") == "developer" and not message.get("content"):
         raise TemplateError("a developer message needs content", message=index)
-    if tools:
-        yield from _tools(markup, tools, index)
+    if schemas := tools or message.get("tools"):
+        yield from _tools(markup, schemas, index)
     if schema := message.get("response_format"):
         yield from (RESPONSE_FORMAT, dumps(schema))
 
@@ -382,7 +368,7 @@ def _call(markup: ToolMarkup, call: Any, index: int) -> Iterator[str]:
 
 
 def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
-    """The arguments of a call; if parsed, with the origin of their text."""
+    """The arguments of a call, with the origin of their text if they were parsed."""
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
@@ -397,7 +383,7 @@ def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[
 
 
 def _text(content: Any, index: int, *, blocks: bool = False) -> str:
-    """Content as text; with `blocks`, its parts as V4 writes them."""
+    """Content as text, with `blocks` as V4 writes its parts."""
     if not isinstance(content, list):
         return text_of(content)
     texts: list[str] = []
@@ -422,11 +408,11 @@ def _thinking(name: str, messages: TracedList, roles: Sequence[str], variables: 
         if role not in roles:
             raise TemplateError(f'{name} has no role "{role}"; it has {", ".join(roles)}', message=index)
     mode = plain(variables.get("thinking_mode"))
-    if mode not in (None, "chat", "thinking"):
+    if mode is None:
+        return bool(variables.get("thinking") or variables.get("enable_thinking"))
+    if mode not in ("chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
-    if mode is not None:
-        return bool(mode == "thinking")
-    return bool(variables.get("thinking") or variables.get("enable_thinking"))
+    return bool(mode == "thinking")
 
 
 def _think(thinks: bool) -> str:

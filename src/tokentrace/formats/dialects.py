@@ -21,7 +21,7 @@ class Dialect:
     served_as: tuple[str, ...] = ()
 
     def format(self, calls: Sequence[Mapping[str, Any]], *, content: str = "") -> str:
-        """Calls (``{"name": …, "arguments": {…}}``, with an ``id`` if the dialect writes one) after some content.
+        """Calls (``{"name": …, "arguments": {…}}``, with an ``id`` if the dialect writes one) after content.
 
         Raises InputError naming a call that lacks a field.
         """
@@ -121,9 +121,7 @@ REASONING: Final[Mapping[str, Frame | None]] = {
 """Delimiters of reasoning, by name."""
 
 _THINKERS: Final = ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3")
-_REASONING_SERVED_AS: Final = {"mistral": "brackets", "seed_oss": "seed-think"} | dict.fromkeys(
-    _THINKERS, "think"
-)
+_SERVED_AS: Final = dict.fromkeys(_THINKERS, "think") | {"mistral": "brackets", "seed_oss": "seed-think"}
 """The names that inference servers have for them."""
 _BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
@@ -145,11 +143,11 @@ def _core(calls: CallGrammar) -> CallGrammar:
     }
     head = tuple(("".join(lead.split()), field) for lead, field in calls.head)
     ignored = {"before": "", "after": "", "separator": "", "others": Value.JSON, "ascii": False}
-    return dataclasses.replace(calls, **{**unspaced, **ignored, "head": head})
+    return dataclasses.replace(calls, **(unspaced | ignored | {"head": head}))
 
 
 def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
-    """A grammar with another dialect or other delimiters of reasoning. Raises RendererError."""
+    """A grammar with another dialect or other reasoning delimiters. Raises RendererError."""
     if reasoning_parser is not None:
         grammar = _with_reasoning(grammar, reasoning_parser)
     return grammar if tool_parser is None else _with_calls(grammar, tool_parser)
@@ -199,9 +197,9 @@ def _lacking(calls: CallGrammar) -> list[str]:
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     frame = parser
     if isinstance(parser, str):
-        name = _REASONING_SERVED_AS.get(parser, parser)
+        name = _SERVED_AS.get(parser, parser)
         if name not in REASONING:
-            names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
+            names = ", ".join(sorted({*REASONING, *_SERVED_AS}))
             raise RendererError(f"there is no reasoning parser {parser!r}; choose from {names}")
         frame = REASONING[name]
     if frame is None:

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
-from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32, EOS
+from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32, DSML, EOS, REMINDER
 from .dialects import DIALECTS
 
 _CONTENT: Final = "⟨content⟩"
 _CHATML: Final = ("<|im_start|>assistant\n", "<|im_end|>\n")
 _THOUGHT: Final = "<think>\n⟨reasoning⟩\n</think>\n\n"
-_RESULT: Final = "<|im_start|>user\n<tool_response>\n⟨content⟩\n</tool_response>"
+_RESULT: Final = "<|im_start|>user\n<tool_response>\n⟨content⟩\n</tool_response><|im_end|>\n"
+_RESULT_LINE: Final = _RESULT.replace("<|im_end|>", "\n<|im_end|>")
 _KIMI: Final = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
 _KIMI_RESULT: Final = "<|im_system|>⟨name⟩<|im_middle|>## Return of ⟨tool_call_id⟩\n⟨content⟩<|im_end|>"
 _MINIMAX: Final = ("]~b]ai\n", "[e~[\n")
@@ -26,7 +27,7 @@ _LLAMA: Final = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A name, the models that belong to it, and the outline by which a template is recognised."""
+    """A name, its models, and the outline by which a template is recognised."""
 
     name: str
     models: str
@@ -40,10 +41,10 @@ class Family:
     format: PythonFormat | None = None
     """Its format, if it has no Jinja template."""
     tool_parser: str | None = None
-    """The dialect of its calls, if the template does not show them, or shows them wrong."""
+    """The dialect of its calls, if the template shows none, or wrong ones."""
 
     def differs(self, outline: Any) -> str:
-        """Why a template with this outline is not of the family; ``""`` if it is."""
+        """Why a template with this outline is not of the family, or ``""``."""
         for name in ("answer", "call", "result", "prompt", "image"):
             expected, actual = getattr(self, name), getattr(outline, name)
             if expected is not None and expected != actual:
@@ -58,16 +59,9 @@ def _call(dialect: str) -> str:
 
 
 def _family(
-    name: str,
-    models: str,
-    turn: tuple[str, str],
-    thought: str = "",
-    call: str = "",
-    result: str = "",
-    **more: Any,
+    name: str, models: str, turn: tuple[str, str], thought: str, call: str, result: str, **more: Any
 ) -> Family:
-    head, end = turn
-    opening = f"{head}{thought}{_CONTENT}"
+    opening, end = turn[0] + thought + _CONTENT, turn[1]
     return Family(name, models, opening + end, opening + call + end, result, **more)
 
 
@@ -75,21 +69,21 @@ _HERMES: Final = "\n" + _call("hermes")
 _QWEN_XML: Final = _call("qwen-xml")
 
 FAMILIES: Final[tuple[Family, ...]] = (
-    _family("qwen3", "Qwen3 hybrid and Qwen3-Thinking-2507", _CHATML, _THOUGHT, _HERMES, _RESULT + _CHATML[1]),
+    _family("qwen3", "Qwen3 hybrid and Qwen3-Thinking-2507", _CHATML, _THOUGHT, _HERMES, _RESULT),
     _family(
-        "qwen3_vl", "Qwen3-VL instruct", _CHATML, "", _HERMES, _RESULT + _CHATML[1],
+        "qwen3_vl", "Qwen3-VL instruct", _CHATML, "", _HERMES, _RESULT,
         image="<|vision_start|><|image_pad|><|vision_end|>",
     ),
     _family(
-        "qwq", "QwQ-32B", _CHATML, "", _HERMES, _RESULT + _CHATML[1],
+        "qwq", "QwQ-32B", _CHATML, "", _HERMES, _RESULT,
         prompt=_CHATML[0] + "<think>\n", image="",
     ),
     _family(
         "qwen2.5", "Qwen2.5, Qwen3-Instruct-2507 and others that write hermes calls in ChatML",
-        _CHATML, "", _HERMES, _RESULT + _CHATML[1], prompt=_CHATML[0], image="",
+        _CHATML, "", _HERMES, _RESULT, prompt=_CHATML[0], image="",
     ),
-    _family("qwen3_coder", "Qwen3-Coder", _CHATML, "", "\n\n" + _QWEN_XML, _RESULT + "\n" + _CHATML[1]),
-    _family("qwen3.5", "Qwen3.5 and Qwen3.6", _CHATML, _THOUGHT, "\n\n" + _QWEN_XML, _RESULT + _CHATML[1]),
+    _family("qwen3_coder", "Qwen3-Coder", _CHATML, "", "\n\n" + _QWEN_XML, _RESULT_LINE),
+    _family("qwen3.5", "Qwen3.5 and Qwen3.6", _CHATML, _THOUGHT, "\n\n" + _QWEN_XML, _RESULT),
     _family(
         "glm4.5", "GLM-4.5 and GLM-4.6", ("<|assistant|>\n", ""),
         "<think>⟨reasoning⟩</think>\n", "\n" + _call("glm-xml"),
@@ -125,7 +119,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     _family(
         "nemotron3", "Nemotron 3 nano", _CHATML,
-        "<think>\n⟨reasoning⟩\n</think>\n", f"\n{_QWEN_XML}\n", _RESULT + "\n" + _CHATML[1],
+        "<think>\n⟨reasoning⟩\n</think>\n", f"\n{_QWEN_XML}\n", _RESULT_LINE,
     ),
     Family(
         "gpt_oss", "gpt-oss 20b and 120b",
@@ -154,9 +148,9 @@ BY_NAME: Final = {family.name: family for family in FAMILIES}
 
 def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
     """The format of a family without a template, by name or by vocabulary."""
-    family = BY_NAME.get(renderer)
-    if family is not None:
-        return family.format
-    if tokenizer.templates or "｜DSML｜" not in tokenizer.vocabulary.control:
+    if renderer in BY_NAME:
+        return BY_NAME[renderer].format
+    control = tokenizer.vocabulary.control
+    if tokenizer.templates or DSML not in control:
         return None
-    return DEEPSEEK_V4 if "<｜latest_reminder｜>" in tokenizer.vocabulary.control else DEEPSEEK_V32
+    return DEEPSEEK_V4 if REMINDER in control else DEEPSEEK_V32

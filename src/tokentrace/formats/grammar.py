@@ -1,8 +1,8 @@
 """Grammars: what an assistant writes in its turn, as data.
 
-A grammar is text as the template writes it. A delimiter that is a control token of the vocabulary is matched by
-its id, any other by its text. White space next to the assistant's text is exact; between delimiters any is
-accepted. `study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
+A grammar is text as the template writes it. Delimiters that are control tokens of the vocabulary are matched by
+id, others by text. White space next to the assistant's text is exact; between delimiters any is accepted.
+`study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Value(StrEnum):
 class CallGrammar:
     """``before section_open (open head… begin arguments end close)… section_close after``.
 
-    `before` and `after` are white space. `head` are the fields before the arguments, each after a text: ``name``,
-    ``id``, and the number of the call in its turn, counted from one (``number``) or zero (``index``).
+    `before` and `after` are white space. `head` has the fields before the arguments, each after a text: ``name``,
+    ``id``, and the number of the call in its turn, from one (``number``) or zero (``index``).
     """
 
     style: Style
@@ -88,42 +88,41 @@ class CallGrammar:
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """JSON_CALL: the path of each field in the object, in order."""
     named_key: bool = False
-    """JSON_CALL: the object has one key, the name; its value is the arguments."""
+    """JSON_CALL: the object's one key is the name, its value the arguments."""
     id_is_name: bool = False
-    """The id contains the name, which is written nowhere else: ``functions.NAME:INDEX``."""
+    """The name is written only in the id: ``functions.NAME:INDEX``."""
     key_open: str = ""
     value_open: str = ""
     value_close: str = ""
     string_open: str = ""
-    """Opens strings, where it differs from `value_open`: ``" string="true">``."""
+    """Opens strings, if that differs from `value_open`: ``" string="true">``."""
     typed_opens: tuple[tuple[str, str], ...] = ()
-    """Opens values of other JSON types, where it differs from `value_open`."""
+    """Opens values of other JSON types, if that differs from `value_open`."""
     quote: str = ""
     """BRACES: the quotes of strings."""
     item: str = ""
-    """TREE: the name of the elements of a list."""
+    """TREE: the name of a list's elements."""
     strings: Value = Value.BARE
     others: Value = Value.JSON
     ascii: bool = False
-    """True if JSON escapes everything but ASCII."""
+    """JSON escapes everything but ASCII."""
 
     def outline(self, repeated: str = "[{}]…") -> str:
         """One call with holes for its fields; `repeated` formats arguments written one by one."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:
-                holes = {
-                    field: f"⟨{field}⟩" if field == "arguments" else f'"⟨{field}⟩"' for field, _ in self.keys
-                }
-                members = ", ".join(f'"{".".join(path)}": {holes[field]}' for field, path in self.keys)
+                keys = (
+                    (".".join(path), "" if field == "arguments" else '"', field) for field, path in self.keys
+                )
+                members = ", ".join(f'"{key}": {quote}⟨{field}⟩{quote}' for key, quote, field in keys)
                 body = '{"⟨name⟩": ⟨arguments⟩}' if self.named_key else f"{{{members}}}"
             case Style.PYTHON:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
             case Style.BRACES:
-                string = f"{self.quote}⟨value⟩{self.quote}"
-                body = (
-                    f"{head}{{⟨key⟩:{string if self.others is Value.QUOTED else f'{{{string} | ⟨value⟩}}'},…}}"
-                )
+                value = f"{self.quote}⟨value⟩{self.quote}"
+                value = value if self.others is Value.QUOTED else f"{{{value} | ⟨value⟩}}"
+                body = f"{head}{{⟨key⟩:{value},…}}"
             case Style.JSON_ARGUMENTS:
                 body = f"{head}{self.begin}⟨arguments⟩{self.end}"
             case _:
@@ -139,7 +138,7 @@ class CallGrammar:
 class Channels:
     """A turn made of messages with headers (Harmony).
 
-    Headers without a `channel` name the recipient of a message; then `reasoning` and `content` are recipients.
+    Without a `channel`, headers name a message's recipient, and `reasoning` and `content` are recipients.
     """
 
     start: str = "<|start|>"
@@ -158,9 +157,7 @@ class Channels:
 
     def opening(self, name: str) -> str:
         """What a message of reasoning or content begins with, after its head."""
-        return (
-            f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
-        )
+        return f"{self.channel or f' {self.recipient}'}{name}{self.message}"
 
     def call_text(self, name: str, arguments: Any) -> str:
         body = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -175,10 +172,10 @@ class TurnGrammar:
     head: str = ""
     """What the turn begins with: ``<|im_start|>assistant\\n``."""
     prompt: str = ""
-    """The generation prompt. It may continue after the head and open reasoning."""
+    """The generation prompt. It may go on after the head and open reasoning."""
     reasoning: Frame | None = None
     after_empty: str = ""
-    """White space after the closing delimiter if there is no reasoning."""
+    """White space after the closing delimiter of no reasoning."""
     content: Frame = Frame()
     calls: CallGrammar | None = None
     channels: Channels | None = None

@@ -15,15 +15,13 @@ def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, bes
     """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them.
 
     `beside`: content comes before them. Raises InputError naming a call that lacks a field of the grammar. Leaves
-    out other fields that a template puts into the object of a call (its type).
+    out other fields that a template writes (a call's type).
     """
     if not calls:
         return ""
-    body = grammar.separator.join(
-        f"{grammar.open}{_body(grammar, call, at)}{grammar.close}" for at, call in enumerate(calls)
-    )
-    before = grammar.before if beside else ""
-    return f"{before}{grammar.section_open}{body}{grammar.section_close}{grammar.after}"
+    bodies = (f"{grammar.open}{_body(grammar, call, at)}{grammar.close}" for at, call in enumerate(calls))
+    section = f"{grammar.section_open}{grammar.separator.join(bodies)}{grammar.section_close}"
+    return f"{grammar.before if beside else ''}{section}{grammar.after}"
 
 
 def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], content: str) -> str:
@@ -36,7 +34,10 @@ def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], conte
         head = channels.call if calls else channels.content
         text = f"{channels.opening(head or channels.content)}{content}"
         text += f"{channels.end}{channels.start}assistant" if calls else ""
-    return text + "".join(channels.call_text(_field(call, "name", 0), _arguments(call, 0)) for call in calls)
+    for call in calls:
+        arguments = _arguments(call, 0)
+        text += channels.call_text(_field(call, "name", 0), arguments)
+    return text
 
 
 def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
@@ -46,8 +47,7 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
     if grammar.style is Style.PYTHON:
         pairs = ", ".join(f"{key}={_bracketed(grammar, value)}" for key, value in arguments.items())
         return f"{_field(call, 'name', at)}({pairs})"
-    inside = ""
-    head = "".join(f"{lead}{_field(call, field, at)}" for lead, field in grammar.head)
+    inside, head = "", "".join(f"{lead}{_field(call, field, at)}" for lead, field in grammar.head)
     if grammar.style is Style.JSON_ARGUMENTS:
         inside = _json(grammar, arguments)
     elif grammar.style is Style.PAIRS:
@@ -57,9 +57,8 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
             opened = opens.get(kind, grammar.value_open)
             inside += f"{grammar.key_open}{key}{opened}{_value(grammar, value)}{grammar.value_close}"
     elif grammar.style is Style.BRACES:
-        return (
-            f"{head}{{{','.join(f'{key}:{_bracketed(grammar, value)}' for key, value in arguments.items())}}}"
-        )
+        pairs = ",".join(f"{key}:{_bracketed(grammar, value)}" for key, value in arguments.items())
+        return f"{head}{{{pairs}}}"
     else:
         inside = "".join(_element(grammar, key, value) for key, value in arguments.items())
     return f"{head}{grammar.begin}{inside}{grammar.end}"

@@ -1,9 +1,9 @@
 """Whether a template asks for every reply in the same way, read off its syntax tree.
 
-The generation prompt is what a template writes after its loop over the messages. It is always the same if it
-depends neither on messages nor on tools. An output depends on the names in it and in the tests and loops around
-it; a name depends on everything it is ever set to, and on the tests and loops around each assignment. Ignoring
-order can only add dependencies. State that names do not show prevents the proof.
+The generation prompt, which it writes after its loop over the messages, is always the same if it depends neither
+on messages nor on tools. An output depends on the names in it and in the tests and loops around it; a name on
+everything it is ever set to, and on the tests and loops around each assignment. Ignoring order can only add
+dependencies. State that names do not show prevents the proof.
 """
 
 from collections import Counter, defaultdict
@@ -23,16 +23,16 @@ _CHANGING: Final = frozenset({"messages", "tools", "documents", "loop", "caller"
 _STATEFUL: Final = frozenset(
     {"map", "select", "reject", "selectattr", "rejectattr", "slice", "batch", "unique", "random"}
 )
-"""Filters whose result can be read only once, or varies from call to call."""
+"""Filters whose result can be read only once, or varies."""
 _UNUSUAL: Final = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
 """Statements that prevent the proof."""
 
 Names = frozenset[str]
-"""Names of variables; `_NO_PROMPT` is ``not add_generation_prompt``."""
+"""Names of variables, and `_NO_PROMPT`."""
 
 
 def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
-    """True if the generation prompt provably depends on variables only; `functions` are the environment's."""
+    """True if the generation prompt provably depends on variables only. `functions`: the environment's."""
     if next(tree.find_all(_UNUSUAL), None) is not None or not _has_plain_namespaces(tree):
         return False
     reading = _Reading()
@@ -113,7 +113,7 @@ class _Reading:
                         self._set(node.target, node, around)
                         continue
                     self._set(nodes.Name(node.name, "store"), node, around)
-                    for target in node.find_all(nodes.NSRef):  # names do not show who calls the macro
+                    for target in node.find_all(nodes.NSRef):  # whoever calls the macro
                         self.sources[target.name].add("messages")
                 case _:
                     self.read(getattr(node, "body", ()), around, in_loop=in_loop)
@@ -145,10 +145,8 @@ class _Reading:
 
     def reach(self, names: Iterable[str]) -> set[str]:
         reached: set[str] = set()
-        queue = list(names)
+        queue = set(names)
         while queue:
-            name = queue.pop()
-            if name not in reached:
-                reached.add(name)
-                queue += self.sources[name]
+            reached |= queue
+            queue = {source for name in queue for source in self.sources[name]} - reached
         return reached

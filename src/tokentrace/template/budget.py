@@ -2,10 +2,10 @@
 
 A template is somebody else's program. Three rules keep it from running or writing without end:
 
-- each round of a loop, each call and each item of a lazy filter is a step; every few steps the clock is checked;
-- no value may grow past a fixed size, which is checked before the value is made or, for nested containers,
-  before it is printed, compared or hashed;
-- every new value is charged in bytes. Outside a render nothing is charged.
+- each round of a loop, call and item of a lazy filter is a step; every few steps the clock is checked;
+- no value may pass a fixed size, which is checked before it is made (nested containers: before they are printed,
+  compared or hashed);
+- every new value is charged in bytes. Outside a render, nothing is charged.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from jinja2.utils import Namespace
 MAX_STEPS: Final = 5_000_000
 MAX_SECONDS: Final = 30
 MAX_BYTES: Final = 512 * 1024 * 1024
-"""Total bytes of the values that one render makes."""
+"""Of all values that one render makes."""
 MAX_TEXT: Final = 64 * 1024 * 1024
-"""Characters in a single value."""
+"""Characters of one value."""
 MAX_ITEMS: Final = 2_000_000
-"""Items in a single container, and pieces that a text is cut into."""
+"""Items of one container, and pieces of a text that is cut."""
 MAX_BITS: Final = 100_000
 """Bits of a number: Python's arithmetic is quadratic in them."""
 MAX_SEARCH: Final = 1 << 34
-"""Character comparisons that one search may take: some of Python's searches are naive."""
+"""Comparisons of characters in one search: some of Python's are naive."""
 SMALL: Final = 1024
-"""Text up to this size is paid for by the step that makes it."""
+"""The step that makes it pays for text up to this size…"""
 _FEW: Final = 64
-"""So are containers of up to this many items."""
+"""…and for containers of up to this many items."""
 _ITEM_SIZE: Final = 32
 _VIEWS: Final[tuple[Any, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, *_VIEWS, MappingProxyType, Namespace)
@@ -142,10 +142,7 @@ def listed(items: Iterable[Any]) -> list[Any]:
 
 
 def weigh(value: Any) -> int:
-    """Count the characters and parts of a value. Raises TooLarge, or RecursionError if it is nested too deeply.
-
-    A shared part counts each time, because it is printed, compared and hashed each time.
-    """
+    """A value's characters and parts, shared ones counted each time. Raises TooLarge, or RecursionError."""
     weights: dict[int, int] = {}
 
     def weight(part: Any) -> int:
@@ -157,7 +154,7 @@ def weigh(value: Any) -> int:
             weights[id(part)] = 0  # a namespace may contain itself
             inner: Any = part
             if isinstance(part, Namespace):
-                inner = (attributes_of(part),)
+                inner = (attrs_of(part),)
             elif isinstance(part, dict):  # as stored, not as a subclass returns them
                 inner = (*dict.keys(part), *dict.values(part))
             elif isinstance(part, MappingProxyType):
@@ -178,6 +175,6 @@ def weighed(value: Any) -> Any:
     return value
 
 
-def attributes_of(namespace: Namespace) -> dict[str, Any]:
-    """The attributes of a namespace: normal access would find the template's names first."""
+def attrs_of(namespace: Namespace) -> dict[str, Any]:
+    """The attributes of a namespace: normal access finds the template's names first."""
     return object.__getattribute__(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]

@@ -28,11 +28,11 @@ from .trace import Rendering, Trace, collect
 from .traced import TracedList, wrap
 
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
-"""Field names for a message's reasoning. Most templates read the first; gpt-oss's reads the second."""
+"""Names of a message's reasoning. Most templates read the first, gpt-oss's the second."""
 _REASONING: Final = frozenset(REASONING_FIELDS)
 _TEXT_FIELDS: Final = _REASONING | {"content", "text"}
 _FOLDING: Final = {"steps": 1_000, "size": 64 * 1024}
-"""The budget for folding constants at compile time. Larger constants are computed when the template runs."""
+"""The budget for folding constants at compile time; larger ones are computed when the template runs."""
 _ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -40,9 +40,9 @@ class Template:
     """Turns messages into spans: a Jinja template, or a format written in Python."""
 
     constants: frozenset[str]
-    """The strings it compares values with: roles it knows, words it looks for in content."""
+    """The strings it compares values with: roles, words in content."""
     fields: frozenset[str] = frozenset()
-    """The names of all fields that it reads."""
+    """All fields that it reads."""
     searched: Sequence[str] = ()
     """Constants of two or more characters that it may look for in a message's text."""
     digest: str
@@ -50,9 +50,9 @@ class Template:
     variables: frozenset[str]
     """The variables it reads besides messages and tools: switches, special tokens."""
     reads: frozenset[str]
-    """All names that it looks up: its variables, ``documents``, functions that a caller may replace."""
+    """All names it looks up: variables, ``documents``, functions that a caller may replace."""
     asks_alike = False
-    """True if its generation prompt is known to be the same in every conversation: see `asking`."""
+    """True if its generation prompt is provably the same in every conversation: see `asking`."""
     reads_boxed = False
 
     def render(
@@ -67,7 +67,7 @@ class Template:
         if self.reads_boxed:
             rows = wrap(rows, Origin(("messages",)))
         names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        return self._run({**names, **(variables or {})}, Trace(None if self.reads_boxed else rows))
+        return self._run(names | dict(variables or {}), Trace(None if self.reads_boxed else rows))
 
     def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
         raise NotImplementedError
@@ -77,7 +77,7 @@ _environment = functools.cache(TracingEnvironment)
 
 
 class ChatTemplate(Template):
-    """A compiled Jinja chat template. Immutable; safe to share between threads; compiled once per source."""
+    """A Jinja chat template, compiled once per source. Immutable and safe to share between threads."""
 
     def __init__(self, source: str) -> None:
         if not isinstance(source, str) or not source.strip():
@@ -98,7 +98,7 @@ class ChatTemplate(Template):
 
 
 def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Trace) -> Rendering:
-    """Run a compiled template within the budget of `trace`: the only place where a template runs."""
+    """Run a compiled template within the budget of `trace`. No template runs elsewhere."""
     values = {**template.globals, "documents": None, **names}
     context = TracingContext(template.environment, values, template.name, template.blocks)
     context.trace = trace
@@ -109,7 +109,7 @@ def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Tra
 
 @contextlib.contextmanager
 def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[None]:
-    """Charge a run to its budget, and turn its errors into TemplateErrors with message and line."""
+    """Charge a run to its budget; turn its errors into TemplateErrors with message and line."""
     try:
         with charging(trace.budget):
             yield
@@ -141,7 +141,7 @@ def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>" and line]
-    return template.get_corresponding_lineno(lines[-1]) if template is not None and lines else None
+    return template.get_corresponding_lineno(lines[-1]) if template and lines else None
 
 
 def _plain_names(text: str) -> str:
@@ -152,17 +152,16 @@ def _plain_names(text: str) -> str:
 
 
 def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Plain messages, with the reasoning of each under all names that templates know."""
+    """Plain messages, each with its reasoning under all names that templates know."""
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)
         if not _REASONING.isdisjoint(row):
-            for name in REASONING_FIELDS:
-                if (value := row.get(name)) is not None:
-                    reasoning = wrap(value, Origin(("messages", index, name)))
-                    aliases = {"thinking": row.get("thinking", reasoning), "reasoning_content": reasoning}
-                    row = {**row, **aliases, name: value}
-                    break
+            name = next((name for name in REASONING_FIELDS if row.get(name) is not None), None)
+            if name is not None:
+                reasoning = wrap(row[name], Origin.of(index, name))
+                thinking = row.get("thinking", reasoning)
+                row = {**row, "thinking": thinking, "reasoning_content": reasoning, name: row[name]}
         rows.append(row)
     return rows
 
@@ -172,7 +171,7 @@ def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
 
 
 def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Template variables (``enable_thinking=False``, ``documents=…``): strings in them are traced too."""
+    """Template variables (``enable_thinking=False``, ``documents=…``), strings in them traced."""
     wrapped = dict(variables)
     for name, value in variables.items():
         check_depth(value, Place(field=f"kwargs.{name}"))
@@ -202,7 +201,7 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
 
 
 def parse_template(source: str) -> nodes.Template:
-    """The syntax tree of a template. Raises TemplateError if it is not valid Jinja, or needs another template."""
+    """A template's syntax tree. Raises TemplateError if it is not valid Jinja or needs another template."""
     with _compile_errors():
         return cast(nodes.Template, Inliner().visit(_environment().parse(source)))
 
@@ -218,14 +217,15 @@ def _compile_errors() -> Iterator[None]:
     try:
         yield
     except jinja2.exceptions.TemplateSyntaxError as error:
-        problem = f"the chat template is not valid Jinja: {error.message}"
-        raise TemplateError(problem, line=error.lineno) from error
-    except (RecursionError, MemoryError, SyntaxError) as error:  # SyntaxError: of the code that Jinja generated
+        raise TemplateError(
+            f"the chat template is not valid Jinja: {error.message}", line=error.lineno
+        ) from error
+    except (RecursionError, MemoryError, SyntaxError) as error:  # SyntaxError: in the generated code
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
 
 
 class PythonFormat(Template):
-    """A format with no Jinja template: a generator of the traced pieces that a template would print.
+    """A format with no Jinja template: a generator of the traced pieces that one would print.
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
     ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn.

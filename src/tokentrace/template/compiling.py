@@ -2,11 +2,11 @@
 
 Jinja's own code generator handles scopes, macros and blocks. The differences:
 
-- each variable ``l_1_x`` comes with ``o_1_x``, the origin of its value (`expressions.py`, `pairs.py`);
-- printed values go to a flat list of values and origins;
+- each variable ``l_1_x`` has an ``o_1_x``, the origin of its value (`expressions.py`, `pairs.py`);
+- output is a flat list of values and origins;
 - a loop tells the trace whose turn is being written, and runs over plain items where it can.
 
-For instance, ``{% for m in messages %}<{{ m.role }}>{% endfor %}`` becomes, with shorter names::
+``{% for m in messages %}<{{ m.role }}>{% endfor %}`` becomes, with shorter names::
 
     trace.enter()
     items, origins = rows(messages, o_messages)
@@ -33,7 +33,7 @@ from tokentrace.template.budget import charged as tt_charged, weighed as tt_weig
 from tokentrace.template.pairs import PLAIN as tt_plain, PRINTED as tt_printed, SIZED as tt_sized, TEXT as tt_text
 from tokentrace.template.pairs import bounds as tt_bounds, box as tt_box, inside as tt_inside, paid as tt_paid
 from tokentrace.template.pairs import of_item as tt_of_item, of_pieces as tt_of_pieces
-from tokentrace.template.pairs import of_slice as tt_of_slice, split as tt_split
+from tokentrace.template.pairs import of_cut as tt_of_cut, split as tt_split
 from tokentrace.template.pairs import item_rows as tt_item_rows, rows as tt_rows
 from tokentrace.template.traced import TracedNone as tt_none, text_of as tt_text_of
 """
@@ -77,7 +77,7 @@ class TracingGenerator(Expressions):
                 self.writeline(f"{origin_name(target)} = {origin}")
 
     def pop_assign_tracking(self, frame: Frame) -> None:
-        """Export no variables to the context: no block would read them there."""
+        """Export no variables to the context: no block would read them."""
         self._assign_stack.pop()
 
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
@@ -94,14 +94,12 @@ class TracingGenerator(Expressions):
         self.writeline(f"{origin_name(ref)} = {code.origin}", node)
         self.pop_assign_tracking(frame)
         key = node.node.arg if isinstance(node.node, nodes.Getitem) else None
-        if (
-            isinstance(key, nodes.Name) and key.name == self._loop_variable
-        ):  # ``{% set message = messages[i] %}``
+        if isinstance(key, nodes.Name) and key.name == self._loop_variable:  # {% set message = messages[i] %}
             show = f"trace.show({ref}, {origin_name(ref)}, {frame.buffer})"
             self.writeline(f"if isinstance({ref}, dict): {show}", node)
 
     def _after_store(self, target: nodes.Node, frame: Frame) -> None:
-        """Clear the origin of a stored value, which is boxed, and tell the trace what a namespace stores."""
+        """Clear the origin of a stored value, which is boxed; tell the trace what a namespace stores."""
         for part in with_children(target):
             if isinstance(part, nodes.Name):
                 self.writeline(f"{origin_name(frame.symbols.ref(part.name))} = None")
@@ -145,17 +143,15 @@ class TracingGenerator(Expressions):
             self.writeline(f"{frame.buffer} += ({constant!r}, None)", node)
 
     def _print(self, before: str, node: nodes.Node, frame: Frame) -> None:
-        if before and any(
-            isinstance(part, nodes.Call) for part in with_children(node)
-        ):  # a macro may have tags
+        has_call = any(isinstance(part, nodes.Call) for part in with_children(node))
+        if before and has_call:  # a macro may have tags
             self.writeline(f"{frame.buffer} += ({before!r}, None)", node)
             before = ""
         lead = f"{before!r}, None, " if before else ""
         parts = summands(node)
         codes = [self.code(part, frame) for part in parts]
         if len(codes) == 1 or any(code.is_count for code in codes):
-            code = self.code(node, frame)
-            value = self.temporary_identifier()
+            code, value = self.code(node, frame), self.fresh()
             test = f"type({value} := {code.value}) in tt_printed"
             printed = f"{value}, {code.origin}, "
             boxed = f"tt_text_of(tt_box({value}, {code.origin}))"  # box it now: a namespace may change later
@@ -163,10 +159,9 @@ class TracingGenerator(Expressions):
             tests: list[str] = []
             for at, code in enumerate(codes):
                 if not is_word(parts[at]):
-                    name = self.temporary_identifier()
-                    tests.append(f"(type({name} := {code.value}) in tt_text)")
-                    codes[at] = Code(name, code.origin)
-            test = " & ".join(tests) or "True"  # evaluates all of them, whatever the first is
+                    codes[at] = Code(self.fresh(), code.origin)
+                    tests.append(f"(type({codes[at].value} := {code.value}) in tt_text)")
+            test = " & ".join(tests) or "True"  # evaluates all of them
             printed = "".join(f"{code.value}, {code.origin}, " for code in codes)
             boxed = f"environment.add({', '.join(code.boxed for code in codes)})"
         self.writeline(f"if {test}: {frame.buffer} += ({lead}{printed})", node)
@@ -183,8 +178,7 @@ class TracingGenerator(Expressions):
         before = self._loop_variable
         self._loop_variable = node.target.name if isinstance(node.target, nodes.Name) else ""
         self.writeline("trace.enter()", node)
-        targets = plain_targets(node)
-        if targets is not None:
+        if (targets := plain_targets(node)) is not None:
             self._plain_loop(node, targets, frame)
         else:
             name = self._loop_variable
@@ -197,7 +191,7 @@ class TracingGenerator(Expressions):
         self._loop_variable = before
 
     def _plain_loop(self, node: nodes.For, targets: list[nodes.Name], frame: Frame) -> None:
-        loop = LoopNames(*(self.temporary_identifier() for _ in range(3)))
+        loop = LoopNames(*(self.fresh() for _ in range(3)))
         self._write_rows(node, loop, frame)
         inner = frame.inner()
         inner.loop_frame = True
@@ -219,23 +213,23 @@ class TracingGenerator(Expressions):
         self.outdent()
         self.leave_frame(inner)
         if self._assign_stack:
-            self._assign_stack[-1].difference_update(inner.symbols.stores)
+            self._assign_stack[-1] -= inner.symbols.stores
 
     def _write_rows(self, node: nodes.For, loop: LoopNames, frame: Frame) -> None:
         mapping = items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
+        code = self.code(mapping or node.iter, frame)
+        pair = f"{code.value}, {code.origin}"
         if mapping is None:
-            code = self.code(node.iter, frame)
-            self.writeline(f"{loop.items}, {loop.origins} = tt_rows({code.value}, {code.origin})", node)
+            self.writeline(f"{loop.items}, {loop.origins} = tt_rows({pair})", node)
             return
-        code = self.code(mapping, frame)
         items = "environment.method(context, boxed, 'items')"
         if isinstance(node.iter, nodes.Filter):
             items = f"{self.filters['items']}(boxed)"
-        self.writeline(f"{loop.items} = tt_item_rows({code.value}, {code.origin}, lambda boxed: {items})", node)
+        self.writeline(f"{loop.items} = tt_item_rows({pair}, lambda boxed: {items})", node)
 
 
 def code_line(code: str) -> nodes.Output:
-    """A line of Python as a statement of a template; OUT stands for the list that its statements write to."""
+    """A line of Python as a statement of a template; OUT is the list that is written to."""
     node = nodes.Output([])
     node.line = code  # type: ignore[attr-defined]
     return node

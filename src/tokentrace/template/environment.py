@@ -1,8 +1,8 @@
 """The tracing Jinja environment: the semantics of transformers' chat templates, with the trace kept.
 
-Compiled templates (`compiling.py`) delegate to this class what they do not do themselves. The first half of its
-methods take *pairs* of a plain value and its origin, the second half boxed values (`traced.py`). The result of a
-filter, call, method or operator on traced values is of unknown origin, unless the operation keeps the trace.
+Compiled templates (`compiling.py`) leave to this class what they do not do themselves. The first half of its
+methods take *pairs* of a plain value and its origin, the others boxed values (`traced.py`). A filter, call,
+method or operator that does not keep the trace makes values of unknown origin from traced ones.
 """
 
 import functools
@@ -12,26 +12,17 @@ from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any, Final, cast
 
-import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from . import filters
-from .budget import (
-    attributes_of,
-    check_bits,
-    check_items,
-    check_search,
-    check_size,
-    listed,
-    step,
-    weigh,
-    weighed,
-)
+from .budget import attrs_of, check_bits, check_items, check_search, check_size, listed, step, weigh, weighed
 from .compiling import TracingGenerator, code_line
 from .jsonify import one_field
 from .origin import Origin
@@ -43,7 +34,7 @@ from .traced import PLAIN_TYPES, TracedDict, TracedList, TracedMarkup, derived, 
 
 _STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
 _BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
-"""Methods that templates cannot call: bytes are not traced."""
+"""Methods that templates cannot call, as bytes are not traced."""
 _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     **{"*": operator.mul, "**": operator.pow, "-": operator.sub, "%": operator.mod},
     **{"/": operator.truediv, "//": operator.floordiv, "+": operator.add},
@@ -57,7 +48,7 @@ class _GenerationTag(Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: jinja2.parser.Parser) -> nodes.Scope:
+    def parse(self, parser: Parser) -> nodes.Scope:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         if leaves(body):
@@ -71,7 +62,7 @@ class TracingContext(Context):
 
 
 class Proven(functools.partial[Any]):
-    """A function that takes care of the trace itself."""
+    """A function that keeps the trace itself."""
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
@@ -83,27 +74,24 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     intercepted_unops = frozenset({"+", "-"})
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension]
-        )
+        tags = [_GenerationTag, LoopControlExtension]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=tags)
         self.filters |= {name: filters.traced_filter(name, one) for name, one in self.filters.items()}
         self.tests |= {name: filters.traced_test(name, cast(Any, one)) for name, one in self.tests.items()}
         del self.globals["lipsum"]
-        self.globals.update(
-            **{"raise_exception": raise_exception, "strftime_now": strftime_now},
-            **{"dict": _TemplateDict(), "namespace": TemplateNamespace},
-        )
+        self.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+        self.globals |= {"dict": _TemplateDict(), "namespace": TemplateNamespace}
 
     @property
     def round(self) -> bool:
-        """Always True; takes a step for a round of a filtered loop."""
+        """True, after a step for a round of a filtered loop."""
         step()
         return True
 
     # -- on pairs
 
     def field(self, value: Any, origin: Beside, name: str) -> Any:
-        if type(value) is TemplateNamespace and name in (attributes := attributes_of(value)):
+        if type(value) is TemplateNamespace and name in (attributes := attrs_of(value)):
             return attributes[name]
         if type(value) is dict and origin is not None:
             return self._lookup(value, origin, name)
@@ -145,9 +133,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         value = box(value, origin)
         if isinstance(value, (list, tuple)):
             check_items(len(value))
-        elif type(value) is str:
-            value = paid(value)
-        return value[bounds]
+        return (paid(value) if type(value) is str else value)[bounds]
 
     # -- looking into boxed values
 
@@ -203,9 +189,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         kind = type(__obj)
         if kind is Macro:
-            kwargs = {
-                name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")
-            }
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
             return __obj(__context.eval_ctx, *args, **kwargs)
         step()
         if __obj is TemplateNamespace:
@@ -213,9 +198,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         owner = __obj.__self__ if isinstance(__obj, (MethodType, BuiltinMethodType)) else None
         _check_arguments(owner, args)
         result = super().call(__context, __obj, *args, **kwargs)
-        if kind in _KEEPING_TRACE or __obj in (Cycler, Joiner):
-            return result
-        if owner is not None and __obj.__name__ in _HANDING_OUT.get(type(owner), ()):
+        hands_out = owner is not None and __obj.__name__ in _HANDING_OUT.get(type(owner), ())
+        if hands_out or kind in _KEEPING_TRACE or __obj in (Cycler, Joiner):
             return result
         named = (value for name, value in kwargs.items() if name not in _JINJAS_ARGUMENTS)
         return derived(result, owner, *args, *named)
@@ -230,10 +214,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         """``a + b + …``, left to right, as in Python."""
         if all(type(part) in TEXT for part in parts):
             return join_traced(parts)
-        total = parts[0]
-        for part in parts[1:]:
-            total = self.call_binop(None, "+", total, part)
-        return total
+        return functools.reduce(functools.partial(self.call_binop, None, "+"), parts)
 
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
         if name == "%" and isinstance(left, str):
@@ -244,9 +225,11 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             check_bits(left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length())
         elif name == "*":
             left, right = (right, left) if isinstance(left, int) else (left, right)
-            if isinstance(left, (str, list, tuple)) and isinstance(right, int):
-                (check_size if isinstance(left, str) else check_items)(len(left) * right)
-                left = promoted(left) if isinstance(left, str) else left
+            if isinstance(left, str) and isinstance(right, int):
+                check_size(len(left) * right)
+                left = promoted(left)
+            elif isinstance(left, (list, tuple)) and isinstance(right, int):
+                check_items(len(left) * right)
         result = _OPERATIONS[name](left, right)
         return derived(result, left, right) if isinstance(result, (int, float)) else result
 
@@ -264,7 +247,7 @@ def _check_arguments(owner: Any, args: tuple[Any, ...]) -> None:
 
 
 def raise_exception(message: Any) -> None:
-    raise jinja2.exceptions.TemplateError(str.__str__(text_of(message)))
+    raise TemplateError(str.__str__(text_of(message)))
 
 
 def strftime_now(format: str, now: datetime | None = None) -> str:
@@ -273,7 +256,7 @@ def strftime_now(format: str, now: datetime | None = None) -> str:
 
 
 class _TemplateDict:
-    """``dict(…)`` without the attributes of the type."""
+    """``dict(…)``, without the type's attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         weigh([*args, *kwargs.values()])
@@ -292,18 +275,17 @@ class TemplateNamespace(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         Namespace.__init__(*args, **kwargs)
-        for name, value in list(attributes_of(args[0]).items()):
+        for name, value in list(attrs_of(args[0]).items()):
             args[0][name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
-            problem = f"a name in a namespace cannot start with an underscore: {name!r}"
-            raise jinja2.exceptions.SecurityError(problem)
+            raise SecurityError(f"a name in a namespace cannot start with an underscore: {name!r}")
         Namespace.__setitem__(self, name, value)
 
 
 _KEEPING_TRACE: Final = frozenset({Joiner, LoopContext, Proven, _TemplateDict})
-"""Callables that return their arguments, or take care of the trace themselves."""
+"""Callables that return their arguments, or keep the trace themselves."""
 _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
     **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
@@ -312,4 +294,4 @@ _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     Cycler: frozenset({"next", "reset"}),
     TracedStr: _STR_METHODS,
 }
-"""Methods that return their input or a count of it, or keep its trace."""
+"""Methods that return their input, or a count of it, or keep its trace."""

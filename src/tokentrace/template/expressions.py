@@ -1,10 +1,10 @@
 """Compiles each expression of a chat template into a pair of Python expressions: the value and its origin.
 
-The origin is evaluated after the value, and only if the value is printed or stored. ``message.content.strip()``
-becomes ``message.get("content").strip()`` and the origin of ``message.content``.
+The origin is evaluated after the value, if that is printed or stored. ``message.content.strip()`` becomes
+``message.get("content").strip()`` and the origin of ``message.content``.
 
-Each method ``code_X`` compiles one kind of node. Its code first checks that the value is plain, so that the plain
-form cannot fail; in all other cases it calls the environment, which works on boxed values.
+Each method ``code_X`` compiles one kind of node. Its code checks that the value is plain, so that the plain form
+cannot fail; else it calls the environment, which works on boxed values.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,13 @@ from .budget import SMALL
 from .strings import ASKING_METHODS, CUTTING_METHODS, FILTER_METHODS
 from .syntax import DICT_ATTRIBUTES, field_of, has_arguments, is_constant, is_word, json_options, summands
 
-_KIND_TESTS: Final = (
-    *("boolean", "callable", "escaped", "false", "float", "integer", "iterable", "number", "sequence", "true"),
+Lookup = nodes.Getattr | nodes.Getitem
+_KIND_TESTS: Final = frozenset({"boolean", "false", "float", "integer", "number", "true"}).union(
+    {"callable", "escaped", "iterable", "sequence"}
 )
 """Tests with the same result for a plain value and a boxed one."""
 _MAX_WORD: Final = 64
-"""The environment searches for longer constants, because it checks the cost first."""
+"""The environment searches for longer constants: it checks the cost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +42,35 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class LoopNames:
-    """The names of the index, the items and their origins in a loop that needs no loop object."""
+    """The Python names of index, items and origins in a loop that needs no loop object."""
 
     index: str
     items: str
     origins: str
 
     def code(self, attribute: str) -> Code:
+        index, length = self.index, f"len({self.items})"
         if attribute in ("previtem", "nextitem"):
-            at = f"{self.index} {'-' if attribute == 'previtem' else '+'} 1"
-            test, missing = f"0 <= {at} < len({self.items})", "undefined('there is no such item in the loop')"
+            at = f"{index} {'-' if attribute == 'previtem' else '+'} 1"
+            test, missing = f"0 <= {at} < {length}", "undefined('there is no such item in the loop')"
             item = f"({self.items}[{at}] if {test} else {missing})"
             return Code(item, f"({self.origins}[{at}] if {test} else None)")
         values = {
-            "index0": self.index,
-            "index": f"({self.index} + 1)",
-            "first": f"({self.index} == 0)",
-            "last": f"({self.index} + 1 == len({self.items}))",
-            "length": f"len({self.items})",
-            "revindex": f"(len({self.items}) - {self.index})",
-            "revindex0": f"(len({self.items}) - {self.index} - 1)",
+            "index0": index,
+            "index": f"({index} + 1)",
+            "first": f"({index} == 0)",
+            "last": f"({index} + 1 == {length})",
+            "length": length,
+            "revindex": f"({length} - {index})",
+            "revindex0": f"({length} - {index} - 1)",
         }
         return Code(values[attribute], is_count=True)
 
 
 class Expressions(CodeGenerator):
     """The part of the code generator that compiles expressions. Jinja's own visitors get them boxed."""
+
+    fresh = CodeGenerator.temporary_identifier
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,8 +80,8 @@ class Expressions(CodeGenerator):
 
     def code(self, node: nodes.Node, frame: Frame) -> Code:
         if node not in self._codes:
-            is_folded = self.optimizer is not None and isinstance(node, _FOLDED)
-            part = self.optimizer.visit(node, frame.eval_ctx) if is_folded else node  # type: ignore[union-attr]
+            is_folded = isinstance(node, _FOLDED) and not isinstance(node, nodes.Add)
+            part = self.optimizer.visit(node, frame.eval_ctx) if is_folded and self.optimizer else node
             kind = type(part).__name__
             code: Code | None = getattr(self, f"code_{kind}", lambda *_: None)(part, frame)
             self._codes[node] = code or Code(self._source(getattr(super(), f"visit_{kind}"), part, frame))
@@ -93,10 +97,9 @@ class Expressions(CodeGenerator):
 
     def _or_none(self, node: nodes.Node, frame: Frame) -> str:
         """A value that may be None instead of undefined: both are false and no text."""
-        is_field = isinstance(node, (nodes.Getattr, nodes.Getitem)) and field_of(node) is not None
-        if not is_field or self._loop_of(node.node, frame) is not None:  # type: ignore[attr-defined]
-            return self.code(node, frame).value
-        return self._field(node, str(field_of(node)), frame, or_none=True).value  # type: ignore[arg-type]
+        if isinstance(node, Lookup) and (name := field_of(node)) and not self._loop_of(node.node, frame):
+            return self._field(node, name, frame, or_none=True).value
+        return self.code(node, frame).value
 
     def _source(self, write: Callable[..., None], *args: Any) -> str:
         before = self.stream, self._new_lines
@@ -124,12 +127,10 @@ class Expressions(CodeGenerator):
     code_Tuple = code_List  # noqa: N815
 
     def code_Dict(self, node: nodes.Dict, frame: Frame) -> Code:
-        keys = [self.code(item.key, frame).boxed for item in node.items]
-        values = [self.code(item.value, frame).boxed for item in node.items]
-        rows = (
-            f"{key if is_constant(item.key) else f'tt_weighed({key})'}: {value}"
-            for key, value, item in zip(keys, values, node.items, strict=True)
-        )
+        rows: list[str] = []
+        for item in node.items:
+            key, value = (self.code(part, frame).boxed for part in (item.key, item.value))
+            rows.append(f"{key if is_constant(item.key) else f'tt_weighed({key})'}: {value}")
         return self._charged(node, f"{{{', '.join(rows)}}}")
 
     def _charged(self, node: nodes.List | nodes.Tuple | nodes.Dict, source: str) -> Code:
@@ -151,28 +152,25 @@ class Expressions(CodeGenerator):
 
     def code_Getitem(self, node: nodes.Getitem, frame: Frame) -> Code:
         base, key = self.code(node.node, frame), node.arg
-        value, index = self.temporary_identifier(), self.temporary_identifier()
-        if isinstance(key, nodes.Slice):
-            ends = [self.code(end or nodes.Const(None), frame).boxed for end in (key.start, key.stop, key.step)]
-            bounds = f"{index} := tt_bounds({', '.join(ends)})"
-            code = f"environment.cut({value} := {base.value}, {base.origin}, {bounds})"
-            return Code(code, self._origin(base, f"tt_of_slice({base.origin}, {value}, {index})"))
+        value, index = self.fresh(), self.fresh()
         if is_word(key):
             return self._field(node, key.value, frame)
-        boxed = self.code(key, frame).boxed
-        code = f"environment.item({value} := {base.value}, {base.origin}, {index} := {boxed})"
-        return Code(code, self._origin(base, f"tt_of_item({base.origin}, {value}, {index})"))
+        if isinstance(key, nodes.Slice):
+            ends = [self.code(end or nodes.Const(None), frame).boxed for end in (key.start, key.stop, key.step)]
+            look_up, argument = "cut", f"tt_bounds({', '.join(ends)})"
+        else:
+            look_up, argument = "item", self.code(key, frame).boxed
+        code = f"environment.{look_up}({value} := {base.value}, {base.origin}, {index} := {argument})"
+        return Code(code, self._origin(base, f"tt_of_{look_up}({base.origin}, {value}, {index})"))
 
     def _origin(self, base: Code, origin: str) -> str:
         return "None" if base.origin == "None" else origin
 
-    def _field(
-        self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False
-    ) -> Code:
-        base, item = self.code(node.node, frame), self.temporary_identifier()
+    def _field(self, node: Lookup, name: str, frame: Frame, or_none: bool = False) -> Code:
+        base, item = self.code(node.node, frame), self.fresh()
         value = named = base.value
         if not value.isidentifier():
-            value = self.temporary_identifier()
+            value = self.fresh()
             named = f"{value} := {base.value}"
         is_plain = f"type({item} := {value}.get({name!r})) in tt_plain"
         if or_none:
@@ -193,11 +191,10 @@ class Expressions(CodeGenerator):
             if target.attr == "get" and constants and type(constants[0]) is str and len(constants) <= 2:
                 return self._get(self.code(target.node, frame), node.args, frame)
             if all(type(word) is str and 0 < len(word) <= _MAX_WORD for word in constants):
-                base, value = self.code(target.node, frame), self.temporary_identifier()
+                base, value = self.code(target.node, frame), self.fresh()
                 args = "".join(f", {word!r}" for word in constants)
                 boxed = f"environment.method(context, tt_box({value}, {base.origin}), {target.attr!r}{args})"
-                code = self._text_method(base, target.attr, args, value, boxed)
-                if code is not None:
+                if code := self._text_method(base, target.attr, args, value, boxed):
                     return code
         return Code(self._source(self.write_call, node, frame))
 
@@ -211,7 +208,7 @@ class Expressions(CodeGenerator):
         self.write(")")
 
     def _text_method(self, base: Code, name: str, args: str, value: str, boxed: str) -> Code | None:
-        """A method of strings. `value` is the name to use for the text, `boxed` the code for other objects."""
+        """A method of strings. `value` is the name for the text, `boxed` the code for other objects."""
         is_plain = f"type({value} := {base.value}) is str"
         text = f"({value} if len({value}) < {SMALL} else tt_paid({value}))"
         if name in ASKING_METHODS:
@@ -219,7 +216,7 @@ class Expressions(CodeGenerator):
         if name in CUTTING_METHODS:
             return Code(f"({text}.{name}({args[2:]}) if {is_plain} else {boxed})", base.origin)
         if name in ("split", "splitlines"):
-            pieces = self.temporary_identifier()
+            pieces = self.fresh()
             code = f"({pieces} := tt_split({value}, {name!r}{args}) if {is_plain} else {boxed})"
             return Code(code, self._origin(base, f"tt_of_pieces({base.origin}, {pieces})"))
         return None
@@ -227,7 +224,7 @@ class Expressions(CodeGenerator):
     def _get(self, base: Code, args: list[nodes.Expr], frame: Frame) -> Code:
         default = self.code(args[1], frame) if len(args) > 1 else Code("None")
         key = self.code(args[0], frame).value
-        value, item = self.temporary_identifier(), self.temporary_identifier()
+        value, item = self.fresh(), self.fresh()
         code = (
             f"({item} if type({value} := {base.value}) is dict and type({item} := {value}.get({key})) in tt_plain"
             f" else environment.got(context, {value}, {base.origin}, {key}, {default.value}, {default.origin}))"
@@ -242,29 +239,25 @@ class Expressions(CodeGenerator):
     def code_Filter(self, node: nodes.Filter, frame: Frame) -> Code | None:
         if node.node is None:
             return None
-        base, value = self.code(node.node, frame), self.temporary_identifier()
-        if node.name == "tojson":
-            options = json_options(node, frame.eval_ctx)
-            code = f"({value} := environment.json({base.value}, {base.origin}, {options!r}))[0]"
-            return None if options is None else Code(code, f"{value}[1]")
+        base, value = self.code(node.node, frame), self.fresh()
+        if node.name == "tojson" and (options := json_options(node, frame.eval_ctx)):
+            return Code(
+                f"({value} := environment.json({base.value}, {base.origin}, {options!r}))[0]", f"{value}[1]"
+            )
         if has_arguments(node) or node.name not in ("count", "length", "string", *FILTER_METHODS):
             return None
         boxed = f"{self.filters[node.name]}(tt_box({value}, {base.origin}))"
+        test = f"type({value} := {base.value})"
         if node.name in ("length", "count"):
-            code = f"(len({value}) if type({value} := {base.value}) in tt_sized else {boxed})"
-            return Code(code, is_count=True)
+            return Code(f"(len({value}) if {test} in tt_sized else {boxed})", is_count=True)
         if node.name == "string":
-            return Code(f"({value} if type({value} := {base.value}) is str else {boxed})", base.origin)
+            return Code(f"({value} if {test} is str else {boxed})", base.origin)
         return self._text_method(base, FILTER_METHODS[node.name], "", value, boxed)
 
     def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
         if has_arguments(node) or node.name not in self.tests:
             return None
-        base, value, test = (
-            self.code(node.node, frame).value,
-            self.temporary_identifier(),
-            self.tests[node.name],
-        )
+        base, value, test = self.code(node.node, frame).value, self.fresh(), self.tests[node.name]
         forms = {
             "defined": f"(not isinstance({base}, Undefined))",
             "undefined": f"isinstance({base}, Undefined)",
@@ -293,7 +286,7 @@ class Expressions(CodeGenerator):
             values = [left.boxed, right.boxed]
         if not (left.is_count or right.is_count or any(map(is_constant, sides))):
             values = [f"tt_weighed({value})" for value in values]
-        return Code(f"({values[0]} {operators[op]} {values[1]})", is_count=True)
+        return Code(f"({f' {operators[op]} '.join(values)})", is_count=True)
 
     def _within(self, op: str, item: nodes.Expr, container: nodes.Expr, frame: Frame) -> Code:
         no = "not " if op == "notin" else ""
@@ -302,7 +295,7 @@ class Expressions(CodeGenerator):
             return Code(f"({self.code(item, frame).value} {no}in {constants!r})", is_count=True)
         base = self.code(container, frame)
         if is_word(item):
-            value = self.temporary_identifier()
+            value = self.fresh()
             is_plain = f"type({value} := {base.value}) is str or type({value}) is dict"
             boxed = f"environment.within({item.value!r}, tt_box({value}, {base.origin}))"
             return Code(f"({no}({item.value!r} in {value} if {is_plain} else {boxed}))", is_count=True)
@@ -310,12 +303,11 @@ class Expressions(CodeGenerator):
 
     def code_And(self, node: nodes.And | nodes.Or, frame: Frame) -> Code:
         left, right = self.code(node.left, frame), self.code(node.right, frame)
-        first = self.temporary_identifier()
+        first = self.fresh()
+        test = f"({first} := {left.value})"
         if isinstance(node, nodes.Or):
-            return self._either(
-                f"({first} if ({first} := {left.value}) else {right.value})", first, left, right
-            )
-        return self._either(f"({right.value} if ({first} := {left.value}) else {first})", first, right, left)
+            return self._either(f"({first} if {test} else {right.value})", first, left, right)
+        return self._either(f"({right.value} if {test} else {first})", first, right, left)
 
     code_Or = code_And  # noqa: N815
 
@@ -324,10 +316,9 @@ class Expressions(CodeGenerator):
 
     def code_CondExpr(self, node: nodes.CondExpr, frame: Frame) -> Code:
         frame = frame.soft()
-        first, test = self.code(node.expr1, frame), self.temporary_identifier()
-        second = Code("cond_expr_undefined('an inline if without an else was false')")
-        if node.expr2 is not None:
-            second = self.code(node.expr2, frame)
+        first, test = self.code(node.expr1, frame), self.fresh()
+        missing = Code("cond_expr_undefined('an inline if without an else was false')")
+        second = missing if node.expr2 is None else self.code(node.expr2, frame)
         code = f"({first.value} if ({test} := {self.condition(node.test, frame)}) else {second.value})"
         return self._either(code, test, first, second)
 
@@ -362,15 +353,12 @@ class Expressions(CodeGenerator):
         return Code(f"environment.concat(({', '.join(self.code(part, frame).boxed for part in node.nodes)},))")
 
 
-_FOLDED: Final = (
-    *(nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Pos),
-    *(nodes.Neg, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),
-)
-"""Expressions that are computed while compiling if they are constant."""
+_FOLDED: Final = (nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.UnaryExpr, nodes.BinExpr)
+"""With the exception of sums: expressions that are computed while compiling if they are constant."""
 
 
 def origin_name(name: str) -> str:
-    """The Python variable for the origin of another variable's value: ``o_1_x`` for ``l_1_x``."""
+    """The variable for the origin of another's value: ``o_1_x`` for ``l_1_x``."""
     return f"o{name[1:]}"
 
 

@@ -1,6 +1,6 @@
 """Jinja's filters and tests, and format strings, over traced values.
 
-A filter is rewritten here, or hands out its input (whole, item by item or in another order); the result of any
+A filter is rewritten here, or hands out its input (whole, item by item or in another order). The result of any
 other is of unknown origin if its input is traced. So no filter can launder text.
 """
 
@@ -26,7 +26,7 @@ _MAX_COUNT: Final = 1_000_000
 """The largest number that a filter takes as an argument."""
 _MAX_SLOW: Final = 20_000
 _SLOW: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
-"""Filters whose time may grow with the square of their input, which is limited to `_MAX_SLOW`."""
+"""Filters that may take quadratic time; their input is limited to `_MAX_SLOW`."""
 _AS_IT_IS: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length", "random", "reverse"})
 _LAZY: Final = frozenset({"batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"})
 """Filters that yield their input item by item (``map`` changes an item only through another filter)."""
@@ -58,7 +58,7 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 def _method(name: str) -> Callable[..., str]:
     def call(value: Any, chars: str | None = None) -> str:
-        result: str = getattr(promoted(text_of(value)), name)(*([] if chars is None else [chars]))
+        result: str = getattr(promoted(text_of(value)), name)(*(() if chars is None else (chars,)))
         return as_markup(result) if hasattr(value, "__html__") else result
 
     return call
@@ -140,7 +140,6 @@ _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
 
 
 def traced_test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
-
     @functools.wraps(test)
     def weighing(*args: Any, **kwargs: Any) -> bool:
         step()
@@ -203,9 +202,7 @@ def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...]
         for literal, key, _, _ in string.Formatter().parse(text):
             yield literal
             if key is not None:
-                value = (
-                    next(automatic, "") if key == "" else args[int(key)] if key.isdigit() else kwargs.get(key)
-                )
+                value = next(automatic, "") if not key else args[int(key)] if key.isdigit() else kwargs.get(key)
                 yield text_of(value)
 
     return _followed(result, template, pieces)

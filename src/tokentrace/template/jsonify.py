@@ -1,6 +1,6 @@
-"""``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its own field.
+"""``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its field.
 
-The arguments of a tool call are one field, and so is a tool's schema: one run, written by Python's own encoder.
+A tool call's arguments are one field, and so is a tool's schema: one run, written by Python's encoder.
 """
 
 import functools
@@ -28,10 +28,7 @@ DEFAULTS: Final = JsonOptions()
 
 
 def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
-    """``json.dumps(value, …)``, character for character, as a traced string.
-
-    Punctuation belongs to the container it punctuates; a container built by the template is scaffold.
-    """
+    """``json.dumps(value, …)``, traced. Punctuation belongs to its container; the template's own are scaffold."""
     if (options.indent if isinstance(options.indent, int) else len(options.indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
     if options != DEFAULTS and is_traced(tuple(options)):  # separators or indents that come from a field
@@ -52,7 +49,7 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
 
 
 def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, Origin] | None:
-    """The JSON of a text or a container that is one field, and its origin; None for other values."""
+    """The JSON of a text or container that is one field, and its origin; None for others."""
     boxed = value if type(value) is TracedDict or type(value) is TracedList else None
     texts: dict[Any, str] = {}
     if boxed is not None:
@@ -66,7 +63,7 @@ def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, O
     elif type(value) in (dict, list) and (origin[-1] == "arguments" or origin[0] == "tools"):
         try:
             text = _encoder(options)(value)
-        except (TypeError, RecursionError):  # not plain JSON all the way down: `_Writer` converts it, or raises
+        except (TypeError, RecursionError):  # not plain JSON: `_Writer` converts it, or raises
             return None
     else:
         return None
@@ -81,10 +78,8 @@ def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, O
 @functools.lru_cache(maxsize=64)
 def _encoder(options: tuple[Any, ...]) -> Callable[[Any], str]:
     """``json.dumps`` with fixed options; reuses one C encoder if there are no indents."""
-    ensure_ascii, indent, separators, sort_keys = options
-    encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    encoder = json.JSONEncoder(**JsonOptions(*options)._asdict())
+    indent, sort_keys = options[1], options[3]
     make_encoder = getattr(json.encoder, "c_make_encoder", None)
     if make_encoder is None or indent is not None:
         return encoder.encode
@@ -146,7 +141,7 @@ class _Writer:
         yield from self.value(value[key], newline, origin)
 
     def _string(self, value: str, origin: Origin | None) -> str:
-        """A JSON string. Escaping works character by character, so each run is escaped on its own."""
+        """A JSON string: escaping goes by character, so each run is escaped on its own."""
         escape = _escape(self._options)
         runs = value.runs if isinstance(value, TracedStr) else ()
         if len(runs) <= 1:

@@ -5,8 +5,8 @@
 - a plain value with None: the template's own;
 - a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin next to it is ignored.
 
-`box` turns a pair into one value. Compiled code handles the most common operations on plain values, the
-environment all others on boxed values.
+`box` turns a pair into one value. Compiled code does the most common operations on plain values, the environment
+all others on boxed ones.
 """
 
 import functools
@@ -20,10 +20,10 @@ from .strings import TracedStr, traced
 from .traced import TRACED_TYPES, TracedDict, TracedList, TracedNone, plain, wrap
 
 PLAIN: Final = TRACED_TYPES | {str, dict, list, int, float, bool}
-"""Types of field values that are used as they are. Not None, which a look-up also returns for a missing key."""
+"""Types of field values that are used as they are. Not None: a look-up returns it for a missing key, too."""
 SIZED: Final = frozenset({str, dict, list, TracedStr, TracedDict, TracedList})
 TEXT: Final = frozenset({str, TracedStr})
-"""Text that is joined as it is. Markup escapes what it is joined with."""
+"""Text that is joined as it is. (Markup escapes what it is joined with.)"""
 PRINTED: Final = TEXT | {int, float, bool, type(None)}
 """Types of values that may be printed later: they do not change until then."""
 _ITEMS: Final = PLAIN | {type(None)}
@@ -69,7 +69,7 @@ def bounds(*ends: Any) -> slice:
     return slice(*(None if type(end) is TracedNone else end for end in ends))
 
 
-def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
+def of_cut(origin: Beside, value: Any, which: slice) -> Beside:
     if type(value) is str or origin is None:
         return origin
     return _origins(value, origin)[which] if type(value) is list else None
@@ -116,7 +116,5 @@ def item_rows(value: Any, origin: Beside, items: Callable[[Any], Any]) -> list[t
         check_items(len(value))
         if {str}.issuperset(map(type, value)) and keeps_items(list(value.values())):
             origins = [inside(origin, key) for key in value]
-            return [
-                (key, inside(at, KEY), item, at) for (key, item), at in zip(value.items(), origins, strict=True)
-            ]
+            return [(key, inside(at, KEY), value[key], at) for key, at in zip(value, origins, strict=True)]
     return [(key, None, item, None) for key, item in listed(items(box(value, origin)))]

@@ -1,7 +1,6 @@
 """Text that knows where each of its characters came from.
 
-A method keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` that is joined with traced text is
-scaffold: the template's own.
+A method keeps the runs exact, or marks the text UNKNOWN. A plain ``str`` joined with traced text is scaffold.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _BACKWARDS: Final = slice(None, None, -1)
 class TracedStr(str):
     """A ``str`` whose `runs`, pairs of an end and an origin, cover it without gaps.
 
-    Methods that are not redefined here return plain values; the environment marks their text as UNKNOWN.
+    All other methods return plain values; the environment marks their text as UNKNOWN.
     """
 
     __slots__ = ("runs",)
@@ -94,13 +93,16 @@ class TracedStr(str):
         return cut(self, 0, len(self) - len(suffix) if self.endswith(suffix) else len(self))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        check_items(str.count(self, sep) if sep else sum(map(self.count, " \n\t")))
+        self._check_pieces(sep)
         return self._located(str.split(self, sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         check_search(self, sep or "")
-        check_items(str.count(self, sep) if sep else sum(map(self.count, " \n\t")))
+        self._check_pieces(sep)
         return self._located(str.rsplit(self, sep, maxsplit), sep)
+
+    def _check_pieces(self, sep: str | None) -> None:
+        check_items(self.count(sep) if sep else sum(map(self.count, " \n\t")))
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         return tuple(self._located(str.partition(self, sep), ""))  # type: ignore[return-value]
@@ -110,7 +112,7 @@ class TracedStr(str):
         return tuple(self._located(str.rpartition(self, sep), ""))  # type: ignore[return-value]
 
     def _located(self, parts: Iterable[str], sep: str | None) -> list[str]:
-        """Cut out the `parts`, which follow one another with `sep` or (None) white space between them."""
+        """Cut out `parts`, which follow one another with `sep` or (None) white space between them."""
         out: list[str] = []
         start = 0
         for part in parts:
@@ -120,7 +122,7 @@ class TracedStr(str):
         return out
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        check_items(str.count(self, "\n"))
+        check_items(self.count("\n"))
         out: list[str] = []
         start = 0
         for whole, part in zip(str.splitlines(self, True), str.splitlines(self, keepends), strict=True):
@@ -129,10 +131,9 @@ class TracedStr(str):
         return out
 
     def replace(self, old: str, new: str, /, count: SupportsIndex = -1) -> TracedStr:
-        times = str.count(self, old)
+        times, limit = self.count(old), count.__index__()
         if not times:
             return self
-        limit = count.__index__()
         check_size(len(self) + (times if limit < 0 else min(times, limit)) * (len(new) - len(old)))
         if old:
             return join_with(new, self.split(old, limit))
@@ -140,7 +141,7 @@ class TracedStr(str):
 
 
 def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], TracedStr]:
-    """Map position by position if the length stays, else run by run, else to UNKNOWN text."""
+    """Map by position if the length stays, else run by run, else to UNKNOWN text."""
 
     @functools.wraps(function)
     def method(self: TracedStr) -> TracedStr:
@@ -159,19 +160,15 @@ _CASES: Final = ("capitalize", "casefold", "lower", "swapcase", "title", "upper"
 for _name in _CASES:
     setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
 
-TRACED_METHODS: Final = frozenset(
-    name for name in vars(TracedStr) if not name.startswith("_") and name != "runs"
-)
+TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if name[0] != "_" and name != "runs")
 """Methods that keep the trace."""
 CUTTING_METHODS: Final = frozenset((*_CASES, "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"))
-"""Traced methods whose result keeps the text's origin: a part of it, or the text in another case."""
-ASKING_METHODS: Final = frozenset(
-    {"count", "endswith", "find", "index", "rfind", "rindex", "startswith"}
-    | {name for name in dir(str) if name.startswith("is")}
-)
+"""Traced methods whose result keeps the text's origin: a part of it, or another case."""
+_SEARCHES: Final = ("count", "endswith", "find", "index", "rfind", "rindex", "startswith")
+ASKING_METHODS: Final = frozenset((*_SEARCHES, *(name for name in dir(str) if name.startswith("is"))))
 """Methods that return a count, a position or a boolean."""
 FILTER_METHODS: Final = {"trim": "strip", "upper": "upper", "lower": "lower", "capitalize": "capitalize"}
-"""Filters that do what a method does."""
+"""Filters that are methods, too."""
 
 
 def plain_text(text: str) -> str:

@@ -13,8 +13,7 @@ DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
 """Attributes of ``loop`` that need no loop object."""
 _NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
-"""More of them, for a loop over single items."""
-
+"""More of them, in a loop over single items."""
 
 # -- expressions
 
@@ -92,12 +91,11 @@ def items_of(node: nodes.Node) -> nodes.Expr | None:
 def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
     """The variables of a loop that needs no loop object; None for a loop that does.
 
-    It runs over single items or ``x.items()``, has no ``{% else %}``, and reads only counts and neighbours from
-    ``loop``.
+    It runs over single items or ``x.items()``, has no ``{% else %}``, and reads only counts and neighbours.
     """
     items = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
     names = [name for name in items if isinstance(name, nodes.Name)]
-    is_pair = isinstance(node.target, nodes.Tuple) and len(items) == 2 and items_of(node.iter) is not None
+    is_pair = len(items) == 2 and items_of(node.iter) is not None
     is_other = node.recursive or node.test is not None or node.else_
     if is_other or len(names) < len(items) or (len(items) > 1 and not is_pair):
         return None
@@ -114,8 +112,7 @@ def _uses_of_loop(node: nodes.Node) -> Iterator[nodes.Node]:
     """The places where the ``loop`` of `node` is read: ``loop.something`` or the bare name."""
     for child in node.iter_child_nodes():
         if isinstance(child, nodes.For):  # its body has its own ``loop``
-            parts = [child.iter, *child.else_] + ([child.test] if child.test is not None else [])
-            yield from _uses_of_loop(nodes.Scope(parts))
+            yield from _uses_of_loop(nodes.Scope([child.iter, *child.else_, *filter(None, [child.test])]))
         elif getattr(child.node if isinstance(child, nodes.Getattr) else child, "name", "") == "loop":
             yield child
         else:
@@ -137,7 +134,7 @@ def leaves(body: Iterable[nodes.Node]) -> bool:
 class Inliner(NodeTransformer):
     """Replaces ``{% block %}`` and ``{% autoescape false %}`` with plain scopes.
 
-    Raises TemplateError for a statement that needs another template, or would escape text for HTML.
+    Raises TemplateError for a statement that needs another template or escapes text for HTML.
     """
 
     def __init__(self) -> None:
@@ -147,15 +144,12 @@ class Inliner(NodeTransformer):
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise TemplateError("a chat template cannot include, import or extend another", line=node.lineno)
-        if (
-            isinstance(node, nodes.Block) and self._depth and not node.scoped
-        ):  # Jinja would hide outer variables
+        if isinstance(node, nodes.Block) and self._depth and not node.scoped:  # Jinja would hide these
             problem = f"the block {node.name!r} has variables around it; mark it as scoped"
             raise TemplateError(problem, line=node.lineno)
-        has_locals = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)) or (
-            isinstance(node, (nodes.Block, nodes.Scope))
-            and any(node.find_all((nodes.Assign, nodes.AssignBlock)))
-        )
+        has_locals = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With))
+        if isinstance(node, (nodes.Block, nodes.Scope)):
+            has_locals = any(node.find_all((nodes.Assign, nodes.AssignBlock)))
         self._depth += has_locals
         result = super().visit(node, *args, **kwargs)
         self._depth -= has_locals
@@ -180,15 +174,12 @@ class Inliner(NodeTransformer):
 
 
 def variables_of(tree: nodes.Template) -> set[str]:
-    """The names that a template may read before it sets them.
-
-    Jinja includes a name that only one branch sets, whether or not it is read outside that branch.
-    """
+    """The names that a template may read before it sets them. Jinja's own answer has all that one branch sets."""
     return jinja2.meta.find_undeclared_variables(tree) & set(_reads(tree.body, set()))
 
 
 def _reads(body: Iterable[nodes.Node], bound: set[str]) -> Iterator[str]:
-    """Names that statements may read before they are set. Adds the names that they always set to `bound`."""
+    """Names that statements may read before they are set. Adds those that they always set to `bound`."""
     for node in body:
         match node:
             case nodes.If():  # sets the names that all branches set; a branch that refuses does not count
@@ -251,7 +242,7 @@ def fields_of(tree: nodes.Template) -> frozenset[str]:
 def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> list[str]:
     """Constants of two or more characters that the template may look for in one of a message's `text_fields`.
 
-    The others are compared with other fields (a role, a schema's type), or looked up in mappings.
+    Others are compared with other fields (a role, a schema's type), or looked up in mappings.
     """
     called = {id(call.node) for call in tree.find_all(nodes.Call)}
     accesses: list[Any] = list(tree.find_all((nodes.Getattr, nodes.Getitem)))

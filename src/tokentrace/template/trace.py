@@ -10,7 +10,7 @@ from typing import Any, Final
 from jinja2.utils import Namespace
 
 from ..errors import TemplateLimitError
-from .budget import MAX_ITEMS, MAX_TEXT, RenderBudget, TooLarge, attributes_of
+from .budget import MAX_ITEMS, MAX_TEXT, RenderBudget, TooLarge, attrs_of
 from .origin import InTurn, Origin
 from .pairs import box
 from .strings import TracedStr, cut, join_traced, promoted, runs_of, traced
@@ -24,9 +24,9 @@ Span = tuple[str, int, Origin | None]
 class Rendering:
     """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
 
-    `turns[k]` is the message in whose turn the span was written (-1: outside every turn), `origins[k]` the field
-    its text came from (None: the template wrote it). `generation` holds the character ranges inside
-    ``{% generation %}`` tags. `tail` is where the text after the last turn starts: the generation prompt, if any.
+    `turns[k]` is the message in whose turn it was written (-1: none), `origins[k]` its field (None: the template
+    wrote it). `generation` are the ranges of characters in ``{% generation %}`` tags; `tail` is where the text
+    after the last turn starts: the generation prompt, if any.
     """
 
     text: str
@@ -48,9 +48,7 @@ class Rendering:
         window = slice(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1)
         ends = ends[window]
         rows = zip([start, *ends], ends, self.turns[window], self.origins[window], strict=False)
-        return [
-            (text[begin : min(end, stop)], turn, origin) for begin, end, turn, origin in rows if begin < stop
-        ]
+        return [(text[at : min(end, stop)], turn, origin) for at, end, turn, origin in rows if at < stop]
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> Rendering:
@@ -64,7 +62,8 @@ class Rendering:
                 rendering.ends.append(end)
                 rendering.turns.append(turn)
                 rendering.origins.append(origin)
-                rendering.tail = end if turn >= 0 else rendering.tail
+                if turn >= 0:
+                    rendering.tail = end
         rendering.text = "".join(texts)
         return rendering
 
@@ -74,11 +73,11 @@ class Rendering:
 TURN: Final = Origin(("@turn",))
 """In place of an origin: the value is the message whose turn begins (-1: none).
 
-A value below -1 is a round of a loop over something else (indices, say). It belongs to the message whose text is
-printed in that round, if there is exactly one.
+Below -1 it is a round of a loop over something else (indices, say), which belongs to the message whose text it
+prints, if there is exactly one.
 """
 GENERATION: Final = Origin(("@generation",))
-"""In place of an origin: the value is the length of the text in a ``{% generation %}`` block that begins here."""
+"""In place of an origin: the value is the length of a ``{% generation %}`` block that begins here."""
 
 _MESSAGES: Final = Origin(("messages",))
 _MAX_ENTRIES: Final = 4 * MAX_ITEMS
@@ -88,8 +87,7 @@ _MAX_ENTRIES: Final = 4 * MAX_ITEMS
 class Trace:
     """The state of one run: what it wrote, whose turn is being written, and what it may still do.
 
-    `out` is a flat list: a value, its origin (see `pairs`), the next value, and so on. `messages` is None if they
-    are boxed.
+    `out` is a flat list of values, each before its origin (see `pairs`). `messages` is None if they are boxed.
     """
 
     __slots__ = ("blocks", "budget", "collected", "current", "messages", "out", "rounds", "stack")
@@ -104,7 +102,7 @@ class Trace:
         self.blocks: list[int] = []
         """Where the open ``{% generation %}`` blocks begin in the lists they write to."""
         self.collected: dict[tuple[int, str], tuple[int, Any, Any]] = {}
-        """Texts of namespaces: the turn in which each was stored, its value before that turn, and its value."""
+        """Texts of namespaces: the turn in which each was stored, its value before that turn and now."""
 
     def origin_of(self, value: Any) -> Origin | None:
         return _MESSAGES if value is self.messages and value is not None else None
@@ -116,7 +114,7 @@ class Trace:
         self._begin(self.stack.pop(), out)
 
     def round(self, item: Any, origin: Any, out: list[Any]) -> None:
-        """Start a loop's next round. It takes a step, and may begin the turn of `item`."""
+        """Start a loop's next round: a step, and perhaps the turn of `item`."""
         budget = self.budget
         budget.steps = steps = budget.steps - 1
         if not steps & 31:
@@ -133,7 +131,7 @@ class Trace:
             self._begin(self.rounds, out)
 
     def show(self, item: dict[Any, Any], origin: Any, out: list[Any]) -> None:
-        """A variable is set to `item`: if that is a message, its turn begins."""
+        """A variable is set to `item`, whose turn begins if it is a message."""
         if type(item) is TracedDict:
             origin = item.origin
         if type(origin) is not Origin:  # a dict that the template built from a message
@@ -145,9 +143,9 @@ class Trace:
             self._begin(origin[1], out, item)
 
     def _begin(self, message: Any, out: list[Any], item: dict[Any, Any] | None = None) -> None:
-        """Begin a turn. Inside another message's turn, only later messages that are no assistant's begin one.
+        """Begin a turn. Inside another message's turn, only later messages that are no assistant's begin one:
 
-        Those are results, which some templates write with the call they answer.
+        results, which some templates write with the call they answer.
         """
         around = self.stack[-1] if item is not None and self.stack else -1
         if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):  # type: ignore[arg-type]
@@ -155,12 +153,11 @@ class Trace:
         if message != self.current:
             self.current = message
             if out and out[-1] is TURN:  # nothing was written since
-                out[-2] = message
-            else:
-                out += (message, TURN)
+                del out[-2:]
+            out += (message, TURN)
 
     def end_block(self, out: list[Any]) -> None:
-        """End a ``{% generation %}`` block. In a macro it covers what is written next, as in transformers."""
+        """End a ``{% generation %}`` block. In a macro, it covers what is written next, as in transformers."""
         start = self.blocks.pop()
         if not self.blocks:
             place = start if out is self.out else len(self.out)
@@ -169,8 +166,8 @@ class Trace:
             self.out[place:place] = (size, GENERATION)
 
     def store(self, namespace: Namespace, name: str) -> None:
-        """Assign text that a namespace collects to the turn in which it was put together."""
-        values, key = attributes_of(namespace), (id(namespace), name)
+        """Assign text that a namespace collects to the turn that put it together."""
+        values, key = attrs_of(namespace), (id(namespace), name)
         value = values[name]
         if type(value) is TracedStr or type(value) is list:
             turn, before, latest = self.collected.get(key, (self.current, None, None))
@@ -181,7 +178,7 @@ class Trace:
 
 
 def _collected(value: Any, before: Any, turn: int) -> Any:
-    """`value`; text after `before` is assigned to the turn if it mixes scaffold and a field of its message."""
+    """`value`, its text after `before` assigned to the turn if it mixes scaffold and a field of its message."""
     if type(value) is list:
         start = len(before) if type(before) is list and before == value[: len(before)] else 0
         return value[:start] + [_collected(item, "", turn) for item in value[start:]]
@@ -209,7 +206,7 @@ def join_output(out: list[Any]) -> TracedStr:
 
 
 def _in_turn(text: TracedStr, turn: int) -> TracedStr:
-    """`text`, marked as written in a turn, except where an inner buffer marked it."""
+    """`text`, marked as written in a turn where no inner buffer marked it."""
     return join_traced(
         traced(part, origin if type(origin) is InTurn else InTurn.within(origin, turn))
         for part, origin in runs_of(text)
@@ -256,7 +253,7 @@ def collect(out: list[Any]) -> Rendering:
 
 
 def _extend(spans: Rendering, text: TracedStr, start: int, turn: int) -> None:
-    """Add the runs of a text as spans. A run with the turn and origin of the last span extends that span."""
+    """Add the runs of a text as spans. One with the turn and origin of the last span extends that."""
     for end, origin in text.runs:
         owner = turn
         if type(origin) is InTurn:

@@ -5,9 +5,9 @@ A ``TracedStr`` has an origin for each character; numbers, None and containers h
 - a path such as ``("messages", 2, "content")``: the value came from that field;
 - ``None``: the template itself wrote it (scaffold);
 - an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the template);
-- ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
+- ``UNKNOWN``: derived from fields in a way that cannot be followed. Never trusted, never credited.
 
-A number computed from a field's number is UNKNOWN. Counts (lengths, positions) are the template's own.
+A number computed from a field's is UNKNOWN. Counts (lengths, positions) are the template's own.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class TracedFloat(float):
 
 
 class TracedBool(int):
-    """A boolean. ``bool`` cannot be subclassed; the tests of the environment know this type."""
+    """A boolean, as ``bool`` cannot be subclassed. The environment's tests know this type."""
 
     origin: Origin = UNKNOWN
     __str__ = _print
@@ -70,10 +70,7 @@ class TracedNone:
 
 
 class TracedDict(dict[Any, Any]):
-    """A dict whose keys and values are traced. Values are wrapped when they are first read.
-
-    `raw` is the wrapped dict, `texts` its JSON by options (see `jsonify`).
-    """
+    """A dict with traced keys and values, wrapped when first read. `raw`: the plain dict, `texts`: its JSON."""
 
     __slots__ = ("origin", "raw", "texts")
     origin: Origin
@@ -124,7 +121,7 @@ class TracedList(list[Any]):
 
 
 class TracedMarkup(TracedStr):
-    """The result of ``|safe`` and ``|escape``. As Markup does, it escapes plain text that is added to it."""
+    """The result of ``|safe`` and ``|escape``. Like Markup, it escapes plain text that is added."""
 
     __slots__ = ()
 
@@ -157,20 +154,18 @@ def _escaped(text: str) -> str:
     return text if result == text else opaque(result) if is_traced(text) else result
 
 
-TRACED_TYPES: Final = frozenset(
-    {TracedStr, TracedDict, TracedList, TracedInt, TracedFloat, TracedBool, TracedNone}
-)
 PLAIN_TYPES: Final[dict[type, type]] = {
     **{TracedList: list, TracedInt: int, TracedFloat: float},
     **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
 }
 """The plain types that templates see instead of ours, except for dicts."""
+TRACED_TYPES: Final = frozenset({*PLAIN_TYPES, TracedDict} - {TracedMarkup})
 _TRACED: Final = tuple(TRACED_TYPES - {TracedStr})
 _NUMBERS: Final[dict[type, Any]] = {bool: TracedBool, int: TracedInt, float: TracedFloat}
 
 
 def wrap(value: Any, origin: Origin) -> Any:
-    """`value` with its origin; converted first if it is not JSON-like, as in transformers."""
+    """`value` with its origin; converted first if not JSON-like, as in transformers."""
     kind = type(value)
     if kind is str:
         return traced(value, origin)
@@ -225,18 +220,17 @@ def is_traced(value: Any) -> bool:
 
 
 def derived(result: Any, *values: Any) -> Any:
-    """The result of an operation on `values` that may have lost their trace. Raises TooLarge if it is huge."""
+    """The result of an operation on `values`, UNKNOWN if these are traced. Raises TooLarge for a huge number."""
     if isinstance(result, int):
         check_bits(result.bit_length())
     return opaque(result) if is_traced(values) else result
 
 
 def opaque(value: Any) -> Any:
-    """`value` with text and numbers of unknown origin, except for parts that are known to come from a field."""
+    """`value` with text and numbers of unknown origin, except for parts that come from a field."""
     kind = type(value)
     if isinstance(value, TracedStr):
-        runs = tuple((end, _doubt(origin)) for end, origin in value.runs)
-        text = with_runs(plain_text(value), runs)
+        text = with_runs(plain_text(value), tuple((end, _doubt(origin)) for end, origin in value.runs))
         return as_markup(text) if kind is TracedMarkup else text
     if isinstance(value, Markup):
         return as_markup(traced(str(value), UNKNOWN))

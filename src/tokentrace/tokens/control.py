@@ -1,7 +1,7 @@
 """Finds the control tokens in a text as ``tokenizers`` does, but only where the text may contain them.
 
-``tokenizers`` first searches for the added tokens that are not normalized. Then it normalizes each piece between
-them and searches there for the others, by their own normalized text.
+``tokenizers`` first searches for added tokens that are not normalized. Then it normalizes each piece between them
+and searches there for the others, by their normalized text.
 """
 
 import bisect
@@ -19,10 +19,8 @@ from .vocabulary import ControlToken, Vocabulary, longest_first
 
 Positions = npt.NDArray[np.signedinteger[Any]]
 
-_SPACES: Final = (
-    "\t\n\x0b\x0c\r \x85\xa0\u1680"
-    + "".join(map(chr, range(0x2000, 0x200B)))
-    + "\u2028\u2029\u202f\u205f\u3000"
+_SPACES: Final = "".join(
+    char for char in map(chr, range(0x3001)) if char.isspace() and not "\x1c" <= char <= "\x1f"
 )
 """White space according to ``tokenizers``; for Python there is more."""
 _SPACE: Final = re.compile(f"[{_SPACES}]*")
@@ -34,13 +32,13 @@ class Trust(IntEnum):
     NONE = 0
     """None: they stay text."""
     INNER = 1
-    """Those that live inside an assistant's turn, not those that end it or begin another."""
+    """Those inside an assistant's turn, not those that end it or begin another."""
     ANY = 2
     """All."""
 
 
 class ControlPattern:
-    """Finds control tokens by their text: the longest one, if several begin at the same place."""
+    """Finds control tokens by their text: the longest of those that begin at one place."""
 
     def __init__(self, tokens: dict[str, ControlToken]) -> None:
         self.tokens = tokens
@@ -54,7 +52,7 @@ class ControlPattern:
 
 
 ControlPatterns = tuple[ControlPattern, ControlPattern]
-"""The control tokens of a vocabulary: those found by their text, and those found by their normalized text."""
+"""The control tokens of a vocabulary: those found by their text, and by their normalized text."""
 
 
 def control_patterns(vocabulary: Vocabulary, normalize: Callable[[str], str]) -> ControlPatterns:
@@ -66,7 +64,7 @@ def control_patterns(vocabulary: Vocabulary, normalize: Callable[[str], str]) ->
 
 @dataclass(frozen=True, slots=True)
 class ControlMatch:
-    """A control token in a text: its range with absorbed white space, and the range of its own text."""
+    """A control token in a text: its range with absorbed white space, and that of its text."""
 
     start: int
     end: int
@@ -77,18 +75,18 @@ class ControlMatch:
 
 @dataclass(frozen=True, slots=True)
 class PlainPiece:
-    """A piece of text between control tokens, normalized or not."""
+    """Text between control tokens, normalized or not."""
 
     text: str
     start: int
     """Where it begins in the whole text."""
     places: tuple[Positions, Positions] | None = None
-    """If normalized: where each of its characters begins and ends in the whole text."""
+    """If normalized: where its characters begin and end in the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedSpans:
-    """Where each span of a text ends, what it may contain, and the ids of tokens that live inside a turn."""
+    """Where the spans of a text end, what each may contain, and the ids of tokens inside a turn."""
 
     ends: Sequence[int]
     trust: Sequence[Trust]
@@ -98,13 +96,13 @@ class TrustedSpans:
         return range(bisect.bisect_right(self.ends, start), bisect.bisect_left(self.ends, end) + 1)
 
     def forbidding(self, token: ControlToken, start: int, end: int) -> int | None:
-        """The first span in a range that may not contain a token."""
+        """The first span in a range that may not contain the token."""
         required = Trust.INNER if token.id in self.inner else Trust.ANY
         return next((span for span in self.touched(start, end) if self.trust[span] < required), None)
 
 
 Normalize = Callable[[str], tuple[str, Sequence[tuple[int, int]] | None]]
-"""Normalized text, and where each of its characters comes from (None: unchanged)."""
+"""Normalized text, and where its characters come from (None: unchanged)."""
 
 
 def split(
@@ -147,15 +145,14 @@ def _split_normalized(
         if at < stop:
             yield PlainPiece(normal[at:stop], int(starts[at]), (starts[at:stop], ends[at:stop]))
         if match is not None:
-            whole = (int(starts[match.start]), int(ends[match.end - 1]))
-            yield ControlMatch(
-                *whole, int(starts[match.text_start]), int(ends[match.text_end - 1]), match.token
-            )
+            firsts, lasts = [match.start, match.text_start], [match.end - 1, match.text_end - 1]
+            (start, text_start), (end, text_end) = starts[firsts].tolist(), ends[lasts].tolist()
+            yield ControlMatch(start, end, text_start, text_end, match.token)
             at = match.end
 
 
 def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator[ControlMatch]:
-    """Control tokens in a text, leftmost and longest first, where the spans that they touch may contain them."""
+    """Control tokens, leftmost and longest first, where all spans that they touch may contain them."""
     at = position = 0
     while pattern.regex is not None and (match := pattern.regex.search(text, position)):
         start = match.start()
@@ -180,7 +177,7 @@ def _search(text: str, spans: TrustedSpans, pattern: ControlPattern) -> Iterator
 
 @functools.lru_cache(maxsize=4096)
 def is_word(character: str) -> bool:
-    """Whether a character belongs to a word: ``tokenizers`` has Unicode tables of its own."""
+    """Whether a character belongs to a word, by ``tokenizers``' own Unicode tables."""
     encoding = _word_finder().encode(f"{character}x", add_special_tokens=False)
     return _word_finder().token_to_id("x") not in encoding.ids
 

@@ -1,9 +1,9 @@
 """Spans to ids: each token knows its span, and only trusted text becomes control tokens.
 
-The whole text is encoded in one call, as in transformers, so the merges are the same. The byte lengths of the
-tokens add up to their positions in the text. If a control token touches untrusted text, or if the lengths do not
-add up (Unicode normalization, byte-fallback prefixes), the text is split: control tokens are found only in
-trusted text, and the pieces between them are encoded with a tokenizer that has no control tokens.
+The whole text is encoded in one call, as in transformers, so the merges are the same. The byte lengths of tokens
+add up to their positions. If a control token touches untrusted text, or if the lengths do not add up (Unicode
+normalization, byte-fallback prefixes), the text is split: control tokens are found only in trusted text, and the
+pieces between them are encoded by a tokenizer that has none.
 """
 
 import bisect
@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,10 @@ from .tokenizer import Ids, Tokenizer, with_offsets
 Number = TypeVar("Number", bound=np.generic)
 
 _NEAR: Final = 64
-"""Non-ASCII bytes that are at most this far apart are checked as one piece of text."""
+"""Non-ASCII bytes at most this far apart are checked as one piece."""
 
 TrustOf: TypeAlias = Callable[[Origin], Trust]
-"""Which control tokens a span of some origin may contain. Scaffold, which has no origin, may contain all."""
+"""Which control tokens a span of some origin may contain. Scaffold, without origin, may contain all."""
 
 
 class ControlPolicy(StrEnum):
@@ -53,7 +53,7 @@ class ForgedControl(Exception):  # noqa: N818
 
 
 class ControlTokens(NamedTuple):
-    """The control tokens of a text: their indices and ids, and where they start and end, in characters."""
+    """The control tokens of a text: indices, ids, and the characters where they start and end."""
 
     at: list[int]
     ids: list[int]
@@ -63,7 +63,7 @@ class ControlTokens(NamedTuple):
 
 @dataclass(eq=False)
 class Encoded:
-    """Ids, and the characters of the text at which each token starts and ends. Tokens may share a character."""
+    """Ids, and the characters at which each token starts and ends. Tokens may share a character."""
 
     ids: Ids
     rendering: Rendering
@@ -72,9 +72,9 @@ class Encoded:
     starts: Positions
     ends: Positions
     begins: Positions | None = None
-    """Where the text that each token spells starts, without white space that it absorbs (None: `starts`)."""
+    """Where the text that each token spells starts, after white space that it absorbs (None: `starts`)."""
     forged: Sequence[tuple[int, str]] = ()
-    """Control tokens that stayed text because their span is not trusted: the span of each, and the token."""
+    """Control tokens that stayed text as their span is not trusted: the span of each, and the token."""
 
     @computed
     def spans(self) -> npt.NDArray[np.int32]:
@@ -82,7 +82,7 @@ class Encoded:
         return self.per_token(np.arange(len(self.rendering.ends), dtype=np.int32))
 
     def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """Repeat the value of each span of the rendering for each token that begins in it."""
+        """The value of each span, for each token that begins in it."""
         return np.repeat(of_spans, self._tokens_in_spans)
 
     @computed
@@ -96,13 +96,14 @@ class Encoded:
     @computed
     def control_tokens(self) -> ControlTokens:
         at = self.control.nonzero()[0]
-        columns = (at, self.ids[at], self.starts[at], self.ends[at])
-        return ControlTokens(*(column.tolist() for column in columns))
+        return ControlTokens(
+            at.tolist(), *(column[at].tolist() for column in (self.ids, self.starts, self.ends))
+        )
 
     # -- positions
 
     def position(self, token: int) -> int:
-        """The character at which a token starts; for one past the last, the end of the text."""
+        """The character at which a token starts; past the last, the end of the text."""
         return int(self.starts[token]) if token < len(self.ids) else len(self.rendering.text)
 
     def first_touching(self, positions: Sequence[int]) -> list[int]:
@@ -128,8 +129,8 @@ def encode_spans(
 ) -> Encoded:
     """The ids of a rendering, and where each token is.
 
-    `inner` returns the control tokens that live inside a turn, and is called only if it matters. Raises
-    ForgedControl under `REJECT`, and UnicodeEncodeError for a lone surrogate.
+    `inner` returns the control tokens inside a turn; it is called only if it matters. Raises ForgedControl under
+    `REJECT`, and UnicodeEncodeError for a lone surrogate.
     """
     text, raw = rendering.text, rendering.text.encode("utf-8")
     is_checked = policy is not ControlPolicy.HF_COMPAT
@@ -155,14 +156,13 @@ def encode_spans(
     ids, starts, ends, begins = map(np.concatenate, zip(nothing, *pieces, strict=True))
     if _matches(parts) == _matches(unlimited) and not np.array_equal(ids, tokenizer.encode(text)):
         # all control tokens were allowed: the ids are the tokenizer's, however it computes them
-        ids, offsets = with_offsets(core.slow, text)
-        starts, ends = _ordered(offsets)
+        ids, starts, ends = _ordered(core.slow, text)
         begins = starts
     return Encoded(ids, rendering, tokenizer.vocabulary.is_control.take(ids), starts, ends, begins, forged)
 
 
 def _is_composed(raw: bytes) -> bool:
-    """Whether text is in Unicode's composed form. Checks only non-ASCII text and the character before it."""
+    """Whether text is in Unicode's composed form: only non-ASCII text and the character before it matter."""
     at = np.flatnonzero(np.frombuffer(raw, np.int8) < 0)
     gaps = np.flatnonzero(np.diff(at) > _NEAR)
     bounds = zip(at[np.append(0, gaps + 1)].tolist(), at[np.append(gaps, -1)].tolist(), strict=True)
@@ -182,7 +182,7 @@ def _encode_whole(tokenizer: Tokenizer, rendering: Rendering, raw: bytes) -> Enc
 
 
 def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, Positions]:
-    """Where tokens start and end, in characters, from their `bounds` in bytes. Tokens may share a character."""
+    """Where tokens start and end, in characters, from their `bounds` in bytes."""
     if len(raw) == length:
         return bounds[:-1], bounds[1:]
     is_inside = np.frombuffer(raw, np.int8) < -64  # continuation bytes: 10xxxxxx
@@ -192,7 +192,7 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
         return (bounds - before - np.append(is_inside, False).take(bounds))[:-1], (bounds - before)[1:]
 
     def shifted(side: Literal["left", "right"]) -> Positions:
-        """The bounds, less the number of continuation bytes before each."""
+        """The bounds, less the continuation bytes before each."""
         counts = np.zeros(len(bounds), np.int32)
         np.add.at(counts, bounds.searchsorted(inside, side), -1)
         return bounds + np.add.accumulate(counts, out=counts)
@@ -222,7 +222,7 @@ def _matches(parts: Sequence[ControlMatch | PlainPiece]) -> list[ControlMatch]:
 
 
 def _forged(parts: Sequence[ControlMatch | PlainPiece], spans: TrustedSpans) -> list[tuple[int, str]]:
-    """The control tokens in text that may not contain them, each with the first such span that it touches."""
+    """The control tokens in text that may not contain them, each with the first such span."""
     matches = _matches(parts)
     touched = ((spans.forbidding(match.token, match.text_start, match.text_end), match) for match in matches)
     return [(span, match.token.text) for span, match in touched if span is not None]
@@ -231,7 +231,7 @@ def _forged(parts: Sequence[ControlMatch | PlainPiece], spans: TrustedSpans) -> 
 def _encode_part(
     tokenizer: Tokenizer, part: ControlMatch | PlainPiece, is_checked: bool
 ) -> tuple[Ids, Positions, Positions, Positions]:
-    """Tokens, where they start and end in the text, and where the text that they spell begins.
+    """Tokens, where each starts and ends in the text, and where the text that it spells begins.
 
     Raises TokenizerError if `is_checked` and plain text becomes a control token.
     """
@@ -264,12 +264,12 @@ def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Position
             bounds[1:] -= 1  # a space that the tokenizer writes before the first word
         if bounds[-1] == len(raw) and (vocabulary.exact or vocabulary.spells(ids.tolist(), spelled)):
             return ids, *_characters(raw, len(text), bounds)
-    ids, offsets = with_offsets(tokenizer.core.plain(is_first, is_normalized), text)
-    return ids, *_ordered(offsets)
+    return _ordered(tokenizer.core.plain(is_first, is_normalized), text)
 
 
-def _ordered(offsets: Sequence[tuple[int, int]]) -> tuple[Positions, Positions]:
-    """Reported offsets, made monotonic where tokens share a character."""
+def _ordered(tokenizer: Any, text: str) -> tuple[Ids, Positions, Positions]:
+    """Ids and reported offsets, made monotonic where tokens share a character."""
+    ids, offsets = with_offsets(tokenizer, text)
     pairs = np.asarray(offsets, np.int64).reshape(-1, 2)
-    starts = np.maximum.accumulate(pairs[:, 0]) if len(pairs) else pairs[:, 0]
-    return starts, np.maximum(pairs[:, 1], starts)
+    starts = np.maximum.accumulate(pairs[:, 0])
+    return ids, starts, np.maximum(pairs[:, 1], starts)

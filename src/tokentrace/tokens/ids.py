@@ -10,18 +10,14 @@ import numpy.typing as npt
 from ..errors import InputError, TokentraceError, brief
 from .tokenizer import Ids
 
+Error = type[TokentraceError]
 INT32_MAX: Final = 2**31 - 1
 
 
 def check_ids(
-    value: Any,
-    name: str,
-    *,
-    vocab_size: int | None = None,
-    error: type[TokentraceError] = InputError,
-    first: int = 0,
+    value: Any, name: str, *, vocab_size: int | None = None, error: Error = InputError, first: int = 0
 ) -> Ids:
-    """A sequence of token ids as int32. Raises an error that names the wrong entry, counted from `first`."""
+    """A sequence of token ids as int32. Errors name the wrong entry, counted from `first`."""
     ids = check_integers(value, name, error, first)
     if not len(ids):
         return np.zeros(0, np.int32)
@@ -36,7 +32,7 @@ def check_ids(
 
 
 def check_sampled(value: Any, name: str, vocab_size: int) -> Ids:
-    """Ids that a model may have sampled. Its embedding may be padded, but not to twice the vocabulary."""
+    """Ids that a model may have sampled. Its embedding may be padded to less than twice the vocabulary."""
     ids = check_ids(value, name)
     return ids if ids.max(initial=0) < 2 * vocab_size else check_ids(ids, name, vocab_size=vocab_size)
 
@@ -46,41 +42,39 @@ def _kind(value: Any) -> str:
 
 
 def check_last(ids: Any, name: str, count: int) -> Ids:
-    """The last `count` ids, checked, as int32. Ignores all others: check them when they are read."""
+    """The last `count` ids, checked, as int32. The others are not checked."""
     if not isinstance(ids, (np.ndarray, Sequence)) or getattr(ids, "ndim", 1) == 0:
         raise InputError(f"must be a list of token ids, not {_kind(ids)}", field=name)
     first = max(len(ids) - count, 0)
     return check_ids(ids[first:], name, first=first)
 
 
-def check_integers(
-    value: Any, name: str, error: type[TokentraceError] = InputError, first: int = 0
-) -> npt.NDArray[Any]:
-    """A sequence of integers as an array; arrays stay as they are. Errors count entries from `first`."""
+def check_integers(value: Any, name: str, error: Error = InputError, first: int = 0) -> npt.NDArray[Any]:
+    """A sequence of integers as an array; arrays stay as they are. Errors count from `first`."""
     if not isinstance(value, (list, tuple, np.ndarray)):
         if isinstance(value, (str, bytes)) or not (isinstance(value, Sequence) or hasattr(value, "__array__")):
             raise _error(error, name, f"must be a list of token ids or an array, not {_kind(value)}")
         value = np.asarray(value) if hasattr(value, "__array__") else list(value)
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
-            problem = f"must be a flat array of integers, not {value.dtype} of shape {value.shape}"
-            raise _error(error, name, problem)
+            what = f"{value.dtype} of shape {value.shape}"
+            raise _error(error, name, f"must be a flat array of integers, not {what}")
         return value
     for kind in {*map(type, value)} - {int}:
         if not issubclass(kind, int | np.integer) or issubclass(kind, bool | np.timedelta64):
             where = next(at for at, item in enumerate(value) if type(item) is kind)
-            problem = f"is {brief(value[where])}; pass a list of integer token ids"
-            raise _error(error, name, problem, first + where)
+            raise _error(
+                error, name, f"is {brief(value[where])}; pass a list of integer token ids", first + where
+            )
     try:
         return np.fromiter(value, np.int64, len(value))
     except OverflowError:
         where = next(at for at, item in enumerate(value) if not -(2**63) <= int(item) < 2**63)
-        raise _error(
-            error, name, f"is {brief(value[where])}, larger than any token id", first + where
-        ) from None
+        problem = f"is {brief(value[where])}, larger than any token id"
+        raise _error(error, name, problem, first + where) from None
 
 
-def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:
+def _error(error: Error, name: str, problem: str, where: int | None = None) -> TokentraceError:
     if error is InputError:
         return InputError(problem if where is None else f"entry {where} {problem}", field=name)
     return error(f"{name if where is None else f'{name}[{where}]'} {problem}")
@@ -108,7 +102,7 @@ def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def common_prefix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
-    """The number of leading items that two arrays share. Reads little further than that."""
+    """How many leading items two arrays share. Reads little more than these."""
     size = min(len(one), len(other))
     step, at = 64, 0
     while at < size:

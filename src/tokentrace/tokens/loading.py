@@ -23,11 +23,11 @@ _REFUSALS: Final = {
     "HFValidationError": "that is not the name of a model on the hub",
     "OSError": "the hub could not be reached",
 }
-"""Why the hub returns nothing, by the names of huggingface_hub's errors; subclasses come before their bases."""
+"""Why the hub returns nothing, by huggingface_hub's errors, subclasses first."""
 
 
 def load_tokenizer(source: Any) -> Tokenizer:
-    """A Tokenizer from a folder, a file, a hub name, or another library's tokenizer. Raises TokenizerError."""
+    """A Tokenizer from a folder, file, hub name, or another library's tokenizer. Raises TokenizerError."""
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, (str, Path)):
@@ -53,9 +53,8 @@ def load_tokenizer(source: Any) -> Tokenizer:
 
 
 def _from_hub(name: str) -> Path:
-    """The files of a model, at one of its revisions if it is ``name@revision``."""
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_like_path or not name:
+    """The files of a model, ``name`` or ``name@revision``."""
+    if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise TokenizerError(f"there is no folder {name!r}")
     try:
         from huggingface_hub import snapshot_download
@@ -78,9 +77,9 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
         candidates = sorted(entry.name for entry in folder.glob("*token*") if entry.is_file())
         hint = f" (found {', '.join(candidates)}; convert it to tokenizer.json first)" if candidates else ""
         raise TokenizerError(f"there is no tokenizer.json in {name}{hint}")
-    config = _read(folder / "tokenizer_config.json")
-    special = _read(folder / "special_tokens_map.json")
-    eos = _read(folder / "generation_config.json").get("eos_token_id")
+    names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+    config, special, generation = (_read(folder / file) for file in names)
+    eos = generation.get("eos_token_id")
     return Tokenizer(
         _text(path),
         name=name,
@@ -114,7 +113,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; a file next to the tokenizer wins over the one in its configuration."""
+    """Chat templates by name. Files win over the tokenizer's configuration."""
     templates = named_templates(config.get("chat_template"))
     templates |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
     single = folder / "chat_template.jinja"
@@ -131,12 +130,13 @@ def named_templates(value: Any) -> dict[str, str]:
         return {"default": value}
     if isinstance(value, Mapping):
         value = [{"name": name, "template": text} for name, text in value.items()]
+    templates: dict[str, str] = {}
     for row in value if isinstance(value, list) else []:
-        if not isinstance(row, Mapping) or not all(
-            isinstance(row.get(key), str) for key in ("name", "template")
-        ):
+        name, source = (row.get(key) if isinstance(row, Mapping) else None for key in ("name", "template"))
+        if not isinstance(name, str) or not isinstance(source, str):
             raise TokenizerError("chat templates need a name and a source each, both of them strings")
-    return {row["name"]: row["template"] for row in value} if isinstance(value, list) else {}
+        templates[name] = source
+    return templates
 
 
 def _from_transformers(source: Any) -> Tokenizer:
@@ -146,11 +146,10 @@ def _from_transformers(source: Any) -> Tokenizer:
         advice = "load its tokenizer.json, or convert it to one"
         raise TokenizerError(f"{type(source).__name__} has no fast backend; {advice}")
     template = getattr(source, "chat_template", None) or getattr(inner, "chat_template", None)
+    special = inner.special_tokens_map.items()
     return Tokenizer(
         backend.to_str(),
         name=str(getattr(inner, "name_or_path", "")),
         templates=named_templates(template),
-        variables={
-            key: str(value) for key, value in inner.special_tokens_map.items() if isinstance(value, str)
-        },
+        variables={key: str(value) for key, value in special if isinstance(value, str)},
     )

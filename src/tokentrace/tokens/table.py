@@ -17,21 +17,17 @@ from .tokenizer import Ids
 COLUMNS: Final = ("ids", "mask", "messages", "kinds", "parts", "logprobs", "advantages")
 _OPTIONAL: Final = {"parts": 0, "logprobs": np.nan, "advantages": 0.0}
 """Columns that a table may lack, and what `join` writes there if another table has them."""
-_CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "parts": "iu"}
-"""The numpy kinds that a column may have; floats by default."""
-_CHECKS: Final = tuple((name, _CODES.get(name, "f")) for name in COLUMNS)
+_CHECKS: Final = tuple(zip(COLUMNS, ("iu", "b", "iu", "iu", "iu", "f", "f"), strict=True))
+"""The numpy kinds that each column may have."""
 _WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
 
 Deferred = Callable[[], Mapping[str, Any]]
-"""Computes values by name, when one of them is first read."""
+"""Computes columns by name, when one of them is first read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """Columns of tokens. Checks once that all have the same length; slices and joins all of them together.
-
-    A column may be passed as a `Deferred` function, which is called when the column is first read.
-    """
+    """Columns of tokens, all of one length. A `Deferred` column is computed when it is first read."""
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
@@ -41,7 +37,7 @@ class TokenTable:
     kinds: Kinds
     """The `Kind` of each token."""
     parts: npt.NDArray[np.uint8] | None = None
-    """The `Part` of each token, if the tokens come from a conversation."""
+    """The `Part` of each token, if they come from a conversation."""
     logprobs: npt.NDArray[np.float32] | None = None
     """The engine's; NaN where nothing was sampled."""
     advantages: npt.NDArray[np.float32] | None = None
@@ -52,7 +48,7 @@ class TokenTable:
     def of(
         ids: Ids, kinds: Kinds | Kind, messages: npt.NDArray[np.int32] | int = -1, logprobs: Any = None
     ) -> TokenTable:
-        """A table whose mask follows from its kinds. A single kind or message applies to all tokens."""
+        """A table whose mask follows from its kinds. One kind or message applies to all tokens."""
         codes = np.full(len(ids), kinds, np.uint8) if isinstance(kinds, int) else kinds
         owners = np.full(len(ids), messages, np.int32) if isinstance(messages, int) else messages
         return TokenTable(ids, codes == int(Kind.SAMPLED), owners, codes, logprobs=logprobs)
@@ -64,13 +60,12 @@ class TokenTable:
                 self._defer(name, column)
             elif column is not None or name not in _OPTIONAL:
                 if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
-                    expected = f"a flat numpy array of {_WORDS[codes]}"
-                    raise SampleError(f"{name} must be {expected}, not {brief(column)}")
+                    kind = _WORDS[codes]
+                    raise SampleError(f"{name} must be a flat numpy array of {kind}, not {brief(column)}")
                 if len(column) != len(self.ids):
                     raise SampleError(f"{name} has {len(column)} entries, but there are {len(self.ids)} ids")
-        if len(self.ids) and (
-            self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)
-        ):
+        ids = self.ids
+        if len(ids) and (ids.min() < 0 or (ids.dtype != np.int32 and ids.max() > 2**31 - 1)):
             raise SampleError("ids must be 0 to 2**31 - 1")
 
     def _defer(self, name: str, compute: Deferred) -> None:
@@ -80,7 +75,7 @@ class TokenTable:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Compute deferred values. Called only for attributes without a value."""
+            """Compute a deferred column. Called only for attributes without a value."""
             compute = self._deferred.get(name) if name != "_deferred" else None
             if compute is not None:  # None: another thread has computed them
                 for key, value in compute().items():
@@ -104,7 +99,7 @@ class TokenTable:
 
 
 def join(tables: Sequence[TokenTable]) -> TokenTable:
-    """Tables one after another. A column that only some of them have is filled for the others."""
+    """Tables one after another. A column that only some have is filled for the others."""
     if len(tables) == 1 and type(tables[0]) is TokenTable:
         return tables[0]
     parts = [table.columns() for table in tables]
@@ -116,5 +111,5 @@ def join(tables: Sequence[TokenTable]) -> TokenTable:
 
 
 def message_spans(owners: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """Runs of tokens of one message, as ``(start, stop, message)``, from the message of each token (-1: none)."""
+    """Runs of tokens of one message as ``(start, stop, message)``, from each token's message (-1: none)."""
     return [(start, stop, int(owners[start])) for start, stop in segments(owners) if owners[start] >= 0]

@@ -27,23 +27,23 @@ _SAMPLE: Final = (
     "  \u200b\u00a0\ufeff !!??…\n\n\nsnake_case CamelCase SCREAMING 0x1F \\n \\u00e9 ``` $\\alpha$ a@b.c "
     "//path/to/file.py:12 +-*/=<>|~^%"
 )
-"""Text on which fastokens must give the ids of tokenizers before it is used."""
+"""Text for which fastokens must return the ids of tokenizers."""
 
 _WORTH: Final = 20_000
-"""Characters to encode before loading fastokens, which takes longer than everything else at start-up."""
+"""Characters to encode before fastokens is loaded, which takes long."""
 
 _SEGMENTS: Final = 32 * 2**20
-"""Bytes of fastokens' segment cache, with which growing conversations take a third of the time to encode."""
+"""Bytes of fastokens' segment cache: it encodes growing conversations in a third of the time."""
 
 LONG_S: Final = "\u017f"
-"""``'ſ`` under case-insensitive contractions is the only known difference between the two encoders."""
+"""``'ſ`` under case-insensitive contractions is the two encoders' only known difference."""
 
 
 class Tokenizer:
     """Text to ids and back. Never re-encodes decoded text. Immutable and safe to share between threads.
 
-    `templates` are chat templates by name, `variables` the special tokens by their template names
-    (``bos_token``…), `eos_ids` the ids at which generation ends according to the model's configuration.
+    `templates` are chat templates by name, `variables` the special tokens by their names in templates
+    (``bos_token``…), `eos_ids` the ids that end generation by the model's configuration.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Tokenizer:
         raw = spec_json if isinstance(spec_json, bytes) else spec_json.encode("utf-8", "surrogatepass")
         self.digest = hashlib.sha256(raw).hexdigest()
         """A hash of the ``tokenizer.json``."""
-        core = _cores.get((self.digest, fast))
-        self.core = core or _cores.setdefault((self.digest, fast), _Core(raw, name, fast))
+        key = (self.digest, fast)
+        self.core = _cores.get(key) or _cores.setdefault(key, _Core(raw, name, fast))
         self.vocabulary = self.core.vocabulary
 
     @property
@@ -77,14 +77,14 @@ class Tokenizer:
         self.core.fast_for(_WORTH)
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text`, control tokens recognised, nothing added. Raises InputError if it is not text."""
+        """The ids of `text` with its control tokens, nothing added. Raises InputError if it is not text."""
         try:
             return self.core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
             raise InputError(f"encode takes text that UTF-8 can encode, not {brief(text)}") from error
 
     def encode_plain(self, text: str) -> Ids:
-        """The ids of `text` in ordinary tokens, never control tokens. The text does not begin the input."""
+        """The ids of `text` in ordinary tokens, no control tokens. It does not begin the input."""
         return self.core.encode_plain(text, False, False)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -102,8 +102,7 @@ class Tokenizer:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("name", "templates", "variables", "eos_ids")
-        settings = {name: getattr(self, name) for name in names}
+        settings = {name: getattr(self, name) for name in ("name", "templates", "variables", "eos_ids")}
         return {"spec_json": self.core.spec_json, "fast": self.core.may_be_fast, **settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -117,9 +116,9 @@ class Tokenizer:
 
 
 class _Core:
-    """Everything that follows from a ``tokenizer.json`` alone; all tokenizers with the same file share it.
+    """What follows from a ``tokenizer.json`` alone, shared by all tokenizers with that file.
 
-    tokenizers encodes first. After `_WORTH` characters fastokens takes over, if its ids are right.
+    tokenizers encodes first; after `_WORTH` characters fastokens, if its ids are right.
     """
 
     def __init__(self, spec_json: bytes, name: str, fast: bool) -> None:
@@ -130,9 +129,9 @@ class _Core:
         self.spec_json = spec_json
         self.may_be_fast = fast
         self.fast: Any = None
-        """fastokens' tokenizer, once it is loaded and its ids are right."""
+        """fastokens' tokenizer, loaded, with right ids."""
         self._ordinary = False
-        """Whether its ids are right for plain text, too."""
+        """Its ids are right for plain text, too."""
         self._name = name
         self._encoded = 0
         self._lock = threading.Lock()
@@ -152,16 +151,15 @@ class _Core:
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(spec)
         except Exception as error:
-            problem = (
-                f"tokenizers {tokenizers.__version__} does not support its tokenizer.json; a newer version may"
-            )
+            version = f"tokenizers {tokenizers.__version__}"
+            problem = f"{version} does not support its tokenizer.json; a newer version may"
             raise TokenizerError(f"{self._name or 'the tokenizer'} does not load: {problem}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
     def fast_for(self, characters: int) -> Any:
-        """fastokens' tokenizer, once enough characters were encoded; None before, or if it is not usable."""
+        """fastokens' tokenizer, once enough characters were encoded, if it is usable."""
         if self.fast is None and self.may_be_fast:
             self._encoded += characters
             if self._encoded >= _WORTH:
@@ -207,7 +205,7 @@ class _Core:
         return np.asarray(self.slow.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_plain(self, text: str, first: bool, normalized: bool) -> Ids:
-        """The ids of a text in ordinary tokens. `first`: it begins the input. `normalized`: it already is."""
+        """The ids of a text in ordinary tokens. `first`: it begins the input. `normalized`: it is already."""
         if self._is_direct(first):
             pattern = self.vocabulary.control_pattern
             if pattern is None or not pattern.search(text):
@@ -218,11 +216,11 @@ class _Core:
         return with_offsets(self.plain(first, normalized), text)[0]
 
     def _is_direct(self, first: bool) -> bool:
-        """Whether the full tokenizer can encode plain text too, if the text spells no control token."""
+        """Whether the full tokenizer encodes plain text, too, if that spells no control token."""
         return self.vocabulary.exact and (first or not self.vocabulary.first_prefixed)
 
     def plain(self, first: bool, normalized: bool) -> Any:
-        """The tokenizer without control tokens, for the beginning of the input or not, normalized or not."""
+        """The tokenizer without control tokens, for the input's beginning or not, normalized or not."""
         key = (first or not self.vocabulary.first_prefixed, normalized)
         if key not in self._plain:
             self._plain[key] = self._load_plain(*key)
@@ -249,14 +247,14 @@ class _Core:
         return control_patterns(self.vocabulary, lambda text: self.normalize(text)[0])
 
     def normalize(self, text: str) -> tuple[str, list[tuple[int, int]] | None]:
-        """Normalized text, and where each of its characters comes from; None if nothing changed."""
+        """Normalized text, and where its characters come from; None if nothing changed."""
         normalizer = self._aligner.normalizer
         normal = text if normalizer is None else str(normalizer.normalize_str(text))
         return normal, None if normal == text else self._aligner.encode(text).offsets
 
     @computed
     def _aligner(self) -> Any:
-        """A tokenizer that only normalizes, with one token for each resulting character."""
+        """A tokenizer that only normalizes: one token for each resulting character."""
         import tokenizers
 
         aligner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, unk_token="x"))
@@ -267,10 +265,10 @@ class _Core:
 
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
 _unpickled: dict[str, _Core] = {}
-"""The last two cores from pickles: a worker receives the same tokenizer with each task, and drops it."""
+"""The last two cores from pickles: a worker gets the same tokenizer with each task, and drops it."""
 
 
 def with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-    """Ids, and the character offsets that ``tokenizers`` reports: the last resort of attribution."""
+    """Ids, and the character offsets that ``tokenizers`` reports: the last resort."""
     encoding = tokenizer.encode(text, add_special_tokens=False)
     return np.asarray(encoding.ids, np.int32), encoding.offsets

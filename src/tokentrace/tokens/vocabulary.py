@@ -1,4 +1,4 @@
-"""What a ``tokenizer.json`` says: tables over token ids, and the same tokenizer without control tokens."""
+"""What a ``tokenizer.json`` says: tables over token ids, and the tokenizer without control tokens."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..computed import computed
 
 _UNREACHABLE: Final = f"\x00{secrets.token_hex(16)}"
-"""Prefix for control tokens in the vocabulary of the plain tokenizer. It is random, so no text can spell it."""
+"""Prefix for control tokens in the plain tokenizer's vocabulary, random so that no text can spell it."""
 
 TOKEN_FLAGS: Final = ("special", "lstrip", "rstrip", "single_word", "normalized")
 """Flags of an added token in ``tokenizer.json``."""
@@ -25,14 +25,12 @@ _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _nodes(part: Any) -> Iterator[dict[str, Any]]:
-    """Every component inside a normalizer, pre-tokenizer or decoder."""
+    """All components inside a normalizer, pre-tokenizer or decoder."""
     if isinstance(part, dict):
         yield part
-        for value in part.values():
-            yield from _nodes(value)
-    elif isinstance(part, list):
-        for value in part:
-            yield from _nodes(value)
+        part = list(part.values())
+    for value in part if isinstance(part, list) else []:
+        yield from _nodes(value)
 
 
 @functools.cache
@@ -50,7 +48,7 @@ class ControlToken:
     rstrip: bool
     single_word: bool
     normalized: bool
-    """Whether tokenizers searches for it in normalized text, after all others."""
+    """tokenizers searches for it in normalized text, after all others."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.id = int(row["id"])
@@ -62,8 +60,7 @@ class ControlToken:
 class Vocabulary:
     """Tables over the token ids of a ``tokenizer.json``.
 
-    A control token is any added token, special or not, that is not mere white space: Gemma's runs of newlines are
-    ordinary text.
+    A control token is any added token, special or not, that is not mere white space (Gemma's newlines are text).
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -75,7 +72,7 @@ class Vocabulary:
         """The file without the model's vocabulary and merges."""
         added = spec.get("added_tokens") or []
         self.white_space = [row for row in added if not _is_control(str(row["content"]))]
-        """Added tokens that are runs of white space, not control tokens: plain text has them too."""
+        """Added tokens of mere white space: plain text has them too."""
         rows = [ControlToken(row) for row in added]
         self.added: dict[int, ControlToken] = {token.id: token for token in rows}
         self.control: dict[str, ControlToken] = {token.text: token for token in rows if _is_control(token.text)}
@@ -85,26 +82,25 @@ class Vocabulary:
         parts = [*_nodes(spec.get("decoder")), *splitters]
         self.byte_level = any(node.get("type") == "ByteLevel" for node in parts)
         self.byte_fallback = bool(model.get("byte_fallback"))
-        self.spaced = not self.byte_level and any(
-            "▁" in str(node) for node in parts + normalizers if "type" in node
-        )
+        typed = [str(node) for node in parts + normalizers if "type" in node]
+        self.spaced = not self.byte_level and any("▁" in node for node in typed)
         """Whether ``▁`` spells a space."""
         unknown = model.get("unk_id")
         self.unknown: int | None = pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown)
-        """The id for text that the vocabulary cannot spell, if there is one."""
+        """The id for text that the vocabulary cannot spell, if any."""
         self.plain_model = self._is_plain_model(model, pieces)
-        """Whether the model never makes a control token by itself: then a plain tokenizer can share it."""
+        """Whether the model never makes a control token by itself, so that a plain tokenizer can share it."""
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
-        """Whether the tokenizer composes Unicode text (NFC) before it encodes."""
+        """Whether the tokenizer composes Unicode (NFC) first."""
         strips = any(token.lstrip or token.rstrip for token in rows)
         prefixed = any(node.get("add_prefix_space") for node in splitters)
         self.exact = self.byte_level and not strips and not prefixed and set(kinds) <= {"NFC", "Sequence"}
-        """Whether tokens spell the (composed) text byte for byte. Then lengths that add up are proof enough."""
+        """Whether tokens spell the (composed) text byte for byte: lengths that add up are proof enough."""
         self.first_prefixed = any(node.get("prepend_scheme") == "first" for node in splitters)
         spelled = self._spell(pieces)
         self.byte_lengths: npt.NDArray[np.int32] = np.fromiter(map(len, spelled), np.int32, self.size)
-        """How many bytes of text each token spells; 0 for ids that are not in the vocabulary."""
+        """How many bytes each token spells; 0 for unknown ids."""
         self.spelled = b"".join(spelled)
         self.spelled_ends: npt.NDArray[np.int32] = np.cumsum(self.byte_lengths, dtype=np.int32)
         """Where the bytes of each token end in `spelled`."""
@@ -153,17 +149,16 @@ class Vocabulary:
 
     @computed
     def signed_lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
-        """`byte_lengths`, negative for control tokens: one look-up in a small table gives both."""
+        """`byte_lengths`, negative for control tokens: both in one look-up."""
         lengths = np.where(self.is_control, -self.byte_lengths, self.byte_lengths)
         return lengths.astype(np.int16) if self.byte_lengths.max(initial=0) < 2**15 else lengths
 
     @computed
     def control_pattern(self) -> re.Pattern[str] | None:
-        """Finds control tokens in text: the longest one, if several begin at the same place."""
         return longest_first(self.control)
 
     def token_bytes(self, index: int) -> bytes:
-        """The bytes of a token; ``b""`` for an id that is not in the vocabulary."""
+        """The bytes of a token; ``b""`` for an unknown id."""
         cached = self._bytes.get(index)
         if cached is None:
             at = operator.index(index)
@@ -192,7 +187,7 @@ class Vocabulary:
         """The same tokenizer without control tokens: all text stays text.
 
         `first`: the text begins the input; some tokenizers write a space before the first word only.
-        `normalized`: the text has been normalized already.
+        `normalized`: it is already.
         """
         spec, whole = self.plain_parts(first=first, normalized=normalized), self.spec
         if self.white_space:  # rows keep their places: tokenizers counts ids and ignores those in the file
@@ -216,7 +211,7 @@ class Vocabulary:
 
 
 def longest_first(names: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds the longest of the names that begin at one place. None if there are no names."""
+    """A pattern that finds the longest of the names that begin at one place. None without names."""
     ordered = sorted(names, key=lambda name: (-len(name), name))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
