@@ -22,8 +22,6 @@ from .reader import Match, Reader, Reading
 from .response import CallStatus, ParsedPart, PartKind
 
 _NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-_RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
-"""Servers pass on calls of these statuses."""
 _INTRODUCTION: Final = rb"(?:\xff[\x80-\xbf]{4}\s*)?"
 """A control token before a call without delimiters: ``<|python_tag|>``."""
 
@@ -104,7 +102,7 @@ class CallParser(ArgumentsReader):
         any_calls = False
         while True:
             reader.at = at
-            space = None if any_calls or calls.section_open else (start, at)
+            space = (at, at) if any_calls or calls.section_open else (start, at)
             call = OpenCall(output, len(output.calls), at, space=space)
             if not (yield from self._bare_call(call)):
                 reader.at = start
@@ -291,7 +289,7 @@ def _attempts(calls: CompiledCalls, output: Output, problem: str) -> Iterator[Pl
             list(parser.attempt())  # all bytes have arrived
             at = max(reader.at, match.end())
             for part, start, stop, call in scratch.placed:
-                if call is not None and call.status in _RUNNABLE:
+                if call is not None and call.status.runnable:
                     # the first and the last call include the section's opening and closing
                     start = match.start() if call is scratch.calls[0] else start
                     stop = reader.at if call is scratch.calls[-1] else stop
@@ -318,8 +316,7 @@ def _openers(calls: CompiledCalls, output: Output, place: Placed, problem: str) 
 
 def count_attempts(output: Output, attempts: list[Placed]) -> list[Placed]:
     """The parts of a lenient reading, in which attempts count as calls."""
-    placed: list[Placed] = []
-    index = 0
+    placed, index = list[Placed](), 0
     for one in output.placed:
         kind, start = one.part.kind, one.start
         inside = [some for some in attempts if start <= some.start < one.stop] if one.call is None else [one]

@@ -59,6 +59,7 @@ class ChannelParser:
         named = (channels.reasoning, channels.content) if not channels.channel else ()
         self._not_tools = _NOT_TOOLS.union(named)
         self._role = compiled.head.partition(self.delimiters.start)[2].strip() or b"assistant"
+        self._empty_answer = f"{channels.start}{self._role.decode()}{channels.opening(channels.content)}"
 
     def read(self) -> Reading[Match | None]:
         reader, delimiters, output = self.reader, self.delimiters, self.output
@@ -82,7 +83,7 @@ class ChannelParser:
                 if match is None and is_call:
                     output.missing.append(self.channels.end)
                 elif match is None and header.text is output.reasoning:
-                    output.missing += [self.channels.end, self._empty_answer()]
+                    output.missing += [self.channels.end, self._empty_answer]
             else:
                 self._without_body(header, start, match)
                 output.missing += [self._empty_message(header, at, started, first)] if match is None else []
@@ -117,8 +118,7 @@ class ChannelParser:
         return _Header(role, recipient, tool, text, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
-        role = header.role
-        if role is None or _text(role) == self._role:
+        if (role := header.role) is None or _text(role) == self._role:
             return False
         return not (cut and role.end() == header.stop and self._role.startswith(_text(role)))
 
@@ -151,12 +151,9 @@ class ChannelParser:
         if header.recipient is not None or (marker and marker in self.reader.data[at : header.stop]):
             return channels.message
         if not started and not first:
-            return self._empty_answer()
+            return self._empty_answer
         role = self._role[len(_text(header.role)) if header.role else 0 :] if started else b""
         return f"{role.decode()}{channels.opening(channels.content)}"
-
-    def _empty_answer(self) -> str:
-        return f"{self.channels.start}{self._role.decode()}{self.channels.opening(self.channels.content)}"
 
     def _text(self, header: _Header) -> Reading[Match | None]:
         output, start = self.output, self.reader.at

@@ -28,7 +28,7 @@ class OpenCall:
     start: int
     name: str | None = None
     id: str | None = None
-    space: tuple[int, int] | None = None
+    space: tuple[int, int] = (0, 0)
     """White space before a call without delimiters: content if it is a call."""
     announced: bool = False
     named: bool = False
@@ -60,8 +60,7 @@ class OpenCall:
 
     def announce(self) -> None:
         """Report that this is surely a call."""
-        if self.space is not None:
-            self.output.content(*self.space)
+        self.output.content(*self.space)
         self.output.end_text()
         self.announced = True
         self.output.events.append(CallStarted(self.index))

@@ -13,7 +13,7 @@ from ..formats.grammar import TurnGrammar
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
-from .response import CallStatus, ParsedResponse, ParsedToolCall
+from .response import ParsedResponse, ParsedToolCall
 
 
 class UnreadableKind(StrEnum):
@@ -75,7 +75,7 @@ def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) ->
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-    actual = parsed.arguments if parsed.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) else None
+    actual = parsed.arguments if parsed.status.runnable else None
     if actual is None or not isinstance(arguments, Mapping):
         yield field, arguments, parsed
         return

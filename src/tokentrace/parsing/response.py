@@ -24,6 +24,11 @@ class CallStatus(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     """Tools are declared, but none has this name."""
 
+    @property
+    def runnable(self) -> bool:
+        """True for calls that servers pass on to an agent."""
+        return self in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
+
 
 class CallReading(StrEnum):
     """Which calls count: those in their place, or any that can be run."""
@@ -154,7 +159,7 @@ class ParsedResponse(ShowsItself):
         """
         calls = {}
         for call in self.tool_calls:
-            if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) and call.arguments is not None:
+            if call.status.runnable and call.arguments is not None:
                 function = {"name": call.name, "arguments": call.arguments_text}
                 name = call.id or (call_id or "call{:05}".format)(call.index)
                 calls[call.index] = {"id": name, "type": "function", "function": function}
